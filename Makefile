@@ -163,7 +163,7 @@ clean: ## Remove virtual environments, caches and build products (runs/ and mode
 	rm -rf build dist *.egg-info .coverage*
 	find diffuspec tests -name __pycache__ -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml clients/pyproject.toml setup.py constraints.txt $(wildcard diffuspec/models/rows/native/*)
+$(STAMP): pyproject.toml clients/pyproject.toml setup.py constraints.txt $(wildcard diffuspec/models/kernels/cpu/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo 'error: Python 3.11 or newer is needed: make $(MAKECMDGOALS) PYTHON=python3.11' >&2; exit 1; }
 	@command -v g++ >/dev/null || \

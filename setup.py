@@ -11,7 +11,7 @@ from shutil import copytree, ignore_patterns
 from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
-_FOLDER = "diffuspec/models/rows/native"
+_FOLDER = "diffuspec/models/kernels/cpu"
 
 # Of the checkout alone: how the embedded pair was made, studies, and tools that test a service.
 _LEFT_OUT = (
@@ -58,7 +58,7 @@ setup(
     cmdclass={"build_py": BuildPy},
     ext_modules=[
         Extension(
-            "diffuspec.models.rows._rows",
+            "diffuspec.models.kernels._cpu",
             sorted(glob(f"{_FOLDER}/*.cpp")),
             depends=sorted(glob(f"{_FOLDER}/*.h")),
             extra_compile_args=[

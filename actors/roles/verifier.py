@@ -24,9 +24,9 @@ from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import VerifierServicer
 
 if TYPE_CHECKING:
-    from diffuspec.models.ranks.lockstep import LockstepTarget
-    from diffuspec.models.ranks.rank_group import RankGroup, RankLimits
     from diffuspec.models.target import CausalTarget
+    from diffuspec.models.tensor_parallel.lockstep import LockstepTarget
+    from diffuspec.models.tensor_parallel.rank_group import RankGroup, RankLimits
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class VerifierRank:
 
     async def meet(self) -> str:
         """Open the ranks' meeting point on this node; return it as "host:port"."""
-        from diffuspec.models.ranks.rank_group import open_meeting_point
+        from diffuspec.models.tensor_parallel.rank_group import open_meeting_point
 
         self._store = open_meeting_point(LOOPBACK, self._limits())
         return f"{LOOPBACK}:{self._store.port}"
@@ -143,7 +143,7 @@ class VerifierRank:
     def _join(self, meeting_point: str) -> RankGroup:
         import torch
 
-        from diffuspec.models.ranks.rank_group import RankGroup, find_meeting_point
+        from diffuspec.models.tensor_parallel.rank_group import RankGroup, find_meeting_point
 
         limits = self._limits()
         host, _, port = meeting_point.rpartition(":")
@@ -156,7 +156,7 @@ class VerifierRank:
         """Return the target that runs in step with the other ranks; None without others."""
         if self._group is None:
             return None
-        from diffuspec.models.ranks.lockstep import LockstepTarget
+        from diffuspec.models.tensor_parallel.lockstep import LockstepTarget
 
         idle_seconds = _IDLE_SHARE * self._limits().message_seconds
         leader = LockstepTarget(target, self._group, idle_seconds)
@@ -164,13 +164,13 @@ class VerifierRank:
         return leader
 
     async def _follow(self, target: CausalTarget) -> None:
-        from diffuspec.models.ranks.lockstep import follow
+        from diffuspec.models.tensor_parallel.lockstep import follow
 
         assert self._group is not None
         await _in_daemon_thread(follow, target, self._group)
 
     def _limits(self) -> RankLimits:
-        from diffuspec.models.ranks.rank_group import RankLimits
+        from diffuspec.models.tensor_parallel.rank_group import RankLimits
 
         deadlines = self._config.deadlines
         return RankLimits(

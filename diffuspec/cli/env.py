@@ -65,7 +65,7 @@ def _memory_bytes() -> int:
 def _kernels() -> str:
     """Return how products on the CPU are computed."""
     from diffuspec.core.errors import ConfigError
-    from diffuspec.models.rows import levels, operations
+    from diffuspec.models.kernels import levels, operations
 
     if not operations.is_available:
         return "none: they were not compiled, and torch's are used"

@@ -133,7 +133,7 @@ class Dispatcher:
         """Return the job, queued or under way, for the present prefix of a request."""
         return next((job for job in (*self._in_call, *self._queue) if job.is_for(request)), None)
 
-    def is_asked(self, request: EngineRequest, tokens: tuple[int, ...]) -> bool:
+    def is_sent(self, request: EngineRequest, tokens: tuple[int, ...]) -> bool:
         """Whether a draft in case of these tokens is under way."""
         return any(
             job.request is request and job.num_tokens == request.num_tokens and job.tokens == tokens

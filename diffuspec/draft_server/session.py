@@ -263,7 +263,7 @@ class Session:
         sent = self._sent
         if sent is None or not self._verifying:
             return None
-        costs, asked = self.planner.costs, self._dispatcher.is_asked
+        costs, asked = self.planner.costs, self._dispatcher.is_sent
         seconds = self.planner.verify_seconds(sent.num_rows, sent.num_requests)
         left = max(self._sent_at + seconds - now, 0.0)
         found: list[tuple[float, EngineRequest, tuple[int, ...]]] = []

@@ -16,14 +16,14 @@ def _load(config: DFlashConfig, target: Target, path_scorer: PathScorer | None) 
     from diffuspec.algorithm.lattice import Pruning  # these import torch
     from diffuspec.drafters.head_drafter import HeadLattices, StateReader, layers_beside
     from diffuspec.models.heads.dflash import DFlashModel
-    from diffuspec.models.heads.dflash_rows import DFlashLattices
+    from diffuspec.models.heads.dflash_runner import DFlashRunner
 
     assert path_scorer is not None, "the registry says that it is needed"
     layers = layers_beside(target)
     model = DFlashModel.load(config.path, layers)
     ends = target.info.eos_token_ids
     pruning = Pruning(config.candidate_mass, config.max_candidates, ends)
-    lattices = DFlashLattices(model, layers, target.info, pruning)
+    lattices = DFlashRunner(model, layers, target.info, pruning)
     reader = StateReader(target, model.settings.target_layer_ids, max_unknown=lattices.max_unknown)
     return DiffuSpecDrafter(HeadLattices(lattices, reader), path_scorer)
 

@@ -22,7 +22,7 @@ def _load(config: DFlashRemoteConfig, target: Target, path_scorer: PathScorer | 
     from diffuspec.algorithm.lattice import Pruning  # these import torch
     from diffuspec.drafters.fed_drafter import FedDrafter
     from diffuspec.models.heads.dflash import DFlashModel
-    from diffuspec.models.heads.dflash_rows import DFlashLattices
+    from diffuspec.models.heads.dflash_runner import DFlashRunner
     from diffuspec.models.heads.target_layers import layers_at
     from diffuspec.models.loading.backend import resolve_device, resolve_dtype
 
@@ -34,12 +34,12 @@ def _load(config: DFlashRemoteConfig, target: Target, path_scorer: PathScorer | 
     model = DFlashModel.load(config.path, layers)
     ends = target.info.eos_token_ids
     pruning = Pruning(config.candidate_mass, config.max_candidates, ends)
-    lattices = DFlashLattices(model, layers, target.info, pruning)
+    lattices = DFlashRunner(model, layers, target.info, pruning)
     return FedDrafter(lattices, model.settings.target_layer_ids, path_scorer, target.info)
 
 
 def _import_ahead() -> None:
-    import diffuspec.models.heads.dflash_rows  # noqa: F401
+    import diffuspec.models.heads.dflash_runner  # noqa: F401
 
 
 KIND = DrafterKind(

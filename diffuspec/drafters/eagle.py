@@ -30,11 +30,11 @@ def load_eagle(config: EagleConfig | Eagle2Config, target: Target, shape: TreeSh
     from diffuspec.drafters.head_drafter import load_heads  # these import torch
     from diffuspec.drafters.level_trees import LevelTrees
     from diffuspec.models.heads.eagle import EagleHead
-    from diffuspec.models.heads.eagle_rows import EagleDraftModel
+    from diffuspec.models.heads.eagle_runner import EagleRunner
 
     def make(layers: TargetLayers) -> LevelTrees:
         head, max_requests = EagleHead.load(config.path, layers), target.info.max_sequences
-        model = EagleDraftModel(head, layers, target.info, max_requests)
+        model = EagleRunner(head, layers, target.info, max_requests)
         return LevelTrees(model, shape, target.info, max_requests)
 
     return load_heads(target, make)

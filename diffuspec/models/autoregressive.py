@@ -89,7 +89,7 @@ class AutoregressiveDrafter:
             dtype=config.dtype,
             num_slots=target.max_sequences,
             max_len=max_len,
-            may_round=True,
+            allow_int8=True,
         )
         return cls(loaded.runner, config, target, max_len)
 

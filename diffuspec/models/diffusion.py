@@ -18,14 +18,14 @@ from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.types import DraftRequest, Lattice, TokenIds, num_shared_tokens
 from diffuspec.models.attention.segment import Segment
+from diffuspec.models.diffusion_layout import feed, lay_out
 from diffuspec.models.draft_requests import check_draft_request, is_noiseless, with_noise
-from diffuspec.models.draft_rows import feed, lay_out
+from diffuspec.models.kernels.largest import most_probable
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.models.loading.families import DiffusionSettings, find_warnings
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.logit_columns import LogitColumns
 from diffuspec.models.masked_draft import MaskedDraft
-from diffuspec.models.rows.largest import most_probable
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.worker import Worker
 
@@ -96,7 +96,7 @@ class DiffusionDrafter:
             num_slots=target.max_sequences,
             max_len=max_positions,
             num_scratch_rows=NUM_SCRATCH_ROWS,
-            may_round=True,
+            allow_int8=True,
         )
         return cls(loaded.runner, settings, config, target, max_positions)
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import torch
 
-from diffuspec.models.attention import gpu
+from diffuspec.models.attention import triton as triton_attention
 from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.interface import run_packed
-from diffuspec.models.rows.gpu.table import MAX_STEP_ROWS, SPLIT, RowsTable
+from diffuspec.models.kernels.triton.table import MAX_STEP_ROWS, SPLIT, ColumnTable
 
 _NUM_ROWS = (16, 32, 64, 128, 192, MAX_STEP_ROWS)  # of steps, with padding
 
@@ -28,7 +28,7 @@ class _Graph(NamedTuple):
 
     graph: torch.cuda.CUDAGraph
     rows: torch.Tensor
-    table: RowsTable
+    table: ColumnTable
 
 
 class StepGraphs:
@@ -54,7 +54,7 @@ class StepGraphs:
                 num_columns = num_splits * SPLIT + 1
 
     @torch.inference_mode()
-    def forward(self, rows: torch.Tensor, table: RowsTable | None) -> torch.Tensor | None:
+    def forward(self, rows: torch.Tensor, table: ColumnTable | None) -> torch.Tensor | None:
         """Return logits, [T, V] float32; None if there is no graph for this shape.
 
         rows [3 * T]: token ids and positions of all rows, then the rows whose logits are wanted.
@@ -70,19 +70,19 @@ class StepGraphs:
         graph.graph.replay()
         return self._logits[: table.num_rows].to(torch.float32, copy=True)
 
-    def _empty_step(self, num_rows: int, num_columns: int) -> tuple[torch.Tensor, RowsTable]:
+    def _empty_step(self, num_rows: int, num_columns: int) -> tuple[torch.Tensor, ColumnTable]:
         """Return what a step of padding is fed, shaped as if it saw some columns."""
         rows = torch.zeros(3 * num_rows, dtype=torch.int64, device=self._cache.device)
-        return rows, RowsTable.of_padding(num_rows, num_columns, self._cache.device)
+        return rows, ColumnTable.of_padding(num_rows, num_columns, self._cache.device)
 
-    def _capture(self, rows: torch.Tensor, table: RowsTable) -> _Graph:
+    def _capture(self, rows: torch.Tensor, table: ColumnTable) -> _Graph:
         self._run(rows, table)  # compiles its kernels
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             self._logits[: table.num_rows].copy_(self._run(rows, table))
         return _Graph(graph, rows, table)
 
-    def _run(self, rows: torch.Tensor, table: RowsTable) -> torch.Tensor:
-        step = gpu.TableAttention(self._cache, table)
+    def _run(self, rows: torch.Tensor, table: ColumnTable) -> torch.Tensor:
+        step = triton_attention.TableAttention(self._cache, table)
         token_ids, positions, keep_rows = rows.chunk(3)
         return run_packed(self._model, token_ids, positions, keep_rows, step)

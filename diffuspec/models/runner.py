@@ -14,18 +14,18 @@ import torch
 from numpy.typing import NDArray
 
 from diffuspec.core.types import TokenIds
-from diffuspec.models.attention import gpu
+from diffuspec.models.attention import triton as triton_attention
 from diffuspec.models.attention.cache import KVCache
+from diffuspec.models.attention.cpu import transposes_keys
 from diffuspec.models.attention.interface import run_packed
 from diffuspec.models.attention.packed import PackedBatch
-from diffuspec.models.attention.rows import turns_keys
 from diffuspec.models.attention.segment import Segment
+from diffuspec.models.checks.self_test import run_self_test
 from diffuspec.models.graphs import StepGraphs
 from diffuspec.models.hidden_states import HiddenStates
-from diffuspec.models.invariant_rows import gpu_size, invariant_size
+from diffuspec.models.kernels.triton.table import MAX_STEP_ROWS
+from diffuspec.models.layers.invariant_sizes import gpu_size, invariant_size
 from diffuspec.models.logit_columns import LogitColumns
-from diffuspec.models.rows.gpu.table import MAX_STEP_ROWS
-from diffuspec.models.self_test import run_self_test
 
 logger = logging.getLogger(__name__)
 
@@ -85,9 +85,9 @@ class ModelRunner:
             num_rows,
             parameter.dtype,
             self.device,
-            turns_keys=fixed_rows is None
+            transposes_keys=fixed_rows is None
             and shape.has_plain_scoring
-            and turns_keys(parameter.dtype, self.device),
+            and transposes_keys(parameter.dtype, self.device),
         )
         self._graphs: StepGraphs | None = None
         self.forward_seconds = 0.0
@@ -95,7 +95,9 @@ class ModelRunner:
 
     def capture_steps(self) -> None:
         """Let steps on a GPU be one launch from now on, where they can."""
-        has_kernel = self._fixed_rows is None and gpu.can_attend(self.cache.layers(0)[0])
+        has_kernel = self._fixed_rows is None and triton_attention.can_attend(
+            self.cache.layers(0)[0]
+        )
         if has_kernel and self.has_plain_scoring:
             try:
                 self._graphs = StepGraphs(self.model, self.cache)
@@ -237,7 +239,7 @@ class ModelRunner:
         return end
 
 
-class _Rows(NamedTuple):
+class _ModelInputs(NamedTuple):
     """What a model is fed: token ids, positions and rows that give logits, in one array."""
 
     values: NDArray[np.int64]  # [2 * size + number of logits, padding included]
@@ -255,7 +257,9 @@ def _size_function(pads: bool, is_exact: bool, is_on_gpu: bool) -> Callable[[int
     return invariant_size if is_exact else padded_size
 
 
-def _join(segments: Sequence[Segment], padded_size: Callable[[int], int], is_on_gpu: bool) -> _Rows:
+def _join(
+    segments: Sequence[Segment], padded_size: Callable[[int], int], is_on_gpu: bool
+) -> _ModelInputs:
     """Join the segments' rows. Padding is token 0 at position 0; padded logits are row 0's."""
     num_rows = sum(segment.num_rows for segment in segments)
     num_logits = sum(len(segment.logit_rows) for segment in segments)
@@ -274,7 +278,7 @@ def _join(segments: Sequence[Segment], padded_size: Callable[[int], int], is_on_
     is_step = is_on_gpu and num_logits <= size <= MAX_STEP_ROWS
     num_kept = size if is_step else padded_size(num_logits)
     parts.append(np.zeros(num_kept - num_logits, np.int64))
-    return _Rows(np.concatenate(parts, dtype=np.int64), size, len(padding), num_logits)
+    return _ModelInputs(np.concatenate(parts, dtype=np.int64), size, len(padding), num_logits)
 
 
 def padded_size(count: int) -> int:

@@ -32,5 +32,5 @@ def test_it_tells_no_secrets() -> None:
 
 
 def test_kernels_that_were_not_compiled_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diffuspec.models.rows.operations.is_available", False)
+    monkeypatch.setattr("diffuspec.models.kernels.operations.is_available", False)
     assert "not compiled" in said()["kernels"]

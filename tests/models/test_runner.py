@@ -43,7 +43,7 @@ def test_a_cpu_model_sees_few_numbers_of_rows(
     save_target: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """oneDNN keeps compiled kernels for every number of rows, megabytes for each."""
-    monkeypatch.setattr("diffuspec.models.rows.products.can_multiply", lambda *_: False)
+    monkeypatch.setattr("diffuspec.models.kernels.products.can_multiply", lambda *_: False)
     runner = load_model(save_target("qwen2"), device="cpu", num_slots=1).runner
     fed, wanted = set(), set()
 
@@ -88,7 +88,7 @@ def exact_runner(
     monkeypatch.setattr("diffuspec.models.runner.EXACT_BLOCK", 64)
     dtype, _, by_one_dnn = request.param.partition(" ")
     if by_one_dnn:
-        monkeypatch.setattr("diffuspec.models.rows.products.can_multiply", lambda *_: False)
+        monkeypatch.setattr("diffuspec.models.kernels.products.can_multiply", lambda *_: False)
     path = save_target(family)
     return load_model(
         path, device="cpu", dtype=dtype, num_slots=2, num_scratch_rows=8, is_exact=True

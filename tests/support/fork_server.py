@@ -44,7 +44,7 @@ MODULES = (
     "actors.roles.path_scorer",
     "actors.roles.verifier",
     "diffuspec.models.diffusion",
-    "diffuspec.models.ranks.lockstep",
+    "diffuspec.models.tensor_parallel.lockstep",
     "diffuspec.models.target",
     "diffuspec.serve.app",
 )

@@ -41,7 +41,7 @@ from transformers import (
 )
 
 from diffuspec.models.attention.segment import Segment, Visible
-from diffuspec.models.loading import fast_layers
+from diffuspec.models.layers import linear
 
 VOCAB_SIZE = 120
 MASK_TOKEN_ID = 119  # the target's tokenizer does not know it
@@ -166,13 +166,13 @@ def make_drafter_model() -> Any:
 @contextlib.contextmanager
 def without_rounding() -> Iterator[None]:
     """Let drafters multiply in the type of their weights, to compare them with other code."""
-    make_layer = fast_layers.packed
+    make_layer = linear.fastest_linear
 
     def make(weight: torch.Tensor, bias: torch.Tensor | None, is_exact: bool, _: bool) -> Any:
-        return make_layer(weight, bias, is_exact, may_round=False)
+        return make_layer(weight, bias, is_exact, allow_int8=False)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fast_layers, "packed", make)
+        patch.setattr(linear, "fastest_linear", make)
         yield
 
 

@@ -10,8 +10,8 @@ import re
 import sys
 from pathlib import Path
 
+from diffuspec.models.kernels.huge_pages import release_freed
 from diffuspec.models.loading.load import load_model
-from diffuspec.models.rows.huge_pages import release_freed
 
 
 def _status(name: str) -> int:

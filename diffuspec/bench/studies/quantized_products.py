@@ -20,10 +20,10 @@ from torch.nn import functional
 
 from diffuspec.bench.report import print_tables
 from diffuspec.bench.text_table import TextTable
-from diffuspec.models.rows.gpu.availability import is_available
-from diffuspec.models.rows.gpu.matrix import GpuMatrix
-from diffuspec.models.rows.products import Int8Matrix
-from diffuspec.models.rows.quantized import Groups, Layout
+from diffuspec.models.kernels.products import Int8Matrix
+from diffuspec.models.kernels.quantized import Groups, Layout
+from diffuspec.models.kernels.triton.availability import is_available
+from diffuspec.models.kernels.triton.matrix import GpuMatrix
 
 SHAPES = ((27648, 5120), (5120, 27648))  # outputs and inputs
 NUM_ROWS = (1, 4, 16, 64, 256)
@@ -98,7 +98,7 @@ def _in_bfloat16(shape: tuple[int, int], device: torch.device) -> Weight:
 
 
 def _in_groups(layout: Layout, shape: tuple[int, int], groups: Groups) -> Weight:
-    from diffuspec.models.rows.gpu.products import GroupsProduct  # Triton
+    from diffuspec.models.kernels.triton.products import GroupsProduct  # Triton
 
     matrix = GpuMatrix(layout, shape, [groups], groups.numbers.device)
     product = GroupsProduct([matrix], None, torch.bfloat16)
@@ -138,7 +138,7 @@ def _gptq(shape: tuple[int, int], device: torch.device) -> Weight:
 
 
 def _w8a8(shape: tuple[int, int], device: torch.device) -> Weight:
-    from diffuspec.models.rows.gpu.products import Int8Product  # Triton
+    from diffuspec.models.kernels.triton.products import Int8Product  # Triton
 
     numbers = _numbers(shape, -127, 127, torch.int8, device)
     scales = torch.rand(shape[0], device=device)

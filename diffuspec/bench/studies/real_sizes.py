@@ -103,7 +103,7 @@ def load_random(sizes: Sizes, num_rows: int, device: Device, is_exact: bool) -> 
     family: Any = AutoModelForCausalLM
     with torch.device(where):
         model = family.from_config(sizes.config, dtype=dtype, attn_implementation=ATTENTION_NAME)
-    return make_runner(model, 1, num_rows, num_rows, is_exact, None, may_round=False)
+    return make_runner(model, 1, num_rows, num_rows, is_exact, None, allow_int8=False)
 
 
 @contextlib.contextmanager

@@ -15,9 +15,9 @@ import torch
 
 from diffuspec.core.errors import WorkerError
 from diffuspec.core.types import TokenIds, num_shared_tokens
-from diffuspec.models.rows import huge_pages
-from diffuspec.models.rows.layer import SlotMemory
-from diffuspec.models.rows.operations import KEY_BLOCK, ChainedRows
+from diffuspec.models.kernels import huge_pages
+from diffuspec.models.kernels.decoder import SlotMemory
+from diffuspec.models.kernels.operations import KEY_BLOCK, ChainColumns
 
 MANY_TOKENS = 32  # to be computed: a pass of their own, or a copy of their rows, is worth it
 
@@ -64,12 +64,12 @@ class KVCache:
         max_len: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        turns_keys: bool = False,
+        transposes_keys: bool = False,
     ) -> None:
         self.shape = shape
         self.max_len = max_len
-        self.turns_keys = turns_keys
-        num_rows = _whole_blocks(max_len) if turns_keys else max_len
+        self.transposes_keys = transposes_keys
+        num_rows = _whole_blocks(max_len) if transposes_keys else max_len
         size = (shape.num_layers, 2, num_slots, shape.num_kv_heads, num_rows, shape.head_dim)
         # Zeros: the values of masked rows are multiplied by 0, and 0 * NaN would be NaN.
         if torch.device(device).type == "cpu":
@@ -79,7 +79,7 @@ class KVCache:
         self._tables = [self._store[:, :, i].flatten(0, 1) for i in range(num_slots)]  # views
         self._layers = [table.unbind(0) for table in self._tables]
         self._memory = [self._memory_of(i) for i in range(num_slots)]
-        self.chains = ChainedRows(max_len)
+        self.chains = ChainColumns(max_len)
         self._slots = [Slot(i, np.zeros(max_len, np.int32)) for i in range(num_slots)]
         self._by_request: dict[str, Slot] = {}
         self._step = 0
@@ -182,7 +182,7 @@ class KVCache:
     def write(self, slot_index: int, start: int, rows: Sequence[torch.Tensor]) -> None:
         """Write a slot's rows from `start` on, [kv_heads, n, head_dim] each, as `rows` has them."""
         end, layers = start + rows[0].shape[1], self._layers[slot_index]
-        if self.turns_keys:
+        if self.transposes_keys:
             places = torch.arange(start, end)
             for blocks, new in zip(self._key_blocks(slot_index), rows[::2], strict=True):
                 blocks[:, places // KEY_BLOCK, :, places % KEY_BLOCK] = new.transpose(0, 1)
@@ -196,7 +196,7 @@ class KVCache:
         Keys of layer 0, values of layer 0, keys of layer 1, ..., none of them transposed.
         """
         rows = self._tables[slot_index][:, :, :end].clone()
-        if self.turns_keys:
+        if self.transposes_keys:
             keys = self._key_blocks(slot_index).transpose(3, 4).flatten(2, 3)
             rows[::2] = keys[:, :, :end]
         return rows
@@ -215,7 +215,7 @@ class KVCache:
         size = self._store.itemsize
         keys = self._store.data_ptr() + slot_index * by_slot * size
         values = keys + by_kind * size
-        return SlotMemory(keys, values, by_layer * size, by_head, self.turns_keys)
+        return SlotMemory(keys, values, by_layer * size, by_head, self.transposes_keys)
 
     def _key_blocks(self, slot_index: int) -> torch.Tensor:
         """Return a view of a slot's transposed keys, [layers, kv_heads, blocks, dim, KEY_BLOCK]."""
@@ -227,7 +227,7 @@ class KVCache:
         source = torch.tensor(rows, device=self.device)
         end = first + len(rows)
         table = self._tables[slot_index]
-        if not self.turns_keys:
+        if not self.transposes_keys:
             table[:, :, first:end] = table.index_select(2, source)
             return
         table[1::2, :, first:end] = table[1::2].index_select(2, source)
@@ -266,7 +266,7 @@ class KVCache:
 
     def _copy(self, source: Slot, target: Slot, length: int) -> None:
         if source is not target:
-            num_rows = _whole_blocks(length) if self.turns_keys else length
+            num_rows = _whole_blocks(length) if self.transposes_keys else length
             rows = self._store[:, :, source.index, :, :num_rows]
             self._store[:, :, target.index, :, :num_rows] = rows
             target.token_ids[:length] = source.token_ids[:length]

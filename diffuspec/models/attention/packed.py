@@ -11,14 +11,14 @@ from functools import cached_property
 
 import torch
 
-from diffuspec.models.attention import gpu
+from diffuspec.models.attention import triton as triton_attention
 from diffuspec.models.attention.cache import KVCache
-from diffuspec.models.attention.kernels import attend, attend_in_blocks
+from diffuspec.models.attention.cpu import CpuAttention, can_attend, pieces
 from diffuspec.models.attention.masks import View, listed_mask, ordered_mask
-from diffuspec.models.attention.rows import RowsPart, can_attend, pieces
 from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.attention.segment import Segment
-from diffuspec.models.rows.layer import Pieces
+from diffuspec.models.attention.torch import attend, attend_in_blocks
+from diffuspec.models.kernels.decoder import AttentionPieces
 
 MAX_SCORES = 1 << 24  # attention scores held at a time; longer segments go in chunks of rows
 
@@ -41,26 +41,28 @@ class PackedBatch:
     ) -> None:
         self._segments, self._cache = segments, cache
         self._block_size, self._num_padding = block_size, num_padding
-        has_kernel = block_size is None and gpu.can_attend(cache.layers(0)[0])
-        self.on_gpu = gpu.GpuBatch(segments, cache, num_padding) if has_kernel else None
+        has_kernel = block_size is None and triton_attention.can_attend(cache.layers(0)[0])
+        self.on_gpu = (
+            triton_attention.TritonAttention(segments, cache, num_padding) if has_kernel else None
+        )
 
     @cached_property
-    def _parts(self) -> list[_Part]:
+    def _parts(self) -> list[_SegmentAttention]:
         """Segment by segment: all layers on a CPU, those that have no kernel on a GPU."""
         cache, size, has_kernel = self._cache, self._block_size, self._has_row_kernel
-        return [_Part(segment, cache, size, has_kernel) for segment in self._segments]
+        return [_SegmentAttention(segment, cache, size, has_kernel) for segment in self._segments]
 
     @property
     def _has_row_kernel(self) -> bool:
         return self._block_size is None and can_attend(self._cache.layers(0)[0])
 
     @cached_property
-    def pieces(self) -> Pieces | None:
+    def pieces(self) -> AttentionPieces | None:
         """The rows for layers that are one operation; None if there is no kernel for them."""
         cache = self._cache
         if self._num_padding or not self._has_row_kernel:
             return None
-        return Pieces(
+        return AttentionPieces(
             [
                 (cache.memory(one.slot), list(pieces(one, cache)), one.num_rows)
                 for one in self._segments
@@ -90,7 +92,7 @@ class PackedBatch:
         return torch.cat(outputs)
 
 
-class _Part:
+class _SegmentAttention:
     """The attention of one segment."""
 
     def __init__(
@@ -103,7 +105,7 @@ class _Part:
         self._end = segment.start + segment.num_rows
         self._layers = cache.layers(segment.slot)
         self._views: dict[int | None, View] = {}  # by window
-        self.rows = RowsPart(segment, cache) if has_kernel else None
+        self.rows = CpuAttention(segment, cache) if has_kernel else None
 
     def attend(
         self,

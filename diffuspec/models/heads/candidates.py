@@ -12,7 +12,7 @@ from diffuspec.algorithm.sampling import perturb_logits
 from diffuspec.algorithm.shaping import History
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import DraftRequest
-from diffuspec.models.rows.largest import most_probable
+from diffuspec.models.kernels.largest import most_probable
 
 Candidates: TypeAlias = list[tuple[int, float]]  # token ids, ln P(right); likeliest first
 

@@ -28,8 +28,8 @@ from diffuspec.models.attention.interface import ATTENTION_NAME, Attention, atte
 from diffuspec.models.heads.checkpoint import HeadCheckpoint
 from diffuspec.models.heads.dflash_settings import DFlashSettings
 from diffuspec.models.heads.target_layers import TargetLayers
-from diffuspec.models.loading.decoder_layers import use_decoder_layers
-from diffuspec.models.loading.fast_layers import use_fast_layers
+from diffuspec.models.layers.fused_decoder import use_fused_layers
+from diffuspec.models.layers.linear import use_fast_layers
 
 PICKLED = ("pytorch_model.bin",)
 _OTHER_NAMES = {  # names of tensors in transformers' own model: our names
@@ -73,8 +73,8 @@ class DFlashModel(nn.Module):
         # The angles are computed in float32.
         model.rotary_emb = Qwen3RotaryEmbedding(model.settings.model).to(target.device)
         if target.device.type == "cpu":
-            use_fast_layers(model, may_round=True)
-            use_decoder_layers(model)
+            use_fast_layers(model, allow_int8=True)
+            use_fused_layers(model)
         return model
 
     @property

@@ -23,8 +23,8 @@ from diffuspec.models.attention.cache import CacheShape
 from diffuspec.models.attention.interface import ATTENTION_NAME, Attention, attending
 from diffuspec.models.heads.checkpoint import HeadCheckpoint
 from diffuspec.models.heads.target_layers import TargetLayers
-from diffuspec.models.loading.decoder_layers import use_decoder_layers
-from diffuspec.models.loading.fast_layers import use_fast_layers
+from diffuspec.models.layers.fused_decoder import use_fused_layers
+from diffuspec.models.layers.linear import use_fast_layers
 
 PICKLED = ("pytorch_model.bin",)
 _EAGLE_3 = ("d2t", "midlayer.self_attn.q_proj.weight")  # tensors that earlier ones do not have
@@ -61,8 +61,8 @@ class EagleHead(nn.Module):
         model = model.to(target.device, target.dtype).eval().requires_grad_(False)
         model.rotary_emb = _rotary(model.config).to(target.device)  # in float32
         if target.device.type == "cpu":
-            use_fast_layers(model, may_round=True)
-            use_decoder_layers(model)
+            use_fast_layers(model, allow_int8=True)
+            use_fused_layers(model)
         return model
 
     @property

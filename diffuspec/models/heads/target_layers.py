@@ -14,7 +14,7 @@ from transformers import AutoConfig
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.core.interfaces import ObservableVerifier
-from diffuspec.models.loading.fast_layers import use_fast_layers
+from diffuspec.models.layers.linear import use_fast_layers
 from diffuspec.models.loading.shared import read_embeddings
 from diffuspec.models.runner import padded_size
 
@@ -64,7 +64,7 @@ def layers_at(path: Path, device: torch.device, dtype: torch.dtype) -> TargetLay
     config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     whole = nn.ModuleList(read_embeddings(path)).to(device, dtype).eval().requires_grad_(False)
     if device.type == "cpu":
-        use_fast_layers(whole, may_round=True)
+        use_fast_layers(whole, allow_int8=True)
     text = config.get_text_config()
     sizes = text.hidden_size, text.num_hidden_layers, text.vocab_size
     return TargetLayers(whole[0], whole[1], *sizes, device, dtype)

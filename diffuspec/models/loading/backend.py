@@ -11,9 +11,9 @@ import torch
 
 from diffuspec.core.devices import Device, DType
 from diffuspec.core.errors import ModelLoadError
-from diffuspec.models.rows import operations
-from diffuspec.models.rows.levels import level, use_wanted_level
-from diffuspec.models.rows.products import can_multiply
+from diffuspec.models.kernels import operations
+from diffuspec.models.kernels.levels import level, use_wanted_level
+from diffuspec.models.kernels.products import can_multiply
 from diffuspec.models.runner import ModelRunner
 
 logger = logging.getLogger(__name__)

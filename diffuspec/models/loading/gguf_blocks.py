@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diffuspec.models.rows.quantized import Groups, Layout
+from diffuspec.models.kernels.quantized import Groups, Layout
 
 _NUM_SUBBLOCKS = 8  # of Q4_K and Q5_K
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers.integrations.gguf.reader import GgufHeader, TensorInfo
 
 from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.kernels.quantized import Groups
+from diffuspec.models.layers.matrices import AnyQuantized, matrix_of, slice_size
 from diffuspec.models.loading.gguf_blocks import FORMATS, PLAIN_TYPES
-from diffuspec.models.loading.matrices import AnyQuantized, matrix_of, slice_size
-from diffuspec.models.rows.quantized import Groups
 
 ROPE_FACTORS = "rope_freqs.weight"  # by which the frequencies of rotary positions are divided
 

@@ -19,22 +19,22 @@ from diffuspec.core.devices import Device, DType
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.attention.cache import CacheShape
 from diffuspec.models.attention.interface import ATTENTION_NAME
-from diffuspec.models.exactness import has_independent_rows
-from diffuspec.models.loading.activation import use_row_layers
+from diffuspec.models.checks.exactness import has_independent_rows
+from diffuspec.models.kernels import huge_pages, operations
+from diffuspec.models.layers.activation import use_chunked_activations
+from diffuspec.models.layers.fused_decoder import use_fused_forward, use_fused_layers
+from diffuspec.models.layers.linear import needs_no_padding, use_fast_layers
+from diffuspec.models.layers.rotary import use_rotary_tables
 from diffuspec.models.loading.backend import Backend, choose_backend
 from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_checkpoint
-from diffuspec.models.loading.decoder_layers import use_decoder_layers, use_rows_forward
 from diffuspec.models.loading.draft_head import HEAD_TOKEN_IDS, DraftHead, use_draft_head
-from diffuspec.models.loading.fast_layers import multiplies_any_number, use_fast_layers
 from diffuspec.models.loading.gguf_model import read_gguf_model
 from diffuspec.models.loading.quantized_directory import read_quantized_model
 from diffuspec.models.loading.rope import check_rope, check_rope_types
-from diffuspec.models.loading.rotary import use_rotary_tables
-from diffuspec.models.loading.sharded_layers import has_only_plain_tensors, use_local_layers
 from diffuspec.models.loading.shared import read_with_shared
-from diffuspec.models.loading.tensor_parallel import sharding_options, spreading_over
-from diffuspec.models.rows import huge_pages, operations
 from diffuspec.models.runner import ModelRunner
+from diffuspec.models.tensor_parallel.layers import has_only_plain_tensors, use_local_layers
+from diffuspec.models.tensor_parallel.sharding import sharding_options, spreading_over
 from diffuspec.text.tokenizer import quiet
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def load_model(
     is_exact: bool | None = False,
     num_ranks: int = 1,
     is_target: bool = False,
-    may_round: bool = False,
+    allow_int8: bool = False,
 ) -> LoadedModel:
     """Load a causal LM, or a diffusion LM's weights as one, and its cache.
 
@@ -86,7 +86,7 @@ def load_model(
     rows before it (see `ModelRunner`); None means where that costs little: in 16 bits, and in
     float32 where the processor has products of our own. With num_ranks above 1 this process must
     have joined their group, and loads its share. A target must be autoregressive, and its rows
-    independent of what else is in a forward. With may_round, rows and weights may be rounded to 8
+    independent of what else is in a forward. With allow_int8, rows and weights may be rounded to 8
     bits where that is faster. Raises ModelLoadError.
     """
     checkpoint = inspect_checkpoint(path)
@@ -114,7 +114,7 @@ def load_model(
     fixed_rows = 1 + num_scratch_rows if is_exact else None
     try:
         runner = make_runner(
-            model, num_slots, max_len, num_rows, backend.is_exact, fixed_rows, may_round
+            model, num_slots, max_len, num_rows, backend.is_exact, fixed_rows, allow_int8
         )
     except Exception as error:  # models that cannot use our attention raise anything
         what = error if isinstance(error, _UNSUPPORTED) else repr(error)
@@ -165,7 +165,7 @@ def make_runner(
     num_rows: int,
     may_be_exact: bool,
     fixed_rows: int | None,
-    may_round: bool,
+    allow_int8: bool,
 ) -> ModelRunner:
     """Return a runner over the fastest layers that there are.
 
@@ -173,14 +173,14 @@ def make_runner(
     """
     is_plain = has_only_plain_tensors(model)
     may_be_exact = may_be_exact and operations.can_run_on(model.device)  # for its attention
-    is_exact = is_plain and use_fast_layers(model, may_be_exact, may_round) and may_be_exact
+    is_exact = is_plain and use_fast_layers(model, may_be_exact, allow_int8) and may_be_exact
     if is_exact or (is_plain and model.device.type == "cpu"):
         use_rotary_tables(model, max_len, num_rows)
-    is_exact = is_exact and use_row_layers(model)
+    is_exact = is_exact and use_chunked_activations(model)
     if is_plain:
-        use_decoder_layers(model.base_model)
-        use_rows_forward(model)
-    pads, head = not multiplies_any_number(model), model.get_output_embeddings()
+        use_fused_layers(model.base_model)
+        use_fused_forward(model)
+    pads, head = not needs_no_padding(model), model.get_output_embeddings()
     columns = head.columns if isinstance(head, DraftHead) else None
     if is_exact:
         runner = ModelRunner(model, num_slots, num_rows, None, True, pads, columns)

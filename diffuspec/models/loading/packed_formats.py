@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diffuspec.models.loading.matrices import AnyQuantized
+from diffuspec.models.kernels.products import Int8Matrix
+from diffuspec.models.layers.matrices import AnyQuantized
 from diffuspec.models.loading.packed_layer import WORD, PackedLayer
-from diffuspec.models.rows.products import Int8Matrix
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # in a word, of successive outputs
 

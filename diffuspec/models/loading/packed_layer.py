@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from diffuspec.core.errors import ModelLoadError
-from diffuspec.models.loading.matrices import AnyQuantized, matrix_of, slice_size
+from diffuspec.models.kernels.quantized import MAX_GROUP, Groups, Layout
+from diffuspec.models.kernels.triton.matrix import packing_for
+from diffuspec.models.layers.matrices import AnyQuantized, matrix_of, slice_size
 from diffuspec.models.loading.stored_tensors import StoredTensor
-from diffuspec.models.rows.gpu.matrix import packing_for
-from diffuspec.models.rows.quantized import MAX_GROUP, Groups, Layout
 
 WORD = 8  # numbers of 4 bits; groups of inputs have whole words
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.layers.matrices import StoredMatrix
 from diffuspec.models.loading.checkpoint import Checkpoint, weight_files
-from diffuspec.models.loading.matrices import StoredMatrix
 from diffuspec.models.loading.packed_formats import (
     awq_matrix,
     compressed_matrix,

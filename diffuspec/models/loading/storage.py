@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import torch
 from transformers.integrations.gguf.reader import GgufHeader
 
+from diffuspec.models.kernels import levels, operations, products
+from diffuspec.models.kernels.triton.availability import is_available as has_gpu_kernels
 from diffuspec.models.loading.checkpoint import Checkpoint, weight_files
 from diffuspec.models.loading.gguf_blocks import FORMATS, PLAIN_TYPES, BlockFormat
 from diffuspec.models.loading.stored_tensors import stored_tensors
-from diffuspec.models.rows import levels, operations, products
-from diffuspec.models.rows.gpu.availability import is_available as has_gpu_kernels
 
 
 def describe_weights(checkpoint: Checkpoint) -> Mapping[str, str]:

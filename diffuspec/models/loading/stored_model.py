@@ -13,11 +13,11 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.attention.interface import ATTENTION_NAME
-from diffuspec.models.loading.fast_layers import SIBLINGS, siblings_of
-from diffuspec.models.loading.matrices import StoredMatrix, moved
-from diffuspec.models.loading.quantized_layers import RowsEmbedding, embedding_of, linear_of
-from diffuspec.models.rows import huge_pages, operations
-from diffuspec.models.rows.quantized import can_multiply
+from diffuspec.models.kernels import huge_pages, operations
+from diffuspec.models.kernels.quantized import can_multiply
+from diffuspec.models.layers.linear import SIBLINGS, siblings_of
+from diffuspec.models.layers.matrices import StoredMatrix, moved
+from diffuspec.models.layers.quantized import StoredEmbedding, embedding_of, linear_of
 
 
 class StoredWeights(Protocol):
@@ -98,7 +98,7 @@ class _Filling:
     def fill(self) -> None:
         self._fill_outer()  # first: large, and mapped beside what is made of them
         for prefix, parent in list(self._model.named_modules()):
-            if type(parent) in (nn.Linear, RowsEmbedding):  # replaced, or filled already
+            if type(parent) in (nn.Linear, StoredEmbedding):  # replaced, or filled already
                 continue
             if self._fill_siblings(prefix, parent):
                 huge_pages.release_freed()  # small tensors lie between what was freed

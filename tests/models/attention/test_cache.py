@@ -172,8 +172,8 @@ def test_transposed_keys_are_kept_like_others(first: int, moved: list[int]) -> N
     shape = CacheShape(num_layers=2, num_kv_heads=3, head_dim=5)
     rows = torch.randn(4, 3, 150, 5, generator=torch.Generator().manual_seed(0))
     prefix, both = np.arange(150, dtype=np.int32), []
-    for turns_keys in (False, True):
-        cache = KVCache(shape, 2, 150, turns_keys=turns_keys)
+    for transposes_keys in (False, True):
+        cache = KVCache(shape, 2, 150, transposes_keys=transposes_keys)
         cache.begin_step()
         slot, _ = cache.acquire("a", prefix)
         cache.write(slot, 0, list(rows[:, :, :first]))

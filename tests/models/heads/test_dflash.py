@@ -19,11 +19,11 @@ from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftRequest, Lattice
 from diffuspec.models.draft_requests import with_noise
 from diffuspec.models.heads.dflash import DFlashModel
-from diffuspec.models.heads.dflash_rows import DFlashLattices
+from diffuspec.models.heads.dflash_runner import DFlashRunner
 from diffuspec.models.heads.features import Features
 from diffuspec.models.heads.target_layers import TargetLayers
-from diffuspec.models.loading.decoder_layers import RowsDecoderLayer
-from diffuspec.models.rows import operations
+from diffuspec.models.kernels import operations
+from diffuspec.models.layers.fused_decoder import FusedDecoderLayer
 from diffuspec.models.target import CausalTarget
 from tests.support.heads import DFLASH_BLOCK, DFLASH_MASK, dflash_model, save_dflash
 from tests.support.models import edit_json
@@ -98,9 +98,9 @@ def test_lattices_are_those_of_transformers_own_drafter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two requests over two steps, one without its first tokens' states, read in pieces."""
-    monkeypatch.setattr("diffuspec.models.heads.dflash_rows.MAX_CONTEXT_ROWS", 7)
+    monkeypatch.setattr("diffuspec.models.heads.dflash_runner.MAX_CONTEXT_ROWS", 7)
     save_as(layout, tmp_path)
-    drafter = DFlashLattices(DFlashModel.load(tmp_path, layers), layers, target.info, ALL)
+    drafter = DFlashRunner(DFlashModel.load(tmp_path, layers), layers, target.info, ALL)
     model = dflash_model()
     states = torch.randn(2, 30, 2 * H, generator=torch.Generator().manual_seed(1))
     prefixes, firsts = [[*range(40, 56)], [*range(60, 65)]], [0, 2]
@@ -122,7 +122,7 @@ def test_lattices_are_those_of_transformers_own_drafter(
 def test_its_layers_are_replaced_by_fast_ones(layers: TargetLayers, tmp_path: Path) -> None:
     save_dflash(tmp_path)
     found = DFlashModel.load(tmp_path, layers).layers
-    assert all(isinstance(one, RowsDecoderLayer) == operations.is_available for one in found)
+    assert all(isinstance(one, FusedDecoderLayer) == operations.is_available for one in found)
 
 
 def test_hypothetical_prefixes_begin_blocks_after_what_is_known(
@@ -130,7 +130,7 @@ def test_hypothetical_prefixes_begin_blocks_after_what_is_known(
 ) -> None:
     """The prefix of one request and three guesses of what follows it, and another request."""
     save_dflash(tmp_path)
-    drafter = DFlashLattices(DFlashModel.load(tmp_path, layers), layers, target.info, ALL)
+    drafter = DFlashRunner(DFlashModel.load(tmp_path, layers), layers, target.info, ALL)
     states = torch.randn(2, 12, 2 * H, generator=torch.Generator().manual_seed(1))
     prefix, other = [*range(40, 53)], [*range(60, 69)]
     asked = [("a", prefix), ("a", [*prefix, 7]), ("b", other), ("a", [*prefix, 7, 8, 9, 10])]
@@ -156,7 +156,7 @@ def test_layers_with_a_window_are_causal_within_a_block_unless_the_checkpoint_sa
         (tmp_path / "config.json").write_text(json.dumps(config))
         model = DFlashModel.load(tmp_path, layers)
         assert model.settings.causal_layers == (True, True, True)
-        drafter = DFlashLattices(model, layers, target.info, ALL)
+        drafter = DFlashRunner(model, layers, target.info, ALL)
         found += drafter.lattices([request("a", [4, 5, 6, 7, 8], k=2)], [Features(0, states)])
     assert np.allclose(found[0].logprobs, found[1].logprobs, atol=1e-4)
     assert found[1].num_positions == 2
@@ -169,7 +169,7 @@ def test_a_head_of_its_own_over_some_ids_is_used(
     head = torch.randn(3, H, generator=torch.Generator().manual_seed(2))
     weights |= {"lm_head.weight": head, "d2t": torch.tensor([5, 40, 100])}
     save_file({name: x.contiguous() for name, x in weights.items()}, tmp_path / "model.safetensors")
-    drafter = DFlashLattices(DFlashModel.load(tmp_path, layers), layers, target.info, ALL)
+    drafter = DFlashRunner(DFlashModel.load(tmp_path, layers), layers, target.info, ALL)
     states = Features(0, torch.randn(4, 2 * H, generator=torch.Generator().manual_seed(1)))
     [found] = drafter.lattices([request("a", [4, 5, 6, 7, 8])], [states])
     assert {token for row in found.token_ids for token in row if token >= 0} == {5, 41, 102}

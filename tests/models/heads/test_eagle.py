@@ -14,12 +14,12 @@ from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftRequest
 from diffuspec.models.heads.candidates import Candidates
 from diffuspec.models.heads.eagle import EagleHead
-from diffuspec.models.heads.eagle_rows import EagleDraftModel
+from diffuspec.models.heads.eagle_runner import EagleRunner
 from diffuspec.models.heads.features import Features
 from diffuspec.models.heads.nodes import DraftNode
 from diffuspec.models.heads.target_layers import TargetLayers
-from diffuspec.models.loading.decoder_layers import RowsDecoderLayer
-from diffuspec.models.rows import operations
+from diffuspec.models.kernels import operations
+from diffuspec.models.layers.fused_decoder import FusedDecoderLayer
 from diffuspec.models.target import CausalTarget
 from tests.support.heads import save_eagle
 from tests.support.models import edit_json
@@ -107,11 +107,11 @@ def test_candidates_follow_the_formula_at_every_node(
     has_biases: bool,
 ) -> None:
     """Two requests, one without its first states, over two steps, with prefixes read in pieces."""
-    monkeypatch.setattr("diffuspec.models.heads.eagle_rows.MAX_PREFILL_ROWS", 3)
+    monkeypatch.setattr("diffuspec.models.heads.eagle_runner.MAX_PREFILL_ROWS", 3)
     weights = save_eagle(tmp_path, H, V, has_biases)
     head = EagleHead.load(tmp_path, layers)
-    assert isinstance(head.layers[0], RowsDecoderLayer) == operations.is_available
-    model = EagleDraftModel(head, layers, target.info, 2)
+    assert isinstance(head.layers[0], FusedDecoderLayer) == operations.is_available
+    model = EagleRunner(head, layers, target.info, 2)
     torch.manual_seed(1)
     states = {"a": torch.randn(20, H), "b": torch.randn(20, H)}
     prefixes, first = {"a": [*range(40, 49)], "b": [*range(60, 65)]}, {"a": 0, "b": 2}

@@ -12,8 +12,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.importing.convert import import_gguf
+from diffuspec.models.kernels.quantized import QuantizedMatrix
 from diffuspec.models.loading.gguf_blocks import FORMATS
-from diffuspec.models.rows.quantized import QuantizedMatrix
 from diffuspec.serve.conventions import read_conventions
 from diffuspec.serve.settings import ServeSettings
 from diffuspec.text.endings import read_eos_token_ids

@@ -23,9 +23,9 @@ from diffuspec.core.config import TargetConfig
 from diffuspec.core.errors import ModelLoadError, OutOfMemoryError, VocabularyError
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, VerifyRequest
+from diffuspec.models.kernels import operations
 from diffuspec.models.loading import backend, checkpoint, load as loading
 from diffuspec.models.loading.load import load_model
-from diffuspec.models.rows import operations
 from diffuspec.models.target import CausalTarget
 from diffuspec.text.tokenizer import load_tokenizer
 from tests.support.models import (

@@ -11,7 +11,7 @@ import torch
 
 from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.models.importing.convert import import_gguf
-from diffuspec.models.loading.gpu_layers import GpuQuantizedLinear
+from diffuspec.models.layers.gpu_linear import GpuQuantizedLinear
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
 from tests.support.gguf_files import write_gguf

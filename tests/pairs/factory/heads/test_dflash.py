@@ -11,7 +11,7 @@ from diffuspec.algorithm.lattice import Pruning
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftRequest
-from diffuspec.models.heads.dflash_rows import DFlashLattices
+from diffuspec.models.heads.dflash_runner import DFlashRunner
 from diffuspec.models.heads.features import Features
 from diffuspec.models.heads.target_layers import layers_of
 from diffuspec.pairs.factory.blocks import place_blocks
@@ -39,7 +39,7 @@ def test_a_block_is_trained_as_it_is_drafted(target: Path) -> None:
     trained = layers.head(trained).log_softmax(-1).reshape(2, 2, SIZE, -1)
 
     info = TargetInfo(264, 64, 2, ())
-    drafter = DFlashLattices(learner.module.eval(), layers, info, Pruning(1.0, 20, ()))
+    drafter = DFlashRunner(learner.module.eval(), layers, info, Pruning(1.0, 20, ()))
     for row, block in np.ndindex(2, 2):
         start = int(starts[row, block])
         prefix = token_ids[row, : start + 1].numpy().astype(np.int32)

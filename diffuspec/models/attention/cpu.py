@@ -1,0 +1,131 @@
+"""Attention of one segment on a CPU, over the columns that each row sees and no others.
+
+A row's result does not depend, to the last bit, on what else is in the segment, nor on which of the
+columns before it are new.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from functools import cache, cached_property
+
+import numpy as np
+import torch
+
+from diffuspec.models.attention.cache import CacheShape, KVCache
+from diffuspec.models.attention.scoring import Scoring
+from diffuspec.models.attention.segment import Segment
+from diffuspec.models.attention.visible_columns import (
+    listed_columns,
+    num_chained,
+    partly_causal_columns,
+)
+from diffuspec.models.kernels import operations
+
+logger = logging.getLogger(__name__)
+
+_MAX_ROWS = 64  # of a chain at a time
+
+
+def can_attend(like: torch.Tensor) -> bool:
+    """Whether there is a kernel for tensors like this."""
+    is_known = operations.is_available and like.is_cpu and like.dtype in operations.TYPES
+    return is_known and _are_rows_independent(like.dtype)
+
+
+@cache
+def _are_rows_independent(dtype: torch.dtype) -> bool:
+    """Whether rows have the same bits together and alone: compilers may order sums as they like."""
+    if all(_is_row_independent(dtype, num_heads) for num_heads in (1, 2, 3)):
+        return True
+    logger.warning(
+        "attention in %s is computed by torch, which is slower: in the kernel compiled here, "
+        "a row's result depends on the others; reinstall diffuspec with GCC",
+        dtype,
+    )
+    return False
+
+
+@torch.inference_mode()
+def _is_row_independent(dtype: torch.dtype, num_heads: int) -> bool:
+    """Compare rows behind a whole block of columns, with heads that share their keys."""
+    first, end, dim = 70, 77, 32
+    random = torch.Generator().manual_seed(0)
+    new = [torch.randn(n, end, dim, generator=random).to(dtype) for n in (num_heads, 1, 1)]
+
+    def attend(start: int, end: int, transposes_keys: bool) -> torch.Tensor:
+        filled = KVCache(CacheShape(1, 1, dim), 1, end, dtype, transposes_keys=transposes_keys)
+        for first, last in ((0, start), (start, end)):
+            positions = np.arange(first, last)
+            part = CpuAttention(Segment(0, first, positions, positions, "causal", ()), filled)
+            query, key, value = (x[:, first:last] for x in new)
+            output = part.attend(0, query, key, value, Scoring(0.3))
+        return output
+
+    together = attend(first, end, transposes_keys=False)
+    return all(
+        torch.equal(together[row - first], attend(row, row + 1, transposes_keys)[0])
+        for transposes_keys in {False, dtype == torch.float32}
+        for row in range(first, end)
+    )
+
+
+def transposes_keys(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a cache is to have its keys transposed, so that the kernel need not do so."""
+    return dtype == torch.float32 and can_attend(torch.empty(0, dtype=dtype, device=device))
+
+
+class CpuAttention:
+    """The attention of one segment, by the kernel that was compiled on installation."""
+
+    def __init__(self, segment: Segment, cache: KVCache) -> None:
+        self.num_rows = segment.num_rows
+        self._layers = cache.layers(segment.slot)
+        self._segment, self._cache = segment, cache
+
+    @cached_property
+    def _pieces(self) -> list[operations.ColumnAddresses]:
+        return list(pieces(self._segment, self._cache))
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scoring: Scoring,
+    ) -> torch.Tensor:
+        assert scoring.is_plain, "the kernel takes a scaling and a window only"
+        keys, values = self._layers[2 * layer], self._layers[2 * layer + 1]
+        output = query.new_empty(self.num_rows, query.shape[0], query.shape[2])
+        for piece in self._pieces:
+            operations.attend(
+                query,
+                key,
+                value,
+                keys,
+                values,
+                output,
+                piece,
+                scoring.scaling,
+                scoring.window,
+                self._cache.transposes_keys,
+            )
+        return output
+
+
+def pieces(segment: Segment, cache: KVCache) -> Iterator[operations.ColumnAddresses]:
+    """Cut a segment: chains of _MAX_ROWS rows first, what is left of it last."""
+    count = num_chained(segment)
+    num_left = segment.num_rows - count
+    first = 0
+    while count - first > (_MAX_ROWS if num_left == 0 else 2 * _MAX_ROWS):
+        yield cache.chains.rows(first, _MAX_ROWS, segment.start)
+        first += _MAX_ROWS
+    if isinstance(segment.visible, np.ndarray) and num_left:
+        yield operations.ColumnAddresses.listed(*listed_columns(segment, segment.visible, first))
+    elif num_left:
+        yield operations.ColumnAddresses.listed(*partly_causal_columns(segment, first, num_left))
+    else:
+        yield cache.chains.rows(first, segment.num_rows - first, segment.start)

@@ -1,0 +1,199 @@
+"""Attention of all segments of a forward on a GPU, in three launches a layer.
+
+A row's result does not depend, to the last bit, on what else is in the forward, nor on which of the
+columns before it are new.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diffuspec.models.attention.cache import KVCache
+from diffuspec.models.attention.scoring import Scoring
+from diffuspec.models.attention.segment import Segment
+from diffuspec.models.attention.visible_columns import VisibleColumns, listed_columns, num_chained
+from diffuspec.models.kernels.triton.availability import is_available
+from diffuspec.models.kernels.triton.table import (
+    ALL,
+    MAX_STEP_ROWS,
+    PADDING,
+    SPLIT,
+    ColumnTable,
+    rows_per_tile,
+)
+
+with contextlib.suppress(ImportError):  # a torch without Triton: see `can_attend`
+    from diffuspec.models.kernels.triton import attention as gpu_attention
+
+_FEW_ROWS = 64  # each has a tile of its own, so that more processors take part
+
+
+def can_attend(like: torch.Tensor) -> bool:
+    """Whether there are kernels for tensors like this."""
+    return like.is_cuda and is_available()
+
+
+class TritonAttention:
+    """The attention of a forward's segments, in layers with plain scoring."""
+
+    def __init__(self, segments: Sequence[Segment], cache: KVCache, num_padding: int = 0) -> None:
+        """num_padding: number of rows after those of the segments; their output is zero."""
+        waves = list(_waves(segments))
+        paddings = [0] * (len(waves) - 1) + [num_padding]
+        self._waves = [
+            _Wave(wave, cache, padding) for wave, padding in zip(waves, paddings, strict=True)
+        ]
+
+    def step_table(self, group: int) -> ColumnTable | None:
+        """Return the table of a step, see `ColumnTable`; None if this is no step.
+
+        `group` query heads share a key head.
+        """
+        if len(self._waves) > 1 or self._waves[0].num_rows > MAX_STEP_ROWS:
+            return None
+        table = self._waves[0].table(group)
+        return table if table.is_step else None
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scoring: Scoring,
+    ) -> torch.Tensor:
+        """See `Attention`."""
+        group = len(query) // len(key)
+        if len(self._waves) == 1:
+            return self._waves[0].attention(group).attend(layer, query, key, value, scoring)
+        sizes = [wave.num_rows for wave in self._waves]
+        parts = (torch.split(x, sizes, dim=1) for x in (query, key, value))
+        outputs = [
+            wave.attention(group).attend(layer, *part, scoring)
+            for wave, *part in zip(self._waves, *parts, strict=True)
+        ]
+        return torch.cat(outputs)
+
+
+class TableAttention:
+    """The `Attention` of the rows of a table, in layers with plain scoring."""
+
+    def __init__(self, cache: KVCache, table: ColumnTable) -> None:
+        self._cache, self._table = cache, table
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scoring: Scoring,
+    ) -> torch.Tensor:
+        assert scoring.is_plain, "the kernel takes a scaling and a window only"
+        keys, values = self._cache.all_slots(layer)
+        gpu_attention.write_cache(key, value, keys, values, self._table)
+        return gpu_attention.attend(
+            query, keys, values, self._table, scoring.scaling, scoring.window
+        )
+
+
+class _Wave:
+    """Successive segments; none writes rows that an earlier one sees."""
+
+    def __init__(self, segments: Sequence[Segment], cache: KVCache, num_padding: int) -> None:
+        self._segments, self._cache, self._num_padding = segments, cache, num_padding
+        self._tables: dict[int, ColumnTable] = {}  # by group
+        self.num_rows = sum(segment.num_rows for segment in segments) + num_padding
+
+    def attention(self, group: int) -> TableAttention:
+        return TableAttention(self._cache, self.table(group))
+
+    def table(self, group: int) -> ColumnTable:
+        """Return the table of the rows; `group` query heads share a key head."""
+        if group not in self._tables:
+            layout = _Layout(rows_per_tile(group), self.num_rows <= _FEW_ROWS)
+            for segment in self._segments:
+                layout.add(segment)
+            self._tables[group] = layout.table(self._num_padding, self._cache.device)
+        return self._tables[group]
+
+
+def _waves(segments: Sequence[Segment]) -> Iterator[Sequence[Segment]]:
+    """Split segments before each that writes into rows of its slot that an earlier one wrote."""
+    ends: dict[int, int] = {}
+    first = 0
+    for index, segment in enumerate(segments):
+        if segment.start < ends.get(segment.slot, 0):
+            yield segments[first:index]
+            first, ends = index, {}
+        ends[segment.slot] = segment.start + segment.num_rows
+    yield segments[first:]
+
+
+class _Layout:
+    """Lays out the rows of segments in tiles.
+
+    Chained rows share tiles. Rows of trees have one each, and so have all rows if there are few. In
+    each group of such rows that would fit one tile, the first row's tile computes the splits of
+    columns that all rows of the group see, for all of them.
+    """
+
+    def __init__(self, rows_per_tile: int, has_few_rows: bool) -> None:
+        self._rows_per_tile, self._has_few_rows = rows_per_tile, has_few_rows
+        self._num_rows, self._num_listed = 0, 0
+        self._rows: list[NDArray[np.integer]] = []
+        self._tiles: list[NDArray[np.integer]] = []
+        self._columns: list[NDArray[np.integer]] = [np.zeros(0, np.int64)]
+
+    def add(self, segment: Segment) -> None:
+        start, num_rows, count = segment.start, segment.num_rows, num_chained(segment)
+        limits = np.arange(start + 1, start + num_rows + 1)
+        seen = None
+        if isinstance(segment.visible, np.ndarray) and count < num_rows:
+            seen = listed_columns(segment, segment.visible, count)
+            limits[count:] = seen.base + seen.counts
+        else:
+            limits[count:] = start + num_rows
+            count = num_rows
+        if self._has_few_rows:
+            self._add_tiles(limits[:count], start)
+        else:
+            self._add_chain(limits[:count])
+        if seen is not None:
+            self._add_tiles(limits[count:], min(start, seen.base), seen)
+        slots, columns = np.full(num_rows, segment.slot), np.arange(start, start + num_rows)
+        self._rows.append(np.stack([slots, columns, limits, segment.positions], axis=1))
+
+    def _add_chain(self, limits: NDArray[np.integer]) -> None:
+        """Add tiles of rows that see all columns up to their limits."""
+        first = np.arange(0, len(limits), self._rows_per_tile)
+        end = np.minimum(first + self._rows_per_tile, len(limits))
+        self._append(first, end - first, ALL, 0, limits[end - 1], ALL)
+        self._num_rows += len(limits)
+
+    def _add_tiles(
+        self, limits: NDArray[np.integer], num_common: int, seen: VisibleColumns | None = None
+    ) -> None:
+        """Add a tile for each row; all see the first num_common columns."""
+        rows = np.arange(len(limits))
+        sizes = np.minimum(self._rows_per_tile, len(limits) - rows)
+        sizes[rows % self._rows_per_tile != 0] = 0
+        base, starts = (ALL, 0) if seen is None else (seen.base, self._num_listed + seen.starts)
+        self._append(rows, sizes, base, starts, limits, num_common // SPLIT * SPLIT)
+        self._num_rows += len(limits)
+        if seen is not None:
+            self._columns.append(seen.columns)
+            self._num_listed += len(seen.columns)
+
+    def _append(self, first: NDArray[np.integer], *fields: NDArray[np.integer] | int) -> None:
+        columns = np.broadcast_arrays(self._num_rows + first, *fields)
+        self._tiles.append(np.stack(columns, axis=1))
+
+    def table(self, num_padding: int, device: torch.device) -> ColumnTable:
+        rows = np.concatenate([*self._rows, np.tile(PADDING, (num_padding, 1))])
+        return ColumnTable(rows, np.concatenate(self._tiles), np.concatenate(self._columns), device)

@@ -1,0 +1,1 @@
+"""Checks of a model that has just been loaded."""

@@ -1,0 +1,242 @@
+"""Runs a DFlash drafter beside its target, with a cache of its own.
+
+A slot's row j is of the token `first` + j of a prefix: keys and values that were made of the
+target's hidden states. The rows of a block stand behind them until the next draft. A block begins
+with the tokens whose states are not known: the last one, and those of a hypothetical prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from diffuspec.algorithm.lattice import Pruning, build_lattices
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.types import DraftRequest, Lattice, TokenIds
+from diffuspec.models.attention.cache import KVCache
+from diffuspec.models.attention.packed import PackedBatch
+from diffuspec.models.attention.scoring import Scoring
+from diffuspec.models.attention.segment import Segment, Visible
+from diffuspec.models.draft_requests import with_noise
+from diffuspec.models.heads.dflash import DFlashModel
+from diffuspec.models.heads.features import Features
+from diffuspec.models.heads.head_runner import HeadRunner
+from diffuspec.models.heads.target_layers import TargetLayers, by_padded_rows
+from diffuspec.models.kernels.largest import most_probable
+
+MAX_CONTEXT_ROWS = 2048  # of hidden states that are read at a time
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """The drafts of one request id: for a prefix, or for hypothetical ones that go on with it.
+
+    What is known of the tokens before is the same for all.
+    """
+
+    requests: list[DraftRequest]
+    features: Features
+    slot: int = 0
+    num_cached: int = 0  # rows of the prefix
+
+    @property
+    def num_known(self) -> int:
+        """Number of prefix tokens up to the last one whose state is known."""
+        return self.features.first + len(self.features.states)
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """The tokens whose states are known."""
+        return self.requests[0].prefix[self.features.first : self.num_known]
+
+    def takes(self, request: DraftRequest, features: Features) -> bool:
+        """Whether a request of the same id can be drafted for here."""
+        end = features.first + len(features.states)
+        mine = self.requests[0].prefix[: self.num_known]
+        same = (features.first, end) == (self.features.first, self.num_known)
+        return same and np.array_equal(request.prefix[:end], mine)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """The rows of one draft: the tokens whose states are not known, and masks."""
+
+    session: _Session
+    request: DraftRequest
+    token_ids: TokenIds  # [block_size]
+    num_given: int
+
+    @property
+    def positions(self) -> TokenIds:
+        first = self.session.num_known
+        return np.arange(first, first + len(self.token_ids), dtype=np.int32)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return min(self.request.num_draft_tokens, len(self.token_ids) - self.num_given)
+
+
+class DFlashRunner(HeadRunner):
+    """Makes lattices of known hidden states; a StateReader finds these."""
+
+    def __init__(
+        self, model: DFlashModel, layers: TargetLayers, target: TargetInfo, pruning: Pruning
+    ) -> None:
+        self._model = model
+        self._pruning = pruning
+        self._block_size = model.settings.block_size
+        super().__init__(layers, target, model.cache_shape, target.max_sequences, self._block_size)
+
+    @torch.inference_mode()
+    def lattices(
+        self, requests: Sequence[DraftRequest], features: Sequence[Features]
+    ) -> list[Lattice]:
+        """Return one lattice per request, in order, of block_size - 1 positions at most."""
+        found: dict[int, Lattice] = {}
+        left = list(range(len(requests)))
+        while left:
+            sessions: dict[str, _Session] = {}
+            places = [
+                place for place in left if self._joins(sessions, requests[place], features[place])
+            ]
+            left = [place for place in left if place not in places]
+            self._begin(sessions)
+            self._read(list(sessions.values()))
+            by_request = self._guess([self._block(sessions, requests[place]) for place in places])
+            found.update(zip(places, by_request, strict=True))
+        return [found[place] for place in range(len(requests))]
+
+    @property
+    def max_unknown(self) -> int:
+        """Most prefix tokens without known states, before the last, that a block can begin with."""
+        return self._block_size - 2
+
+    def _joins(
+        self, sessions: dict[str, _Session], request: DraftRequest, features: Features
+    ) -> bool:
+        """Add a request to the sessions of a forward, if it can be drafted for with them."""
+        session = sessions.get(request.request_id)
+        if session is None and len(sessions) < self._cache.num_slots:
+            sessions[request.request_id] = _Session([request], features)
+            return True
+        if session is None or not session.takes(request, features):
+            return False
+        session.requests.append(request)
+        return True
+
+    def _begin(self, sessions: dict[str, _Session]) -> None:
+        self._cache.begin_step()
+        for name, session in sessions.items():
+            most = len(session.token_ids)
+            session.slot, session.num_cached = self._cache.acquire(name, session.token_ids, most)
+
+    def _block(self, sessions: dict[str, _Session], request: DraftRequest) -> _Block:
+        session = sessions[request.request_id]
+        given = request.prefix[session.num_known :]
+        token_ids = np.full(self._block_size, self._model.settings.mask_token_id, np.int32)
+        token_ids[: len(given)] = given
+        return _Block(session, request, token_ids, len(given))
+
+    def _read(self, sessions: Sequence[_Session]) -> None:
+        """Put keys and values of the prefixes' new rows into the cache."""
+        while new := [one for one in sessions if one.num_cached < len(one.token_ids)]:
+            parts, room = [], MAX_CONTEXT_ROWS
+            for session in new:
+                start, end = session.num_cached, len(session.token_ids)
+                rows = slice(start, min(end, start + room))
+                room -= rows.stop - rows.start
+                parts.append((session, rows))
+                if not room:
+                    break
+            self._read_rows(parts)
+
+    def _read_rows(self, parts: Sequence[tuple[_Session, slice]]) -> None:
+        states = torch.cat([session.features.states[rows] for session, rows in parts])
+        positions = np.concatenate(
+            [session.features.first + np.arange(rows.start, rows.stop) for session, rows in parts]
+        )
+        padding = self._padding(len(states))
+        made = self._model.context(
+            self._padded_states(states, padding),
+            self._padded(positions, padding),
+        )
+        first = 0
+        for session, rows in parts:
+            last = first + rows.stop - rows.start
+            new = [layer[:, first:last] for layer in made]
+            self._cache.write(session.slot, rows.start, new)
+            self._cache.commit(session.slot, session.token_ids[rows], last - first)
+            session.num_cached, first = rows.stop, last
+
+    def _guess(self, blocks: Sequence[_Block]) -> list[Lattice]:
+        """Run blocks, and make lattices of their logits."""
+        padding = self._padding(self._block_size * len(blocks))
+        attention = _BlockAttention(self._model, self._cache, blocks, padding)
+        token_ids = np.concatenate([block.token_ids for block in blocks])
+        positions = np.concatenate([block.positions for block in blocks])
+        hidden = self._model(
+            self._layers.embed(self._padded(token_ids, padding)),
+            self._padded(positions, padding),
+            attention,
+        )
+        lengths = [block.num_draft_tokens for block in blocks]
+        firsts = [n * self._block_size + block.num_given for n, block in enumerate(blocks)]
+        wanted = [hidden[first : first + k] for first, k in zip(firsts, lengths, strict=True)]
+        pairs = zip(blocks, torch.split(self._logits(torch.cat(wanted)), lengths), strict=True)
+        ends = self._target.eos_token_ids
+        noisy = torch.cat([with_noise(rows, block.request, ends) for block, rows in pairs])
+        keeps = [block.request.num_alternatives > 0 for block in blocks]
+        found = most_probable(noisy, self._pruning.max_candidates)
+        return build_lattices(*found, lengths, self._pruning, keeps)
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits of the target's ids, [R, V] float32; -inf where nothing is drafted."""
+        model, num_ids = self._model, self._target.vocab_size
+        if model.head is None or model.token_ids is None:
+            logits = self._layers.logits(hidden)
+        else:
+            own = by_padded_rows(model.head, hidden).float()
+            shape = len(hidden), self._layers.vocab_size
+            logits = torch.full(shape, -torch.inf, device=own.device)
+            logits[:, model.token_ids] = own
+        logits[:, num_ids:] = -torch.inf
+        if model.settings.mask_token_id < num_ids:
+            logits[:, model.settings.mask_token_id] = -torch.inf
+        return logits
+
+
+class _BlockAttention:
+    """The `Attention` of blocks: rows see the prefix, and all of their block or what is before.
+
+    Blocks of one session stand at the same rows of its slot, one after the other.
+    """
+
+    def __init__(
+        self, model: DFlashModel, cache: KVCache, blocks: Sequence[_Block], num_padding: int
+    ) -> None:
+        self._is_causal = model.settings.causal_layers
+        self._parts = {
+            is_causal: PackedBatch(
+                [_segment(block, is_causal) for block in blocks], cache, num_padding=num_padding
+            )
+            for is_causal in set(self._is_causal)
+        }
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scoring: Scoring,
+    ) -> torch.Tensor:
+        return self._parts[self._is_causal[layer]].attend(layer, query, key, value, scoring)
+
+
+def _segment(block: _Block, is_causal: bool) -> Segment:
+    session = block.session
+    visible: Visible = "causal" if is_causal else "full"
+    return Segment(session.slot, session.num_cached, block.token_ids, block.positions, visible, ())

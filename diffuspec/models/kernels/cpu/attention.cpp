@@ -1,0 +1,274 @@
+#include "attention.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "block_sums.h"
+#include "columns.h"
+#include "gathered.h"
+#include "tile_attention.h"
+#include "vectors.h"
+
+namespace kernels {
+namespace {
+
+constexpr int kLine = 64;        // bytes that are fetched together
+constexpr int kSecondLevel = 2;  // the cache into which they are fetched
+
+// Has the processor fetch an array in advance. GCC leaves out calls of what does no more than this,
+// unless it is inlined.
+INLINE void fetch(const char* from, int64_t size) {
+  for (int64_t i = 0; i < size; i += kLine) __builtin_prefetch(from + i, 0, kSecondLevel);
+}
+
+// What a thread computes with, kept from one head to the next.
+struct Memory {
+  BlockSums sums;
+  Columns columns;
+  Gathered gathered;            // columns before `base` since its block began, then those listed
+  std::vector<int32_t> listed;  // these
+};
+
+// The attention of the query heads that share one key head. Queries stand in the order in which the
+// call takes its rows.
+class HeadAttention {
+ public:
+  // Meanwhile the keys and values of the head that is computed next are fetched.
+  HeadAttention(
+      const Type& type, const Attention& call, int kv_head, const Attention* next_call, int next_head,
+      Memory& memory)
+      : type_(type), call_(call), kv_head_(kv_head), group_(call.num_heads / call.num_kv_heads),
+        keys_(at(call.keys, type, kv_head * call.cache_head_stride)),
+        values_(at(call.values, type, kv_head * call.cache_head_stride)),
+        sums_(memory.sums), columns_(memory.columns), gathered_(memory.gathered),
+        listed_(memory.listed) {
+    if (next_call) {
+      next_keys_ = at(next_call->keys, type, next_head * call.cache_head_stride);
+      next_values_ = at(next_call->values, type, next_head * call.cache_head_stride);
+    }
+  }
+
+  void run() {
+    sums_.reset(call_.num_rows * group_, call_.dim);
+    for (int place = 0; place < call_.num_rows; ++place) read(place);
+    add_whole_blocks();
+    add_listed_columns();
+    for (int place = 0; place < call_.num_rows; ++place) write(place);
+  }
+
+ private:
+  char* key(int64_t row) const { return at(keys_, type_, row * call_.dim); }
+  char* value(int64_t row) const { return at(values_, type_, row * call_.dim); }
+  float* turned_key(int64_t row) const {
+    return reinterpret_cast<float*>(keys_) + turned_place(row, call_.dim);
+  }
+  int row_at(int place) const { return call_.lists.order[place]; }
+  int first_column(int row) const {
+    return call_.window ? std::max(0, call_.lists.positions[row] + 1 - call_.window) : 0;
+  }
+
+  // Has kLanes columns fetched of what is read after this head. The processor fetches by itself what
+  // follows within a page of 4 KiB, but heads lie further apart.
+  INLINE void fetch_next(int column) const {
+    if (!next_keys_) return;
+    const int64_t width = call_.dim * type_.size;
+    fetch(next_keys_ + column * width, kLanes * width);
+    fetch(next_values_ + column * width, kLanes * width);
+  }
+
+  void read(int place) {
+    for (int i = 0; i < group_; ++i) {
+      const int64_t head = kv_head_ * group_ + i;
+      const char* query = at(
+          call_.queries, type_,
+          row_at(place) * call_.query_row_stride + head * call_.query_head_stride);
+      type_.widen(query, &sums_.queries[size_t(place * group_ + i) * sums_.stride], call_.dim);
+    }
+  }
+
+  void add_whole_blocks() {  // all rows see them, but for windows
+    columns_.reset(type_, 1, call_.dim);
+    int lowest = call_.base;
+    for (int row = 0; row < call_.num_rows; ++row) lowest = std::min(lowest, first_column(row));
+    for (int b = lowest / kBlock; b < call_.base / kBlock; ++b) {
+      for (int i = 0; i < kBlock; i += kLanes) {
+        fetch_next(b * kBlock + i);
+        if (!call_.has_transposed_keys) columns_.put_keys(i, kLanes, key(b * kBlock + i));
+      }
+      if (call_.has_transposed_keys) columns_.use_keys(turned_key(b * kBlock));
+      columns_.put_values(0, kBlock, value(b * kBlock));
+      for (int place = 0; place < call_.num_rows; ++place) see(place, b, kBlock);
+      add(0, call_.num_rows, 0);
+    }
+  }
+
+  // Rows whose lists begin with each other's go together: in a chain these are all rows, in a tree
+  // those of a path.
+  void add_listed_columns() {
+    const int start = call_.base / kBlock * kBlock, num_before = call_.base - start;
+    for (int i = 0; i < num_before; i += kLanes) fetch_next(start + i);
+    int most = 0;
+    for (int row = 0; row < call_.num_rows; ++row) most = std::max(most, call_.lists.counts[row]);
+    columns_.reset(type_, (num_before + most + kBlock - 1) / kBlock, call_.dim);
+    listed_.clear();
+    for (int first = 0, end; first < call_.num_rows; first = end) {
+      end = end_of_path(first);
+      const int row = row_at(end - 1), num_seen = num_before + call_.lists.counts[row];
+      if (first == 0 && end == call_.num_rows && lists_next(row)) {
+        if (call_.has_transposed_keys) columns_.use_keys(turned_key(start));
+        else columns_.put_keys(0, num_seen, key(start));
+        columns_.put_values(0, num_seen, value(start));
+      } else {
+        if (first == 0) gather_before(start, num_before, most);
+        const int next = gather(row, num_before) / kLanes * kLanes;
+        const size_t from = next * gathered_.size;
+        if (call_.has_transposed_keys) columns_.use_keys(gathered_.turned_keys.data());
+        else columns_.put_keys(next, num_seen - next, &gathered_.keys[from]);
+        columns_.put_values(next, num_seen - next, &gathered_.values[from]);
+      }
+      for (int b = 0; b * kBlock < num_seen; ++b)
+        add_to_path(first, end, num_before, start / kBlock, b);
+    }
+  }
+
+  int end_of_path(int place) const {
+    do ++place;
+    while (place < call_.num_rows && call_.lists.goes_on(place));
+    return place;
+  }
+
+  // Whether a row lists the columns that follow those before `base`.
+  bool lists_next(int row) const {
+    const int32_t* columns = call_.lists.columns + call_.lists.starts[row];
+    for (int i = 0; i < call_.lists.counts[row]; ++i)
+      if (columns[i] != call_.base + i) return false;
+    return true;
+  }
+
+  void gather_before(int start, int num_before, int most) {
+    gathered_.reset(type_, num_before + most, call_.dim);
+    if (call_.has_transposed_keys) gathered_.put_turned_keys(num_before, turned_key(start));
+    else gathered_.put_keys(0, num_before, key(start));
+    gathered_.put_values(0, num_before, value(start));
+  }
+
+  // Gathers the columns that a row lists, but for those that stand there. Returns the first place that
+  // has changed, 0 at first.
+  int gather(int row, int num_before) {
+    const int32_t* columns = call_.lists.columns + call_.lists.starts[row];
+    const int32_t* end = columns + call_.lists.counts[row];
+    const int32_t* most = columns + std::min<size_t>(end - columns, listed_.size());
+    const int32_t* next = std::mismatch(columns, most, listed_.begin()).first;
+    const bool is_first = listed_.empty();
+    for (const int32_t* column = next; column < end; ++column) {
+      const int place = num_before + static_cast<int>(column - columns);
+      if (call_.has_transposed_keys) gathered_.put_turned_key(place, turned_key(*column));
+      else gathered_.put_keys(place, 1, key(*column));
+      gathered_.put_values(place, 1, value(*column));
+    }
+    listed_.assign(columns, end);
+    return is_first ? 0 : num_before + (next - columns);
+  }
+
+  // Adds block b of what stands there to the rows of a path that see something of it.
+  void add_to_path(int first, int end, int num_before, int num_whole, int b) {
+    for (int place = first; place < end; ++place)
+      see(place, num_whole + b, num_before + call_.lists.counts[row_at(place)] - b * kBlock);
+    const auto sees = [&](int place) {
+      return sums_.first[place * group_] < sums_.end[place * group_];
+    };
+    while (first < end && !sees(first)) ++first;  // their lists are shorter
+    while (first < end && !sees(end - 1)) --end;  // their windows begin later
+    add(first, end - first, b);
+  }
+
+  // Lets the row at a place see a block's columns before `end`.
+  void see(int place, int block, int end) {
+    const auto within = [](int column) { return std::min(std::max(column, 0), kBlock); };
+    const int first = within(first_column(row_at(place)) - block * kBlock);
+    std::fill_n(&sums_.first[place * group_], group_, first);
+    std::fill_n(&sums_.end[place * group_], group_, within(end));
+  }
+
+  void add(int place, int num_rows, int block) {
+    sums_.add(
+        place * group_, num_rows * group_, columns_.keys(block), columns_.values(block),
+        call_.scaling);
+  }
+
+  void write(int place) {
+    for (int i = 0; i < group_; ++i) {
+      const int query = place * group_ + i;
+      float* numbers = &sums_.outputs[size_t(query) * sums_.stride];
+      const float scale = 1.f / sums_.totals[query];
+      for (int d = 0; d < call_.dim; ++d) numbers[d] *= scale;
+      const int64_t head = int64_t{row_at(place)} * call_.num_heads + kv_head_ * group_ + i;
+      type_.narrow(numbers, at(call_.outputs, type_, head * call_.dim), call_.dim);
+    }
+  }
+
+  const Type& type_;
+  const Attention& call_;
+  const int kv_head_, group_;
+  char *keys_, *values_;                  // of this head
+  const char *next_keys_ = nullptr, *next_values_ = nullptr;  // of the next one
+  BlockSums& sums_;
+  Columns& columns_;
+  Gathered& gathered_;
+  std::vector<int32_t>& listed_;
+};
+
+// Copies rows' keys and values of a head into the cache.
+void keep(const Type& type, const Attention& call, int kv_head) {
+  char* keys = at(call.keys, type, kv_head * call.cache_head_stride);
+  char* values = at(call.values, type, kv_head * call.cache_head_stride);
+  const size_t size = call.dim * type.size;
+  for (int row = 0; row < call.num_rows; ++row) {
+    const int64_t from = kv_head * call.new_head_stride + row * call.new_row_stride;
+    const int64_t to = call.start + row;
+    const char* key = at(call.new_keys, type, from);
+    if (call.has_transposed_keys) {
+      float* turned = reinterpret_cast<float*>(keys) + turned_place(to, call.dim);
+      copy_apart(reinterpret_cast<const float*>(key), 1, turned, kLanes, call.dim);
+    } else {
+      std::memcpy(at(keys, type, to * call.dim), key, size);
+    }
+    std::memcpy(at(values, type, to * call.dim), at(call.new_values, type, from), size);
+  }
+}
+
+constexpr int64_t kWorthAThread = 1 << 22;  // multiplications
+
+int64_t num_products(const Attention& call) {
+  const int64_t num_columns = int64_t{call.base} + call.num_rows;
+  return int64_t{2} * call.num_rows * call.num_heads * call.dim * num_columns;
+}
+
+}  // namespace
+
+void attend(const Type& type, const Attention* calls, int num_calls, int num_threads) {
+  if (!num_calls) return;
+  int64_t work = 0;
+  for (int i = 0; i < num_calls; ++i) work += num_products(calls[i]);
+  const int num_heads = calls->num_kv_heads, num_tasks = num_calls * num_heads;
+  num_threads = std::min<int64_t>({num_threads, num_tasks, 1 + work / kWorthAThread});
+  const bool by_tiles = &type == &kTypes[kBfloat16] && can_attend_by_tiles(*calls);
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+  {
+#pragma omp for
+    for (int task = 0; task < num_tasks; ++task)  // all of them first: rows see those of other calls
+      keep(type, calls[task / num_heads], task % num_heads);
+#pragma omp for schedule(dynamic)
+    for (int task = 0; task < num_tasks; ++task) {
+      thread_local Memory memory;
+      const Attention& call = calls[task / num_heads];
+      const int next = task + 1;
+      const Attention* next_call = next < num_tasks ? &calls[next / num_heads] : nullptr;
+      if (by_tiles) attend_by_tiles(call, task % num_heads);
+      else HeadAttention(type, call, task % num_heads, next_call, next % num_heads, memory).run();
+    }
+  }
+}
+
+}  // namespace kernels

@@ -1,0 +1,70 @@
+#include "columns.h"
+
+#include <algorithm>
+
+namespace kernels {
+namespace {
+
+// Interleaves each row of the first half with its fellow of the second half.
+INLINE void interleave(const Floats* rows, Floats* turned) {
+  const Ints low = kLane<kLanes> / 2 + kLane<kLanes> % 2 * kLanes, high = low + kLanes / 2;
+#pragma GCC unroll 8
+  for (int i = 0; i < kLanes / 2; ++i) {
+    turned[2 * i] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], low);
+    turned[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], high);
+  }
+}
+
+// Writes the transpose of 16 x 16 numbers.
+FOR_EVERY_CPU void transpose(const float* from, int from_stride, float* to, int to_stride) {
+  Floats rows[kLanes], turned[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) rows[i] = load(from + i * from_stride);
+  interleave(rows, turned);
+  interleave(turned, rows);
+  interleave(rows, turned);
+  interleave(turned, rows);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) store(to + i * to_stride, rows[i]);
+}
+
+}  // namespace
+
+void Columns::reset(const Type& type, int num_blocks, int dim) {
+  type_ = &type;
+  dim_ = dim;
+  stride_ = padded(dim);
+  size_ = int64_t{kBlock} * stride_;
+  turned_.resize(num_blocks * size_);  // the last columns' padding included
+  group_.resize(kLanes * stride_);
+  if (!lies_ready()) widened_.resize(num_blocks * size_);
+}
+
+void Columns::put_keys(int64_t place, int count, const char* keys) {
+  keys_ = turned_.data();
+  for (int i = 0; i < count; i += kLanes)
+    turn_keys(place + i, std::min(kLanes, count - i), at(keys, *type_, i * dim_));
+}
+
+void Columns::put_values(int64_t place, int count, const char* values) {
+  if (lies_ready()) {
+    values_ = reinterpret_cast<const float*>(values) - place * stride_;
+    return;
+  }
+  values_ = widened_.data();
+  for (int i = 0; i < count; ++i)
+    type_->widen(at(values, *type_, i * dim_), &widened_[(place + i) * stride_], dim_);
+}
+
+void Columns::turn_keys(int64_t place, int count, const char* keys) {
+  const float* group = reinterpret_cast<const float*>(keys);
+  if (!lies_ready() || count < kLanes) {
+    for (int i = 0; i < count; ++i)
+      type_->widen(at(keys, *type_, i * dim_), &group_[i * stride_], dim_);
+    group = group_.data();
+  }
+  float* to = &turned_[place * dim_];
+  for (int i = 0; i < stride_; i += kLanes) transpose(group + i, stride_, to + i * kLanes, kLanes);
+}
+
+}  // namespace kernels

@@ -1,0 +1,19 @@
+// The largest numbers of rows, and their log-probabilities under softmax.
+
+#pragma once
+
+#include <cstdint>
+
+namespace kernels {
+
+struct Largest {
+  const float* logits;  // [num_rows, width]
+  int32_t* columns;     // of the largest of each row, [num_rows, count]: largest first
+  float* logprobs;      // [num_rows, count]
+  int num_rows, width, count;  // count: at most width
+};
+
+// Of equal numbers the first come first. Rows with NaN, or without a finite number, have NaN.
+void find_largest(const Largest& call);
+
+}  // namespace kernels

@@ -1,0 +1,22 @@
+// The generation of the processor by which products are computed.
+
+#pragma once
+
+namespace kernels {
+
+enum Level {
+  kNoProducts = 0,
+  kNarrow = 3,  // x86-64-v3: AVX2, FMA and F16C
+  kWide = 4,    // x86-64-v4 with VNNI
+  kTiled = 5,   // AMX
+};
+
+Level own_level();  // of this machine
+Level level();      // the one in use: the machine's own, or a lower one
+void use_level(Level lower);
+
+bool has_tiles();
+bool has_vectors();           // of any width
+bool has_bfloat16_vectors();  // wide ones that multiply bfloat16
+
+}  // namespace kernels

@@ -1,0 +1,73 @@
+#include "numbers.h"
+
+#include <cstring>
+
+#include "vectors.h"
+
+namespace kernels {
+namespace {
+
+INLINE uint32_t bits_of(float number) {
+  uint32_t bits;
+  std::memcpy(&bits, &number, sizeof bits);
+  return bits;
+}
+
+INLINE float float_of(uint32_t bits) {
+  float number;
+  std::memcpy(&number, &bits, sizeof number);
+  return number;
+}
+
+void copy(const void* from, void* to, int count) {
+  if (from != to) std::memcpy(to, from, count * sizeof(float));
+}
+void copy_in(const void* from, float* to, int count) { copy(from, to, count); }
+void copy_out(const float* from, void* to, int count) { copy(from, to, count); }
+
+FOR_EVERY_CPU void widen_bfloat16(const void* from, float* to, int count) {
+  const uint16_t* halves = static_cast<const uint16_t*>(from);
+  for (int i = 0; i < count; ++i) to[i] = float_of(uint32_t{halves[i]} << 16);
+}
+
+FOR_EVERY_CPU void narrow_bfloat16(const float* from, void* to, int count) {
+  uint16_t* halves = static_cast<uint16_t*>(to);
+  for (int i = 0; i < count; ++i) {
+    const uint32_t bits = bits_of(from[i]);
+    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    halves[i] = (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded;
+  }
+}
+
+FOR_EVERY_CPU void widen_float16(const void* from, float* to, int count) {
+  const uint16_t* halves = static_cast<const uint16_t*>(from);
+  for (int i = 0; i < count; ++i) {
+    const uint32_t bits = halves[i], magnitude = (bits & 0x7fff) << 13;
+    const uint32_t scaled = bits_of(float_of(magnitude) * 0x1p112f);  // subnormal numbers, too
+    const uint32_t found = (bits & 0x7c00) == 0x7c00 ? magnitude | 0x7f800000 : scaled;
+    to[i] = float_of(found | (bits & 0x8000) << 16);
+  }
+}
+
+FOR_EVERY_CPU void narrow_float16(const float* from, void* to, int count) {
+  uint16_t* halves = static_cast<uint16_t*>(to);
+  for (int i = 0; i < count; ++i) {
+    const uint32_t bits = bits_of(from[i]), magnitude = bits & 0x7fffffff;
+    const uint32_t normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+    const uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
+    uint32_t found = magnitude < 113u << 23 ? subnormal : normal;
+    found = magnitude >= 0x477ff000 ? 0x7c00 : found;
+    found = magnitude > 0x7f800000 ? 0x7e00 : found;
+    halves[i] = found | (bits >> 16 & 0x8000);
+  }
+}
+
+}  // namespace
+
+const Type kTypes[] = {
+    {4, copy_in, copy_out},
+    {2, widen_bfloat16, narrow_bfloat16},
+    {2, widen_float16, narrow_float16},
+};
+
+}  // namespace kernels

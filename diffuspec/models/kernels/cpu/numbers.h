@@ -1,0 +1,38 @@
+// Numbers as they lie in memory: float32, bfloat16 and float16, all computed with as float32.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace kernels {
+
+using Numbers = std::vector<float>;
+
+struct Type {
+  size_t size;
+  void (*widen)(const void* from, float* to, int count);
+  void (*narrow)(const float* from, void* to, int count);  // to the nearest, ties to even
+};
+
+enum TypeIndex { kFloat32, kBfloat16, kFloat16 };
+extern const Type kTypes[];  // by TypeIndex
+
+inline const char* at(const void* array, const Type& type, int64_t index) {
+  return static_cast<const char*>(array) + index * static_cast<int64_t>(type.size);
+}
+
+inline char* at(void* array, const Type& type, int64_t index) {
+  return static_cast<char*>(array) + index * static_cast<int64_t>(type.size);
+}
+
+// The float32 numbers of an array: itself if it holds such, else widened into `room`.
+inline const float* widened(const Type& type, const void* from, int count, Numbers& room) {
+  if (&type == &kTypes[kFloat32]) return static_cast<const float*>(from);
+  room.resize(count);
+  type.widen(from, room.data(), count);
+  return room.data();
+}
+
+}  // namespace kernels

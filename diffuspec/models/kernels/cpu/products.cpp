@@ -1,0 +1,34 @@
+#include "products.h"
+
+#include "level.h"
+#include "quantized_products.h"
+#include "tile_products.h"
+#include "vector_products.h"
+
+namespace kernels {
+namespace {
+
+constexpr int kMostRows = 256;  // at a time, so that they stay in the second-level cache
+
+void multiply_some(const Type& type, const Product& call, int num_threads) {
+  if (call.matrix.num_parts) multiply_quantized(type, call, num_threads);
+  else if (&type == &kTypes[kBfloat16] && has_tiles()) multiply_by_tiles(call, num_threads);
+  else if (level() >= kWide) multiply_by_wide_vectors(type, call, num_threads);
+  else multiply_by_narrow_vectors(type, call, num_threads);
+}
+
+}  // namespace
+
+void multiply(const Type& type, const Product& call, int num_threads) {
+  const int num_parts = (call.num_rows + kMostRows - 1) / kMostRows;
+  for (int part = 0; part < num_parts; ++part) {
+    const int64_t first = int64_t{call.num_rows} * part / num_parts;
+    const int64_t end = int64_t{call.num_rows} * (part + 1) / num_parts;
+    multiply_some(
+        type, {call.matrix, at(call.inputs, type, first * call.matrix.num_inputs),
+               at(call.outputs, type, first * call.matrix.num_outputs), int(end - first)},
+        num_threads);
+  }
+}
+
+}  // namespace kernels

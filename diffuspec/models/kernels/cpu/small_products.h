@@ -1,0 +1,131 @@
+// Products of float32 rows and columns whose sums stay in registers, step after step.
+//
+// Each sum is one chain of fused additions, from the first step to the last, whatever the registers'
+// width and number, and whatever else is computed beside it.
+
+#pragma once
+
+#include <cstdint>
+
+#include "level.h"
+#include "vectors.h"
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define ON_WIDE_REGISTERS __attribute__((target("arch=x86-64-v4"), noinline))
+#define ON_NARROW_REGISTERS __attribute__((target("arch=x86-64-v3"), noinline))
+#else
+#define ON_WIDE_REGISTERS
+#define ON_NARROW_REGISTERS
+#endif
+
+namespace kernels {
+
+// How many numbers a register holds, and of how many rows and times kLanes columns sums fit.
+struct WideRegisters {
+  static constexpr int kNumbers = 16, kRows = 6, kVectors = 4;
+};
+
+struct NarrowRegisters {
+  static constexpr int kNumbers = 8, kRows = 3, kVectors = 2;
+};
+
+struct OtherRegisters {
+  static constexpr int kNumbers = 4, kRows = 4, kVectors = 1;
+};
+
+// Returns the one of three functions that is compiled for the level in use.
+template <class Function>
+Function* fitting(Function* wide, Function* narrow, Function* other) {
+  return level() >= kWide ? wide : level() >= kNarrow ? narrow : other;
+}
+
+// Adds rows * columns to sums.
+struct SmallProduct {
+  const float* rows;  // [num_rows, num_steps]
+  int64_t row_stride;
+  const float* columns;  // vectors of kLanes columns, [num_vectors, num_steps, kLanes]
+  int64_t vector_stride, step_stride;
+  int num_steps;
+  float* sums;  // [num_rows, num_vectors * kLanes]
+  int64_t sum_stride;
+  bool begins;                     // the sums with 0
+  const float* factors = nullptr;  // of rows, by which their sums are multiplied before, or null
+};
+
+// Computes N rows and V vectors of columns.
+template <class Registers, int N, int V>
+INLINE void multiply_tile(const SmallProduct& call, int row, int vector) {
+  using Numbers = typename VectorOf<Registers::kNumbers>::Floats;
+  constexpr int kParts = kLanes / Registers::kNumbers, kAll = V * kParts;
+  const float* rows = call.rows + row * call.row_stride;
+  const float* columns = call.columns + vector * call.vector_stride;
+  float* to = call.sums + row * call.sum_stride + vector * kLanes;
+  Numbers sums[N][kAll] = {};
+  if (!call.begins) {
+#pragma GCC unroll 6
+    for (int i = 0; i < N; ++i) {
+      const float factor = call.factors ? call.factors[row + i] : 1.f;
+#pragma GCC unroll 4
+      for (int v = 0; v < kAll; ++v)
+        sums[i][v] = factor * read<Numbers>(to + i * call.sum_stride + v * Registers::kNumbers);
+    }
+  }
+  for (int step = 0; step < call.num_steps; ++step, ++rows, columns += call.step_stride) {
+    Numbers column[kAll];
+#pragma GCC unroll 4
+    for (int v = 0; v < kAll; ++v)
+      column[v] = read<Numbers>(
+          columns + v / kParts * call.vector_stride + v % kParts * Registers::kNumbers);
+#pragma GCC unroll 6
+    for (int i = 0; i < N; ++i) {
+      const float number = rows[i * call.row_stride];
+#pragma GCC unroll 4
+      for (int v = 0; v < kAll; ++v) sums[i][v] = number * column[v] + sums[i][v];
+    }
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < N; ++i)
+#pragma GCC unroll 4
+    for (int v = 0; v < kAll; ++v)
+      write(to + i * call.sum_stride + v * Registers::kNumbers, sums[i][v]);
+}
+
+// Computes N rows, at most Registers::kRows.
+template <class Registers, int N>
+INLINE void multiply_few_rows(const SmallProduct& call, int row, int num_vectors) {
+  int vector = 0;
+  if constexpr (Registers::kVectors >= 4)
+    for (; vector + 4 <= num_vectors; vector += 4)
+      multiply_tile<Registers, N, 4>(call, row, vector);
+  if constexpr (Registers::kVectors >= 2)
+    for (; vector + 2 <= num_vectors; vector += 2)
+      multiply_tile<Registers, N, 2>(call, row, vector);
+  for (; vector < num_vectors; ++vector) multiply_tile<Registers, N, 1>(call, row, vector);
+}
+
+// Calls `compute(row, size)` for groups of rows whose sums fill the registers, of even sizes: `size`
+// is a constant of its type.
+template <class Registers, class Compute>
+INLINE void for_each_few_rows(int num_rows, Compute compute) {
+  for (int row = 0, size; row < num_rows; row += size) {
+    const int left = num_rows - row;
+    size = (left - 1) / ((left + Registers::kRows - 1) / Registers::kRows) + 1;
+    switch (size) {
+      case 6: if constexpr (Registers::kRows >= 6) compute(row, Count<6>()); break;
+      case 5: if constexpr (Registers::kRows >= 5) compute(row, Count<5>()); break;
+      case 4: if constexpr (Registers::kRows >= 4) compute(row, Count<4>()); break;
+      case 3: if constexpr (Registers::kRows >= 3) compute(row, Count<3>()); break;
+      case 2: compute(row, Count<2>()); break;
+      case 1: compute(row, Count<1>()); break;
+    }
+  }
+}
+
+template <class Registers>
+INLINE void multiply_rows(const SmallProduct& call, int num_rows, int num_vectors) {
+  for_each_few_rows<Registers>(num_rows, [&](int row, auto size) __attribute__((always_inline)) {
+    multiply_few_rows<Registers, decltype(size)::value>(call, row, num_vectors);
+  });
+}
+
+}  // namespace kernels

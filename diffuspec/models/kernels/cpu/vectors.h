@@ -1,0 +1,129 @@
+// Vectors of float32 numbers, compiled for several generations of processors.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#define INLINE inline __attribute__((always_inline))
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+// Compiled for three generations of processors; the loader takes the one for this machine.
+#define FOR_EVERY_CPU \
+  __attribute__((noinline, target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FOR_EVERY_CPU
+#endif
+
+
+namespace kernels {
+
+constexpr int kLanes = 16;
+template <int kCount>
+struct VectorOf {
+  typedef float Floats __attribute__((vector_size(4 * kCount)));
+  typedef int32_t Ints __attribute__((vector_size(4 * kCount)));
+};
+using Floats = VectorOf<kLanes>::Floats;
+using Ints = VectorOf<kLanes>::Ints;
+template <int kCount>
+using Count = std::integral_constant<int, kCount>;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+template <class Vector>
+INLINE Vector read(const void* from) {
+  Vector value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+template <class Vector>
+INLINE void write(void* to, Vector value) {
+  std::memcpy(to, &value, sizeof value);
+}
+
+INLINE Floats load(const float* from) { return read<Floats>(from); }
+
+INLINE void store(float* to, Floats value) { write(to, value); }
+
+constexpr int padded(int count) { return (count + kLanes - 1) / kLanes * kLanes; }
+
+template <int kCount>
+constexpr typename VectorOf<kCount>::Ints kLane = {};
+template <>
+inline constexpr VectorOf<4>::Ints kLane<4> = {0, 1, 2, 3};
+template <>
+inline constexpr VectorOf<8>::Ints kLane<8> = {0, 1, 2, 3, 4, 5, 6, 7};
+template <>
+inline constexpr VectorOf<16>::Ints kLane<16> = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                 8, 9, 10, 11, 12, 13, 14, 15};
+
+template <class Vector>
+INLINE Vector larger(Vector one, Vector other) {
+  return one > other ? one : other;
+}
+
+template <class Vector>
+INLINE Vector smaller(Vector one, Vector other) {
+  return one < other ? one : other;
+}
+
+// Joins kLanes numbers, which `parts` holds one after another: those at a distance of 8, 4, 2 and 1.
+template <class Vector, int kParts, class Join>
+INLINE float join(Vector (&parts)[kParts], Join pair) {
+  constexpr int kCount = sizeof(Vector) / sizeof(float);
+  static_assert(kCount * kParts == kLanes);
+#pragma GCC unroll 2
+  for (int half = kParts / 2; half; half /= 2)
+#pragma GCC unroll 2
+    for (int i = 0; i < half; ++i) parts[i] = pair(parts[i], parts[i + half]);
+  Vector all = parts[0];
+  if constexpr (kCount > 8) all = pair(all, __builtin_shuffle(all, kLane<kCount> ^ 8));
+  if constexpr (kCount > 4) all = pair(all, __builtin_shuffle(all, kLane<kCount> ^ 4));
+  all = pair(all, __builtin_shuffle(all, kLane<kCount> ^ 2));
+  all = pair(all, __builtin_shuffle(all, kLane<kCount> ^ 1));
+  return all[0];
+}
+
+template <class Vector, int kParts>
+INLINE float sum_of(Vector (&parts)[kParts]) {
+  const auto add = [](Vector one, Vector other)
+      __attribute__((always_inline)) { return one + other; };
+  return join(parts, add);
+}
+
+template <class Vector, int kParts>
+INLINE float largest_of(Vector (&parts)[kParts]) {
+  const auto choose = [](Vector one, Vector other)
+      __attribute__((always_inline)) { return larger(one, other); };
+  return join(parts, choose);
+}
+
+// `exponential` of what is not above 88.
+template <class Vector>
+INLINE Vector exponential_up_to_88(Vector x) {
+  using Whole = decltype(x < x);
+  x = larger(Vector{} - 88.f, x);  // in this order, so that NaN stays NaN
+  const float magic = 12582912.f;  // 1.5 * 2^23: adding it rounds to a whole number
+  Vector whole = (x * 1.44269504088896341f + magic) - magic;
+  Vector rest = x - whole * 0.693359375f - whole * -2.12194440e-4f;
+  Vector sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
+  sum = sum * rest + 8.3334519073e-3f;
+  sum = sum * rest + 4.1665795894e-2f;
+  sum = sum * rest + 1.6666665459e-1f;
+  sum = sum * rest + 5.0000001201e-1f;
+  sum = sum * (rest * rest) + rest + 1.f;
+  Whole power = (__builtin_convertvector(whole, Whole) + 127) << 23;
+  Vector scale;
+  std::memcpy(&scale, &power, sizeof scale);
+  return sum * scale;
+}
+
+// e^x with the polynomial of Cephes' expf; 0 below -87.7, and e^88 above 88.
+template <class Vector>
+INLINE Vector exponential(Vector x) {
+  return exponential_up_to_88(smaller(Vector{} + 88.f, x));
+}
+
+}  // namespace kernels

@@ -1,0 +1,166 @@
+"""Decoder layers of the Llama family as one operation, of products that are `MatrixProduct`s."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from diffuspec.models.kernels import operations
+from diffuspec.models.kernels.operations import ColumnAddresses
+from diffuspec.models.kernels.products import Matrix, MatrixProduct
+
+if operations.is_available:
+    from diffuspec.models.kernels import _cpu
+
+
+class _Layer(ctypes.Structure):
+    """See cpu/layer.h."""
+
+    _fields_ = (
+        ("input_norm", ctypes.c_void_p),
+        ("output_norm", ctypes.c_void_p),
+        ("query_norm", ctypes.c_void_p),
+        ("key_norm", ctypes.c_void_p),
+        ("qkv", Matrix),
+        ("output", Matrix),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+        ("index", ctypes.c_int),
+        ("num_heads", ctypes.c_int),
+        ("num_kv_heads", ctypes.c_int),
+        ("dim", ctypes.c_int),
+        ("window", ctypes.c_int),
+        ("epsilon", ctypes.c_float),
+        ("scaling", ctypes.c_float),
+    )
+
+
+class _Piece(ctypes.Structure):
+    """See cpu/layer.h."""
+
+    _fields_ = (
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("layer_stride", ctypes.c_int64),
+        ("head_stride", ctypes.c_int64),
+        ("has_transposed_keys", ctypes.c_int64),
+        ("order", ctypes.c_void_p),
+        ("starts", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
+        ("columns", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("first_row", ctypes.c_int),
+        ("num_rows", ctypes.c_int),
+        ("start", ctypes.c_int),
+        ("base", ctypes.c_int),
+    )
+
+
+class SlotMemory(NamedTuple):
+    """Where the keys and values of a cache's slot lie."""
+
+    keys: int  # address of layer 0's
+    values: int
+    layer_stride: int  # bytes between layers
+    head_stride: int  # numbers between heads
+    has_transposed_keys: bool  # see `operations.attend`
+
+
+class AttentionPieces:
+    """The cache columns that the rows of a forward see, in all layers."""
+
+    def __init__(
+        self, segments: Sequence[tuple[SlotMemory, Sequence[ColumnAddresses], int]]
+    ) -> None:
+        """Each segment has its slot's memory, its rows and their number."""
+        self._rows = [rows for _, rows, _ in segments]  # which own what is pointed at
+        pieces, first = [], 0
+        for memory, rows, num_rows in segments:
+            for part in rows:
+                row = part.first_row
+                place = first + row, part.num_rows, part.start + row, part.base
+                pieces.append(_Piece(*memory, *part.addresses, *place))
+            first += num_rows
+        self.count = len(pieces)
+        self._pieces = (_Piece * self.count)(*pieces)
+        self.address = ctypes.addressof(self._pieces)
+
+
+class Products(NamedTuple):
+    """The products of a layer."""
+
+    qkv: MatrixProduct
+    output: MatrixProduct
+    gate_up: MatrixProduct
+    down: MatrixProduct
+
+
+class Norms(NamedTuple):
+    """The weights of a layer's norms; None where it has none: most families for their heads."""
+
+    input: Tensor | None
+    output: Tensor
+    query: Tensor | None = None
+    key: Tensor | None = None
+
+
+class LayerWeights:
+    """A layer that computes what `FusedDecoderLayer` does."""
+
+    def __init__(
+        self,
+        products: Products,
+        norms: Norms,
+        *,
+        index: int,
+        num_heads: int,
+        num_kv_heads: int,
+        dim: int,
+        window: int | None,
+        epsilon: float,
+        scaling: float,
+    ) -> None:
+        """A window and the norms' epsilon are those of `operations`; index is the layer's."""
+        self.owners = products, norms  # of what the structure points at
+        self.structure = _Layer(
+            *(None if norm is None else norm.data_ptr() for norm in norms),
+            *(product.matrix for product in products),
+            index,
+            num_heads,
+            num_kv_heads,
+            dim,
+            window or 0,
+            epsilon,
+            scaling,
+        )
+
+
+class LayerStack:
+    """Successive layers, computed in one call to the same bits as one by one."""
+
+    def __init__(self, layers: Sequence[LayerWeights]) -> None:
+        self._owners = [layer.owners for layer in layers]
+        self._layers = (_Layer * len(layers))(*(layer.structure for layer in layers))
+        self._address = ctypes.addressof(self._layers)
+
+    def __call__(self, rows: Tensor, cos: Tensor, sin: Tensor, pieces: AttentionPieces) -> Tensor:
+        """Return the outputs of rows [T, H], of which `pieces` has all; angles are [T, dim]."""
+        rows, outputs = rows.contiguous(), torch.empty_like(rows)
+        _cpu.decode(
+            operations.TYPES[rows.dtype],
+            torch.get_num_threads(),
+            self._address,
+            len(self._layers),
+            rows.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            outputs.data_ptr(),
+            len(rows),
+            pieces.address,
+            pieces.count,
+        )
+        return outputs

@@ -1,0 +1,53 @@
+"""The generation of the processor by which products on a CPU are computed: see cpu/level.h."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+from diffuspec.core.devices import CPU_LEVEL_VARIABLE, CPU_LEVELS, wanted_cpu_level
+from diffuspec.core.errors import ConfigError
+from diffuspec.models.kernels import operations
+
+if operations.is_available:
+    from diffuspec.models.kernels import _cpu
+
+logger = logging.getLogger(__name__)
+
+_NUMBERS = dict(zip(CPU_LEVELS, (0, 3, 4, 5), strict=True))
+
+
+def own_level() -> str:
+    """Return the highest level of this machine, one of CPU_LEVELS."""
+    return _name(_cpu.own_level()) if operations.is_available else "none"
+
+
+def level() -> str:
+    """Return the level in use."""
+    return _name(_cpu.level()) if operations.is_available else "none"
+
+
+def use_level(name: str) -> None:
+    """Compute products by a level of this machine, for models that are loaded from now on.
+
+    Raises ConfigError if the machine lacks it.
+    """
+    if _NUMBERS[name] > _NUMBERS[own_level()]:
+        raise ConfigError(
+            f"{CPU_LEVEL_VARIABLE} is {name}, which this processor lacks: it has {own_level()}"
+        )
+    if operations.is_available:
+        _cpu.use_level(_NUMBERS[name])
+
+
+@functools.cache
+def use_wanted_level() -> None:
+    """Use the level that the environment asks for, once in a process. Raises ConfigError."""
+    wanted = wanted_cpu_level()
+    if wanted is not None:
+        use_level(wanted)
+    logger.info("products on the CPU: %s of %s", level(), own_level())
+
+
+def _name(number: int) -> str:
+    return next(name for name, one in _NUMBERS.items() if one == number)

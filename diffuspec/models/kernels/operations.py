@@ -1,0 +1,222 @@
+"""Norms, rotary positions, gated activations and attention over rows.
+
+torch needs some 40 operations for this part of a decoder layer, and a step of few rows spends as
+long on starting them as on reading the weights. A row's result does not depend on the other rows,
+to the last bit. Tensors are of one of TYPES, and contiguous unless a docstring says otherwise. They
+are on the CPU; norms, rotations and gates also run on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import accumulate
+from typing import NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diffuspec.models.kernels.triton.availability import is_available as is_available_on_gpu
+
+try:
+    from diffuspec.models.kernels import _cpu
+except ImportError:  # it was installed without a C++ compiler
+    is_available = False
+else:
+    is_available = True
+
+with contextlib.suppress(ImportError):  # a torch without Triton: see `can_run_on`
+    from diffuspec.models.kernels.triton import operations as gpu
+
+KEY_BLOCK = 16  # columns whose keys are transposed together: kLanes of cpu/vectors.h
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in cpu/numbers.h
+
+
+def norm(inputs: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Return inputs / sqrt(mean(inputs^2) + epsilon) * weight over the last dimension, [..., H]."""
+    return _normalise(inputs, None, None, weight, epsilon)
+
+
+def norm_of_sum(
+    inputs: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs + added, and the `norm` of that."""
+    sums = torch.empty_like(inputs)
+    return sums, _normalise(inputs, added, sums, weight, epsilon)
+
+
+def _normalise(
+    inputs: torch.Tensor,
+    added: torch.Tensor | None,
+    sums: torch.Tensor | None,
+    weight: torch.Tensor,
+    epsilon: float,
+) -> torch.Tensor:
+    if inputs.is_cuda:
+        return gpu.normalise(inputs, added, sums, weight, epsilon)
+    outputs, width = torch.empty_like(inputs), len(weight)
+    _cpu.normalise(
+        TYPES[inputs.dtype],
+        inputs.data_ptr(),
+        0 if added is None else added.data_ptr(),
+        weight.data_ptr(),
+        0 if sums is None else sums.data_ptr(),
+        outputs.data_ptr(),
+        inputs.numel() // width,
+        width,
+        epsilon,
+    )
+    return outputs
+
+
+def rotate(
+    rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, num_heads: int, dim: int
+) -> None:
+    """Turn the first num_heads * dim numbers of each row, [T, W], by its angles, [T, dim].
+
+    Each head's halves are turned against each other, as by transformers' `rotate_half`.
+    """
+    if rows.is_cuda:
+        gpu.rotate(rows, cos, sin, num_heads, dim)
+        return
+    _cpu.rotate(
+        TYPES[rows.dtype],
+        rows.data_ptr(),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        len(rows),
+        rows.shape[1],
+        num_heads,
+        dim,
+    )
+
+
+def gate(inputs: torch.Tensor) -> torch.Tensor:
+    """Return silu(gates) * values of rows [T, 2 * W] that hold W gates, then W values."""
+    if inputs.is_cuda:
+        return gpu.gate(inputs)
+    num_rows, width = len(inputs), inputs.shape[1] // 2
+    outputs = inputs.new_empty(num_rows, width)
+    _cpu.gate(TYPES[inputs.dtype], inputs.data_ptr(), outputs.data_ptr(), num_rows, width)
+    return outputs
+
+
+def can_run_on(device: torch.device) -> bool:
+    """Whether there are kernels for this kind of device."""
+    return is_available_on_gpu() if device.type == "cuda" else is_available
+
+
+class ColumnAddresses(NamedTuple):
+    """Successive rows of a segment, and the cache columns that each of them sees.
+
+    All see the columns before `base`. Row r also sees counts[r] further cache columns, listed from
+    columns[starts[r]] on and computed as if they were at base, base + 1 and so on. Rows are taken
+    in the given order: fastest with similar columns next to each other.
+    """
+
+    first_row: int  # counted from the segment's first
+    num_rows: int
+    start: int  # the segment's in the cache
+    base: int
+    addresses: tuple[int, int, int, int, int]  # of order, starts, counts, columns, positions
+    table: NDArray[np.int32]  # which holds them
+
+    @classmethod
+    def listed(
+        cls,
+        first_row: int,
+        start: int,
+        base: int,
+        order: NDArray[np.integer],
+        starts: NDArray[np.integer],
+        counts: NDArray[np.integer],
+        columns: NDArray[np.integer],
+        positions: NDArray[np.integer],
+    ) -> Self:
+        """Return rows with lists of their own."""
+        arrays = order, starts, counts, columns, positions
+        table = np.concatenate(arrays, dtype=np.int32)
+        sizes = (table.itemsize * len(array) for array in arrays[:-1])
+        order_at, starts_at, counts_at, columns_at, positions_at = accumulate(
+            sizes, initial=_address(table)
+        )
+        addresses = order_at, starts_at, counts_at, columns_at, positions_at
+        return cls(first_row, len(order), start, base, addresses, table)
+
+
+class ChainColumns:
+    """Makes the rows of chains, whose lists are parts of one table: the integers, and zeros."""
+
+    def __init__(self, max_len: int) -> None:
+        """Rows stand below max_len."""
+        parts = np.arange(max_len + 1), np.zeros(max_len)
+        self._table = np.concatenate(parts, dtype=np.int32, casting="unsafe")
+        self._size = self._table.itemsize
+        self._integers = _address(self._table)
+        self._zeros = self._integers + len(parts[0]) * self._size
+
+    def rows(self, first_row: int, num_rows: int, start: int) -> ColumnAddresses:
+        """Return rows of a segment at `start` that see themselves and all rows before them."""
+        base = start + first_row
+        columns = self._integers + base * self._size
+        counts = self._integers + self._size  # from 1 on
+        addresses = self._integers, self._zeros, counts, columns, columns
+        return ColumnAddresses(first_row, num_rows, start, base, addresses, self._table)
+
+
+def _address(table: NDArray[np.int32]) -> int:
+    address: int = table.__array_interface__["data"][0]
+    return address
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    output: torch.Tensor,
+    rows: ColumnAddresses,
+    scaling: float,
+    window: int | None,
+    has_transposed_keys: bool = False,
+) -> None:
+    """Write keys and values of the rows into the cache, and their attention into the output.
+
+    query [heads, T, dim], key and value [kv_heads, T, dim] of the whole segment, in any order of
+    the first two dimensions; keys and values [kv_heads, max_len, dim] of the cache; output
+    [T, heads, dim]. With a window, a row at position p sees columns above p - window only. With
+    has_transposed_keys, keys of the cache are transposed in blocks, [max_len / KEY_BLOCK, dim,
+    KEY_BLOCK], and all tensors are float32.
+    """
+    if query.stride(2) != 1:
+        query = query.contiguous()
+    if key.stride(2) != 1 or value.stride() != key.stride():
+        key, value = key.contiguous(), value.contiguous()
+    size, first = query.element_size(), rows.first_row
+    num_heads, _, dim = query.shape
+    _cpu.attend(
+        TYPES[query.dtype],
+        torch.get_num_threads(),
+        query.data_ptr() + first * query.stride(1) * size,
+        query.stride(0),
+        query.stride(1),
+        key.data_ptr() + first * key.stride(1) * size,
+        value.data_ptr() + first * key.stride(1) * size,
+        key.stride(0),
+        key.stride(1),
+        keys.data_ptr(),
+        values.data_ptr(),
+        keys.stride(0),
+        output.data_ptr() + first * num_heads * dim * size,
+        rows.num_rows,
+        num_heads,
+        len(keys),
+        dim,
+        rows.start + first,
+        rows.base,
+        *rows.addresses,
+        scaling,
+        window or 0,
+        has_transposed_keys,
+    )

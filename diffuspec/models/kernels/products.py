@@ -1,0 +1,217 @@
+"""Products of rows and a weight matrix on a CPU, packed in the order in which it is read.
+
+A step has few rows, so most of its time goes into reading weights: packed, they arrive at the speed
+of memory, in a third of the time of oneDNN's layout. A row's output does not depend on the other
+rows, to the last bit. There are kernels for
+
+- bfloat16 on processors with AMX: 16 rows take little longer than one;
+- float32 with AVX2 (x86-64-v3), or AVX-512 and VNNI, to the same bits; weights are kept in 16 bits
+  if that changes none of them, as in most checkpoints, which were saved in 16 bits;
+- bfloat16 with AVX-512's bfloat16 instructions, twice as fast as float32.
+
+In int8 there is half as much to read. Rows are then rounded to 8 bits of their largest number as
+well: good enough for drafts, which change no token.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from diffuspec.models.kernels import huge_pages, operations
+
+if operations.is_available:
+    from diffuspec.models.kernels import _cpu
+
+_PART = 512  # outputs that are packed at a time; whole blocks
+
+
+def has_tiles() -> bool:
+    """Whether this processor multiplies tiles, and the system lets this process use them."""
+    return operations.is_available and _cpu.has_tiles()
+
+
+def has_vectors() -> bool:
+    """Whether this processor multiplies float32 numbers, and those of 8 bits, by vectors."""
+    return operations.is_available and _cpu.has_vectors()
+
+
+def has_bfloat16_vectors() -> bool:
+    """Whether this processor multiplies bfloat16 by vectors of AVX-512, too."""
+    return operations.is_available and _cpu.has_bfloat16_vectors()
+
+
+def can_multiply(dtype: torch.dtype, allow_int8: bool = False) -> bool:
+    """Whether this processor has products of our own in a type; see `MatrixProduct`."""
+    if dtype == torch.bfloat16 and (has_tiles() or has_bfloat16_vectors()):
+        return True
+    return has_vectors() and (dtype == torch.float32 or (allow_int8 and dtype in operations.TYPES))
+
+
+class Matrix(ctypes.Structure):
+    """Where a packed weight lies: see cpu/products.h."""
+
+    _fields_ = (
+        ("weights", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("biases", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
+        ("num_inputs", ctypes.c_int),
+        ("num_outputs", ctypes.c_int),
+        ("weight_type", ctypes.c_int),
+        ("num_parts", ctypes.c_int),
+        ("parts", ctypes.c_void_p),
+    )
+
+
+class Int8Matrix(NamedTuple):
+    """A weight divided by the scales of its outputs. Rows are rounded to 8 bits, too."""
+
+    numbers: Tensor  # int8, [outputs, inputs]
+    scales: Tensor  # float32, [outputs]
+
+
+class MatrixProduct:
+    """inputs * weight^T + bias, where the weight is [outputs, inputs]."""
+
+    def __init__(
+        self,
+        weight: Tensor | Int8Matrix,
+        bias: Tensor | None,
+        allow_int8: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Inputs and outputs are of a type, by default the weight's.
+
+        With allow_int8, the product is computed in int8. A product in float32 may have a weight in
+        16 bits.
+        """
+        if allow_int8 and isinstance(weight, Tensor):
+            dtype, weight = dtype or weight.dtype, _to_int8(weight)
+        stored, scales = weight if isinstance(weight, Int8Matrix) else (weight, None)
+        self._type = dtype or stored.dtype
+        assert can_multiply(self._type, scales is not None), f"no products in {self._type}"
+        self.num_outputs, self._num_inputs = stored.shape
+        self._layout = _Tiles if self._type == torch.bfloat16 and has_tiles() else _Vectors
+        padding = -self.num_outputs % self._layout.block
+        self._biases = torch.zeros(self.num_outputs + padding)
+        if bias is not None:
+            self._biases[: self.num_outputs] = bias
+        self._scales: Tensor | None = None
+        self._offsets: Tensor | None = None
+        if scales is not None:
+            self._scales = pad(scales, (0, padding))
+            if self._layout is _Vectors:
+                self._offsets = pad(-128 * stored.sum(dim=1, dtype=torch.int32), (0, padding))
+        elif stored.dtype == torch.float32:
+            stored = _in_16_bits(stored)
+        self._weights = self._packed(stored)
+        self.matrix = Matrix(
+            self._weights.data_ptr(),
+            None if self._scales is None else self._scales.data_ptr(),
+            self._biases.data_ptr(),
+            None if self._offsets is None else self._offsets.data_ptr(),
+            self._num_inputs,
+            self.num_outputs,
+            operations.TYPES.get(stored.dtype, 0),
+        )
+        self._address = ctypes.addressof(self.matrix)
+
+    def _packed(self, weight: Tensor) -> Tensor:
+        """Return a weight in the layout, packed in parts, so that it is not in memory once more."""
+        input_size = 1 if self._scales is not None else self._type.itemsize
+        block, starts = self._layout.block, range(0, max(1, len(weight)), _PART)
+        shape = self._layout.pack(weight[:1], input_size).shape
+        size = (-(-len(weight) // block), *shape[1:])
+        packed = huge_pages.empty(size, weight.dtype)
+        for start in starts:
+            part = self._layout.pack(weight[start : start + _PART], input_size)
+            packed[start // block : start // block + len(part)] = part
+        return packed
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight in torch's layout, [outputs, inputs]; slow."""
+        return self.rows(torch.arange(self.num_outputs)).to(self._type)
+
+    def rows(self, outputs: Tensor) -> Tensor:
+        """Return the weights of some outputs as they are stored, [outputs, inputs]."""
+        rows = self._layout.unpack(self._weights, outputs)[:, : self._num_inputs]
+        return rows if self._scales is None else rows * self._scales[outputs, None]
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Return the outputs, [..., outputs], of inputs [..., inputs]."""
+        inputs = inputs.contiguous()
+        outputs = inputs.new_empty(*inputs.shape[:-1], self.num_outputs)
+        _cpu.multiply(
+            operations.TYPES[self._type],
+            torch.get_num_threads(),
+            self._address,
+            inputs.data_ptr(),
+            outputs.data_ptr(),
+            inputs.numel() // self._num_inputs,
+        )
+        return outputs
+
+
+def _in_16_bits(weight: Tensor) -> Tensor:
+    """Return a float32 weight in a type of 16 bits if its numbers stay as they are, else itself."""
+    for dtype in (torch.bfloat16, torch.float16):
+        narrow = weight.to(dtype)
+        if torch.equal(narrow.float(), weight):
+            return narrow
+    return weight
+
+
+def _to_int8(weight: Tensor) -> Int8Matrix:
+    scales = weight.abs().amax(dim=1).float().clamp_min(torch.finfo(torch.float32).tiny) / 127
+    return Int8Matrix((weight / scales[:, None]).round_().to(torch.int8), scales)
+
+
+class _Tiles:
+    """[blocks, steps, 2, 16, 16, group].
+
+    A tile has 16 lines, each of which holds a group of four bytes of inputs for each of 16 outputs.
+    A step takes the tiles of 32 outputs that are multiplied with the same inputs.
+    """
+
+    lanes = 16
+    block = 2 * lanes  # outputs
+    line = 64  # bytes of inputs that a tile holds for each output
+
+    @classmethod
+    def pack(cls, weight: Tensor, input_size: int) -> Tensor:
+        num_outputs, num_inputs = weight.shape
+        width, group = cls.line // input_size, 4 // input_size
+        padded = pad(weight, (0, -num_inputs % width, 0, -num_outputs % cls.block))
+        parts = padded.view(-1, 2, cls.lanes, padded.shape[1] // width, width // group, group)
+        return parts.permute(0, 3, 1, 4, 2, 5)
+
+    @classmethod
+    def unpack(cls, tiles: Tensor, outputs: Tensor) -> Tensor:
+        """Return the padded weights of some outputs."""
+        halves = outputs // cls.lanes
+        return tiles[halves // 2, :, halves % 2, :, outputs % cls.lanes].flatten(1)
+
+
+class _Vectors:
+    """[blocks, steps, 64, group]: a step takes a group of four bytes of inputs for 64 outputs."""
+
+    block = 64  # outputs
+
+    @classmethod
+    def pack(cls, weight: Tensor, input_size: int) -> Tensor:
+        num_outputs, num_inputs = weight.shape
+        group = 4 // input_size
+        padded = pad(weight, (0, -num_inputs % group, 0, -num_outputs % cls.block))
+        parts = padded.view(-1, cls.block, padded.shape[1] // group, group)
+        return parts.transpose(1, 2)
+
+    @classmethod
+    def unpack(cls, blocks: Tensor, outputs: Tensor) -> Tensor:
+        """Return the padded weights of some outputs."""
+        return blocks[outputs // cls.block, :, outputs % cls.block].flatten(1)

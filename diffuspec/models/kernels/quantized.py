@@ -1,0 +1,197 @@
+"""Weights that stay quantised in memory, and their products on a CPU.
+
+A weight is `number * scale + offset`, computed in float32: numbers are whole, of 4 or 8 bits, and
+each output has a scale and an offset for each group of its inputs. Scales are numbers of 16 bits
+(or float32), or such that several groups share, times whole numbers of their own; so are offsets,
+or they are `-zero * scale`. Formats are filled in without any rounding. A product has the bits of
+one with the same weights in float32, and a row's do not depend on the other rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from diffuspec.models.kernels import huge_pages, operations
+from diffuspec.models.kernels.products import Matrix, MatrixProduct
+
+MAX_GROUP = 256  # inputs
+_BLOCK = 64  # outputs that are computed together
+_SLICE = 1 << 18  # weights that are unpacked at a time: more would be kept by malloc
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the weights of a format are stored."""
+
+    bits: int  # of a number: 4, without a sign, or 8, with one
+    group: int  # inputs
+    ratio: int = 1  # groups that share a scale, which their codes multiply
+    zero: int = 0  # the number that stands for 0, where there are no offsets or zeros of groups
+    scale_type: torch.dtype = torch.float16
+
+
+class Groups(NamedTuple):
+    """The weights of some outputs, [outputs, inputs], and of their groups, [outputs, groups]."""
+
+    numbers: Tensor  # uint8 or int8
+    scales: Tensor  # [outputs, groups / ratio]
+    codes: Tensor | None = None  # int8
+    offsets: Tensor | None = None  # as scales
+    offset_codes: Tensor | None = None
+    zeros: Tensor | None = None  # int8: the number that stands for 0 in each group
+
+
+class _Part(ctypes.Structure):
+    """Where a matrix lies: see cpu/quantized_products.h."""
+
+    _fields_ = (
+        ("weights", ctypes.c_void_p),
+        ("supers", ctypes.c_void_p),
+        ("codes", ctypes.c_void_p),
+        ("super_offsets", ctypes.c_void_p),
+        ("offset_codes", ctypes.c_void_p),
+        ("zeros", ctypes.c_void_p),
+        ("bits", ctypes.c_int),
+        ("zero", ctypes.c_int),
+        ("group", ctypes.c_int),
+        ("ratio", ctypes.c_int),
+        ("scale_type", ctypes.c_int),
+        ("first_output", ctypes.c_int),
+        ("num_outputs", ctypes.c_int),
+    )
+
+
+class QuantizedMatrix:
+    """A matrix, [outputs, inputs], in blocks of 64 outputs."""
+
+    def __init__(self, layout: Layout, shape: tuple[int, ...], slices: Iterable[Groups]) -> None:
+        """The slices are successive outputs, each but the last a multiple of 64 of them."""
+        self.layout, (self.num_outputs, self.num_inputs) = layout, shape
+        num_blocks = -(-self.num_outputs // _BLOCK)
+        self._fields: list[Tensor | None] = []
+        block = 0
+        for one in slices:
+            fields = _words(one.numbers, layout.bits), *one[1:]
+            packed = [None if field is None else _in_blocks(field) for field in fields]
+            if not self._fields:
+                self._fields = [
+                    None
+                    if field is None
+                    else huge_pages.empty((num_blocks, *field.shape[1:]), field.dtype)
+                    for field in packed
+                ]
+            for whole, field in zip(self._fields, packed, strict=True):
+                if whole is not None and field is not None:
+                    whole[block : block + len(field)] = field
+            block += -(-len(one.numbers) // _BLOCK)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(field.nbytes for field in self._fields if field is not None)
+
+    def structure(self, first_output: int) -> _Part:
+        """Return where it lies, as a part of a matrix with other outputs before it."""
+        layout = self.layout
+        return _Part(
+            *(None if field is None else field.data_ptr() for field in self._fields),
+            layout.bits,
+            layout.zero,
+            layout.group,
+            layout.ratio,
+            operations.TYPES[layout.scale_type],
+            first_output,
+            self.num_outputs,
+        )
+
+    def rows(self, outputs: Tensor) -> Tensor:
+        """Return the weights of some outputs in float32, [outputs, inputs]."""
+        picked = [
+            None if field is None else field[outputs // _BLOCK, :, outputs % _BLOCK]
+            for field in self._fields
+        ]
+        numbers, supers, codes, super_offsets, offset_codes, zeros = picked
+        assert numbers is not None and supers is not None
+        layout = self.layout
+        numbers = numbers.contiguous().view(torch.int8 if layout.bits == 8 else torch.uint8)
+        if layout.bits == 4:
+            numbers = torch.stack((numbers & 15, numbers >> 4), -1).flatten(1)
+        parts = numbers.view(len(outputs), -1, layout.group).float()
+        scales = _of_groups(supers, codes, layout.ratio)[:, :, None]
+        if super_offsets is None:  # without rounding but the last, whatever type scales have
+            moved = parts - (layout.zero if zeros is None else zeros[:, :, None])
+            return (moved * scales).flatten(1)
+        offsets = _of_groups(super_offsets, offset_codes, layout.ratio)
+        return torch.addcmul(offsets[:, :, None], parts, scales).flatten(1)
+
+
+class QuantizedProduct(MatrixProduct):
+    """inputs * weight^T + bias, where the weight is one or more matrices, one after another."""
+
+    def __init__(
+        self, matrices: Sequence[QuantizedMatrix], bias: Tensor | None, dtype: torch.dtype
+    ) -> None:
+        self.matrices, self.bias = list(matrices), bias
+        self._type = dtype
+        self._num_inputs = matrices[0].num_inputs
+        self.num_outputs = sum(matrix.num_outputs for matrix in matrices)
+        self._biases = torch.zeros(self.num_outputs + _BLOCK)
+        if bias is not None:
+            self._biases[: self.num_outputs] = bias
+        parts, first = [], 0
+        for matrix in matrices:
+            parts.append(matrix.structure(first))
+            first += matrix.num_outputs
+        self._parts = (_Part * len(parts))(*parts)
+        self.matrix = Matrix(
+            biases=self._biases.data_ptr(),
+            num_inputs=self._num_inputs,
+            num_outputs=self.num_outputs,
+            num_parts=len(parts),
+            parts=ctypes.addressof(self._parts),
+        )
+        self._address = ctypes.addressof(self.matrix)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight in torch's layout, [outputs, inputs]; slow."""
+        matrices = self.matrices
+        rows = [matrix.rows(torch.arange(matrix.num_outputs)) for matrix in matrices]
+        return torch.cat(rows).to(self._type)
+
+
+def slice_size(num_inputs: int) -> int:
+    """Return how many outputs a slice of a matrix has at best."""
+    return max(1, _SLICE // num_inputs // _BLOCK) * _BLOCK
+
+
+def can_multiply(dtype: torch.dtype) -> bool:
+    """Whether products of quantised weights were compiled, for inputs of a type."""
+    return operations.is_available and dtype in operations.TYPES
+
+
+def _of_groups(supers: Tensor, codes: Tensor | None, ratio: int) -> Tensor:
+    """Return the scales or offsets of groups, [outputs, groups]."""
+    wide = supers.float().repeat_interleave(ratio, dim=1)
+    return wide if codes is None else wide * codes
+
+
+def _in_blocks(field: Tensor) -> Tensor:
+    """Return [outputs, N] as [blocks, N, 64]; missing outputs are 0."""
+    padded = pad(field, (0, 0, 0, -len(field) % _BLOCK))
+    return padded.view(-1, _BLOCK, field.shape[1]).transpose(1, 2)
+
+
+def _words(numbers: Tensor, bits: int) -> Tensor:
+    """Return [outputs, inputs] numbers in words of 32 bits, the first inputs lowest."""
+    numbers = numbers.contiguous()
+    if bits == 4:
+        pairs = numbers.view(torch.int16)
+        numbers = (pairs | pairs >> 4).to(torch.uint8)
+    return numbers.view(torch.int32)

@@ -1,0 +1,77 @@
+"""Sums of the products of rows and a quantised weight, over each split of the inputs.
+
+The weight's whole numbers are multiplied with a row in the row's own type, in which they are exact,
+and summed in float32; scales and offsets multiply these sums. So weights are never rounded.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from diffuspec.models.kernels.triton import quantized_kernels as kernels
+from diffuspec.models.kernels.triton.launches import NUM_WARPS, num_stages_for, splits_for
+from diffuspec.models.kernels.triton.matrix import OUTPUTS, GpuMatrix, Packing
+
+_SUMMED = 64  # spans in one program
+
+
+def multiply(matrix: GpuMatrix, rows: Tensor, tile: int) -> Tensor:
+    """Return the sums of rows [T, inputs] over each split of the inputs, [splits, T, outputs].
+
+    A program takes `tile` rows.
+    """
+    num_rows, packing = len(rows), matrix.packing
+    words, supers, codes, super_offsets, offset_codes, zeros = matrix.fields
+    assert words is not None
+    num_splits, per_split = splits_for(matrix.num_blocks, packing.num_chunks)
+    shape = num_splits, num_rows, matrix.num_outputs
+    sums = torch.empty(shape, dtype=torch.float32, device=rows.device)
+    input_sums = words if super_offsets is None else _sums_of_spans(rows, packing)
+    fields = (words if one is None else one for one in (codes, super_offsets, offset_codes, zeros))
+    grid = triton.cdiv(num_rows, tile), matrix.num_blocks, num_splits
+    kernels.multiply_groups[grid](
+        rows,
+        input_sums,
+        words,
+        supers,
+        *fields,
+        sums,
+        num_rows,
+        matrix.num_inputs,
+        matrix.num_outputs,
+        sums.stride(1),
+        sums.stride(0),
+        packing.num_chunks,
+        per_split,
+        packing.num_supers,
+        BITS=packing.bits,
+        ZERO=matrix.zero,
+        UNIT=packing.unit,
+        SPAN=packing.span,
+        RATIO=packing.ratio,
+        HAS_CODES=codes is not None,
+        HAS_OFFSETS=super_offsets is not None,
+        HAS_OFFSET_CODES=offset_codes is not None,
+        HAS_ZEROS=zeros is not None,
+        IS_WHOLE=matrix.num_inputs % packing.chunk == 0,
+        ROWS=tile,
+        OUTPUTS=OUTPUTS,
+        PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
+        num_warps=NUM_WARPS,
+        num_stages=num_stages_for(
+            OUTPUTS * packing.unit * 4, packing.chunk * tile * rows.itemsize, rows.device
+        ),
+    )
+    return sums
+
+
+def _sums_of_spans(rows: Tensor, packing: Packing) -> Tensor:
+    """Return the sums of the inputs of each span, [spans, T] float32."""
+    num_rows, num_spans = len(rows), packing.num_spans
+    sums = torch.empty((num_spans, num_rows), dtype=torch.float32, device=rows.device)
+    kernels.sum_spans[(num_rows, triton.cdiv(num_spans, _SUMMED))](
+        rows, sums, num_rows, rows.shape[1], num_spans, SPAN=packing.span, SPANS=_SUMMED
+    )
+    return sums

@@ -1,0 +1,75 @@
+"""How products of quantised weights are launched on a GPU, and their splits joined.
+
+The shape of a weight alone decides into how many splits a sum is divided.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+from torch import Tensor
+
+from diffuspec.models.kernels.triton import quantized_kernels as kernels
+
+NUM_WARPS = 8
+_NUM_PROGRAMS = 400  # about three for each multiprocessor of an H100
+_MIN_CHUNKS = 2  # of a split
+_JOINED = 1024  # outputs in one program
+_STAGES = (3, 2)
+_SHARED_BYTES = 99 * 1024  # of the smallest of recent GPUs
+
+
+def splits_for(num_blocks: int, num_chunks: int) -> tuple[int, int]:
+    """Return into how many splits the inputs of a weight are divided, and the chunks of each."""
+    wanted = -(-_NUM_PROGRAMS // num_blocks)
+    most = max(1, min(wanted, num_chunks // _MIN_CHUNKS))
+    per_split = -(-num_chunks // most)
+    return -(-num_chunks // per_split), per_split
+
+
+def num_stages_for(weight_bytes: int, row_bytes: int, device: torch.device) -> int:
+    """Return how many steps are read ahead: as many as leave room for a second program, or one."""
+    room = _shared_bytes(device)
+    for stages in _STAGES:
+        if (stages - 1) * (weight_bytes + row_bytes) + row_bytes <= room // 2:
+            return stages
+    return 2 if weight_bytes + 2 * row_bytes <= room else 1
+
+
+@functools.cache
+def _shared_bytes(device: torch.device) -> int:
+    if device.type != "cuda":  # Triton's interpreter
+        return _SHARED_BYTES
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", _SHARED_BYTES))
+
+
+def join_splits(
+    sums: Tensor,
+    bias: Tensor | None,
+    outputs: Tensor,
+    scales: Tensor | None = None,
+    row_scales: Tensor | None = None,
+) -> None:
+    """Add up splits, [splits, T, outputs], one after another; write them with scales and bias.
+
+    scales [outputs] and row_scales [T]; each row of the outputs is contiguous.
+    """
+    num_splits, num_rows, num_outputs = sums.shape
+    has_scales = scales is not None
+    kernels.add_splits[(num_rows, triton.cdiv(num_outputs, _JOINED))](
+        sums,
+        sums if scales is None else scales,
+        sums if row_scales is None else row_scales,
+        sums if bias is None else bias,
+        outputs,
+        num_outputs,
+        sums.stride(0),
+        outputs.stride(0),
+        SPLITS=num_splits,
+        HAS_SCALES=has_scales,
+        HAS_BIAS=bias is not None,
+        SIZE=_JOINED,
+    )

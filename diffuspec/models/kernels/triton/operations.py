@@ -1,0 +1,54 @@
+"""Norms, rotary positions and gated activations of rows on a GPU, for `kernels.operations`.
+
+A row's result does not depend on the other rows, to the last bit; that of torch's own mean does.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from diffuspec.models.kernels.triton import kernels
+
+_GATE_SIZE = 1024  # of a row at a time
+
+
+def normalise(
+    inputs: torch.Tensor,
+    added: torch.Tensor | None,
+    sums: torch.Tensor | None,
+    weight: torch.Tensor,
+    epsilon: float,
+) -> torch.Tensor:
+    outputs, width = torch.empty_like(inputs), len(weight)
+    adds = added is not None
+    kernels.normalise[(inputs.numel() // width,)](
+        inputs,
+        added if adds else inputs,
+        weight,
+        sums if adds else outputs,
+        outputs,
+        width,
+        epsilon,
+        ADDS=adds,
+        WIDTH=triton.next_power_of_2(width),
+    )
+    return outputs
+
+
+def rotate(
+    rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, num_heads: int, dim: int
+) -> None:
+    half = dim // 2
+    kernels.rotate[(len(rows), num_heads)](
+        rows, cos, sin, rows.shape[1], HALF=half, HALF_PADDED=triton.next_power_of_2(half)
+    )
+
+
+def gate(inputs: torch.Tensor) -> torch.Tensor:
+    num_rows, width = len(inputs), inputs.shape[1] // 2
+    outputs = inputs.new_empty(num_rows, width)
+    kernels.gate[(num_rows, triton.cdiv(width, _GATE_SIZE))](
+        inputs, outputs, width, SIZE=_GATE_SIZE
+    )
+    return outputs

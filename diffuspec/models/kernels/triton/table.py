@@ -1,0 +1,114 @@
+"""The cache columns that the rows of a forward see, as a table on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+SPLIT = 512  # columns of attention in one program
+MIN_TILE = 16  # rows of the smallest matrix product
+ALL = 2**31 - 1  # columns
+MAX_STEP_ROWS = 256  # of a step, which is launched again and again
+PADDING = (0, -1, 0, 0)  # of the rows of a table: it is not written, and sees nothing
+_MAX_ROWS = 256  # whose splits are kept at a time
+
+
+class Chunk(NamedTuple):
+    """Successive tiles, their rows, and the number of splits of the longest row's columns."""
+
+    tiles: slice
+    rows: slice
+    num_splits: int
+
+    @property
+    def num_tiles(self) -> int:
+        return len(range(self.tiles.start, self.tiles.stop))
+
+    @property
+    def num_rows(self) -> int:
+        return len(range(self.rows.start, self.rows.stop))
+
+
+class ColumnTable:
+    """The cache columns that the rows of a forward see, the same in all layers.
+
+    The shape of a step's table depends only on its numbers of padded rows and of splits.
+    """
+
+    def __init__(
+        self,
+        rows: NDArray[np.integer],
+        tiles: NDArray[np.integer],
+        columns: NDArray[np.integer],
+        device: torch.device,
+    ) -> None:
+        """rows [T, 4]: slot, row of the slot to write to, number of columns seen, position.
+
+        PADDING comes last. tiles [N, 6], ascending by rows: first row, number of rows, base, start
+        of its list of columns, number of columns that its last row sees, and number of columns, in
+        whole splits, that it computes for all of its rows. The rest it computes for the first row.
+        """
+        self.num_rows = len(rows)
+        is_short = self.num_rows <= MAX_STEP_ROWS
+        self.is_step = is_short and len(columns) <= self.num_rows**2
+        if self.is_step:
+            num_columns, every_row = int(tiles[:, 4].max()), slice(0, self.num_rows)
+            self.chunks = [Chunk(every_row, every_row, num_splits_for(num_columns))]
+            tiles = np.pad(tiles, ((0, self.num_rows - len(tiles)), (0, 0)))
+            columns = np.pad(columns, (0, self.num_rows**2 - len(columns)))
+        else:
+            self.chunks = list(_chunks(tiles))
+        values = np.concatenate([rows.ravel(), tiles.ravel(), columns], dtype=np.int32)
+        self._sizes = [rows.size, tiles.size, len(columns)]
+        self._split(torch.from_numpy(values).to(device))
+
+    @classmethod
+    def of_padding(cls, num_rows: int, num_columns: int, device: torch.device) -> ColumnTable:
+        """Return the table of a step that computes nothing, shaped as if it saw some columns."""
+        rows, tiles = np.tile(PADDING, (num_rows, 1)), np.array([(0, 0, ALL, 0, num_columns, 0)])
+        return cls(rows, tiles, np.zeros(0, np.int32), device)
+
+    def _split(self, values: torch.Tensor) -> None:
+        self.values = values
+        self.rows, self.tiles, self.columns = torch.split(values, self._sizes)
+
+    def rows_from(self, chunk: Chunk) -> torch.Tensor:
+        """Return the rows of a chunk and those after it."""
+        return self.rows[4 * chunk.rows.start :]
+
+    def tiles_from(self, chunk: Chunk) -> torch.Tensor:
+        """Return the tiles of a chunk and those after it."""
+        return self.tiles[6 * chunk.tiles.start :]
+
+    @property
+    def num_splits(self) -> int:
+        return max(chunk.num_splits for chunk in self.chunks)
+
+
+def rows_per_tile(group: int) -> int:
+    """Return how many rows a tile may have if `group` query heads share a key head."""
+    return max(1, MIN_TILE // group)
+
+
+def _chunks(tiles: NDArray[np.integer]) -> Iterator[Chunk]:
+    first_rows = tiles[:, 0]
+    ends = np.maximum.accumulate(first_rows + np.maximum(tiles[:, 1], 1))
+    begin = 0
+    while begin < len(tiles):
+        first = int(first_rows[begin])
+        end = int(np.searchsorted(ends, first + _MAX_ROWS, side="right"))
+        num_splits = num_splits_for(int(tiles[begin:end, 4].max()))
+        yield Chunk(slice(begin, end), slice(first, int(ends[end - 1])), num_splits)
+        begin = end
+
+
+def num_splits_for(num_columns: int) -> int:
+    """Return a power of four: steps have few shapes."""
+    num_splits = 1
+    while num_splits * SPLIT < num_columns:
+        num_splits *= 4
+    return num_splits

@@ -1,0 +1,1 @@
+"""Layers that take the place of those that transformers makes."""

@@ -1,0 +1,56 @@
+"""Activations whose rows do not depend on which other rows are in a forward, to the last bit.
+
+Elementwise kernels take the last elements of a thread's share in another way than the others,
+and functions such as exp then differ in the last bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers.activations import ACT2CLS
+
+_LANES = 64  # kernels take this many elements at a time, or fewer that divide it
+_GRAIN = 1 << 15  # elements that no kernel divides among threads
+
+_ACTIVATIONS: tuple[Any, ...] = tuple(
+    {one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values()}
+)
+
+
+class ChunkedActivation(nn.Module):
+    """An elementwise function, over so few rows at a time that none is divided among threads."""
+
+    def __init__(self, function: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        width = inputs.shape[-1]
+        if width % _LANES:
+            padded = pad(inputs, (0, -width % _LANES))
+            return self.forward(padded)[..., :width]
+        if inputs.numel() <= _GRAIN:
+            return self._compute(inputs)
+        pieces = torch.split(inputs, max(1, _GRAIN // width), dim=-2)
+        return torch.cat([self._compute(piece) for piece in pieces], dim=-2)
+
+    def _compute(self, inputs: Tensor) -> Tensor:
+        output: Tensor = self.function(inputs)
+        return output
+
+
+def use_chunked_activations(model: nn.Module) -> bool:
+    """Replace activations in place, and return whether rows do not depend on each other now.
+
+    Rotary embeddings must have been replaced.
+    """
+    is_on_gpu = next(model.parameters()).is_cuda  # whose elements are computed alike
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, _ACTIVATIONS) and not is_on_gpu:
+                setattr(parent, name, ChunkedActivation(child))
+    return not any(hasattr(module, "inv_freq") for module in model.modules())

@@ -1,0 +1,86 @@
+"""Linear layers on a GPU whose rows do not depend on the other rows, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from diffuspec.models.kernels.products import Int8Matrix
+from diffuspec.models.kernels.triton.matrix import GpuMatrix
+from diffuspec.models.layers.invariant_sizes import Product, agreeing_sizes, multiply_in_sizes
+
+if TYPE_CHECKING:
+    from diffuspec.models.kernels.triton.products import GpuProduct  # Triton
+
+
+class CublasLinear(nn.Module):
+    """A linear layer in cuBLAS's products.
+
+    With is_exact, rows are multiplied in the numbers of `agreeing_sizes`, if there are any.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, is_exact: bool) -> None:
+        super().__init__()
+        self.weight = weight.detach()
+        self._bias = None if bias is None else bias.detach()
+        self._sizes: tuple[int, ...] | None = None
+        if is_exact:
+            num_outputs, num_inputs = weight.shape
+            self._sizes = agreeing_sizes(
+                _product, num_inputs, num_outputs, False, weight.dtype, weight.device
+            )
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a row's output is the same to the last bit, whatever other rows there are."""
+        return self._sizes is not None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self._sizes is None:
+            return functional.linear(inputs, self.weight, self._bias)
+        outputs = multiply_in_sizes(_product(self.weight), inputs, self._sizes)
+        # Not within the product: cuBLAS adds a bias before or after rounding.
+        return outputs if self._bias is None else outputs.add_(self._bias)
+
+
+class GpuQuantizedLinear(nn.Module):
+    """A linear layer whose weights stay quantised; always exact."""
+
+    is_exact = True
+
+    def __init__(self, product: GpuProduct) -> None:
+        super().__init__()
+        self.product = product
+
+    @classmethod
+    def of_groups(
+        cls, matrices: Sequence[GpuMatrix], bias: Tensor | None, dtype: torch.dtype
+    ) -> Self:
+        """Return a layer of matrices, their outputs one after another."""
+        from diffuspec.models.kernels.triton.products import GroupsProduct
+
+        return cls(GroupsProduct(matrices, bias, dtype))
+
+    @classmethod
+    def of_int8(cls, matrix: Int8Matrix, bias: Tensor | None, dtype: torch.dtype) -> Self:
+        """Return a layer whose inputs are rounded to 8 bits, too."""
+        from diffuspec.models.kernels.triton.products import Int8Product
+
+        return cls(Int8Product(matrix, bias, dtype))
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights in torch's layout, which some families ask for their type; slow."""
+        return self.product.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.product(inputs)
+
+
+def _product(weight: Tensor, _bias: Tensor | None = None) -> Product:
+    return partial(functional.linear, weight=weight)

@@ -1,0 +1,103 @@
+"""Layers whose weights stay as they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from diffuspec.models.kernels.products import Int8Matrix, MatrixProduct, can_multiply
+from diffuspec.models.kernels.quantized import QuantizedMatrix, QuantizedProduct
+from diffuspec.models.kernels.triton.matrix import GpuMatrix
+from diffuspec.models.layers.gpu_linear import CublasLinear, GpuQuantizedLinear
+from diffuspec.models.layers.linear import AnyLinear, KernelLinear, fastest_linear
+from diffuspec.models.layers.matrices import StoredMatrix
+
+_CPU = torch.device("cpu")
+
+
+def linear_of(
+    matrices: Sequence[StoredMatrix], bias: Tensor | None, dtype: torch.dtype
+) -> AnyLinear:
+    """Return a linear layer of matrices that are stored alike; their outputs one after another."""
+    quantized = [one for one in matrices if isinstance(one, QuantizedMatrix)]
+    if quantized:
+        return KernelLinear(QuantizedProduct(quantized, bias, dtype))
+    on_gpu = [one for one in matrices if isinstance(one, GpuMatrix)]
+    if on_gpu:
+        return GpuQuantizedLinear.of_groups(on_gpu, bias, dtype)
+    rounded = [one for one in matrices if isinstance(one, Int8Matrix)]
+    if rounded:
+        whole = Int8Matrix(*(_joined(parts) for parts in zip(*rounded, strict=True)))
+        if whole.numbers.is_cuda:
+            return GpuQuantizedLinear.of_int8(whole, bias, dtype)
+        return KernelLinear(MatrixProduct(whole, bias, dtype=dtype))
+    weight = _joined([one for one in matrices if isinstance(one, Tensor)])
+    keeps_type = dtype == torch.float32 and weight.itemsize == 2 and can_multiply(dtype)
+    if keeps_type and not weight.is_cuda:
+        return KernelLinear(MatrixProduct(weight, bias, dtype=dtype))
+    return fastest_linear(weight.to(dtype), bias, is_exact=True, allow_int8=False)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Return tensors one after another; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+class _HasRows(Protocol):
+    """A stored matrix that widens some of its rows."""
+
+    num_outputs: int
+
+    def rows(self, outputs: Tensor) -> Tensor: ...
+
+
+class StoredEmbedding(nn.Module):
+    """Embeddings that stay as they are stored, and are widened as they are looked up."""
+
+    def __init__(self, stored: _HasRows | Tensor, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self._stored, self._dtype = stored, dtype
+        # Models are asked for their type and device, which are those of their first parameter.
+        like = torch.empty(0, dtype=dtype, device=device)
+        self.like = nn.Parameter(like, requires_grad=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """All embeddings in the type in which they are looked up; slow."""
+        stored = self._stored
+        num_ids = len(stored) if isinstance(stored, Tensor) else stored.num_outputs
+        found: Tensor = self(torch.arange(num_ids, device=self.like.device))
+        return found
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        flat, stored = token_ids.flatten(), self._stored
+        rows = stored[flat] if isinstance(stored, Tensor) else stored.rows(flat)
+        return rows.to(self._dtype).view(*token_ids.shape, -1)
+
+
+def embedding_of(
+    matrix: StoredMatrix, head: AnyLinear | None, dtype: torch.dtype
+) -> StoredEmbedding:
+    """Return embeddings; `head` is a layer of the same matrix, so that it is not kept twice."""
+    if isinstance(matrix, GpuMatrix):
+        return StoredEmbedding(matrix, dtype, matrix.device)
+    if isinstance(matrix, QuantizedMatrix):
+        return StoredEmbedding(matrix, dtype, _CPU)
+    if isinstance(head, KernelLinear):
+        return StoredEmbedding(head.product, dtype, _CPU)
+    if isinstance(head, CublasLinear):
+        return StoredEmbedding(head.weight, dtype, head.weight.device)
+    if isinstance(matrix, Int8Matrix):
+        return _embedding_of_int8(matrix, dtype)
+    return StoredEmbedding(matrix if matrix.is_cuda else matrix.clone(), dtype, matrix.device)
+
+
+def _embedding_of_int8(matrix: Int8Matrix, dtype: torch.dtype) -> StoredEmbedding:
+    if matrix.numbers.is_cuda:
+        from diffuspec.models.kernels.triton.products import Int8Product  # Triton
+
+        return StoredEmbedding(Int8Product(matrix, None, dtype), dtype, matrix.numbers.device)
+    return StoredEmbedding(MatrixProduct(matrix, None, dtype=dtype), dtype, _CPU)

@@ -1,0 +1,72 @@
+"""Ranks join a group, and notice ranks that are lost, late or out of step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from diffuspec.core.errors import VerifierUnavailableError
+from diffuspec.models.tensor_parallel import lockstep
+from diffuspec.models.tensor_parallel.rank_group import (
+    RankGroup,
+    RankLimits,
+    find_meeting_point,
+    open_meeting_point,
+)
+from tests.models.tensor_parallel.follower import HOST
+from tests.models.tensor_parallel.processes import CPU, Follower, Ranks, save_family
+from tests.models.test_target import PROMPT, request
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Ranks]:
+    """A group that may be broken."""
+    follower = Follower()
+    ranks = Ranks(save_family(tmp_path, "qwen2"), follower)
+    with ranks:
+        yield ranks
+    follower.close()
+
+
+async def test_the_loss_of_a_rank_is_noticed_at_once(other: Ranks) -> None:
+    await other.target.verify([request(PROMPT)])
+    process = other.follower.process  # asked again, it would be a new one
+    process.kill()
+    process.wait()
+    started = time.monotonic()
+    with pytest.raises(VerifierUnavailableError, match="rank 0 lost another rank"):
+        await other.target.verify([request(PROMPT)])
+    assert time.monotonic() - started < 2
+    with pytest.raises(VerifierUnavailableError, match="lost"):
+        await other.target.verify([request(PROMPT)])
+    with pytest.raises(VerifierUnavailableError, match="lost"):
+        await other.target.watch()
+
+
+async def test_ranks_that_disagree_give_no_verdict(
+    other: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await other.target.verify([request(PROMPT)])
+    with monkeypatch.context() as patch:
+        patch.setattr(lockstep, "_digest", lambda _: 42)
+        with pytest.raises(VerifierUnavailableError, match=r"different verdicts in step 2: \[42, "):
+            await other.target.verify([request(PROMPT)])
+    assert "different verdicts in step 2" in other.follower.hear()
+
+
+def test_a_group_names_the_ranks_that_did_not_join() -> None:
+    limits = RankLimits(meet_seconds=0.5)
+    store = open_meeting_point(HOST, limits)
+    with pytest.raises(
+        VerifierUnavailableError, match=r"rank 0 waited 0\.5 seconds at .* for rank 1"
+    ):
+        RankGroup(store, 0, 2, CPU, limits)
+    port = store.port
+    del store
+    with pytest.raises(VerifierUnavailableError, match=f"no.* answer at {HOST}:{port} within"):
+        find_meeting_point(HOST, port, limits)

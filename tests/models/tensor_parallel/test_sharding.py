@@ -1,0 +1,73 @@
+"""A model over two ranks decodes as it does in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.target import CausalTarget
+from diffuspec.models.tensor_parallel.lockstep import LockstepTarget
+from diffuspec.models.tensor_parallel.sharding import check_divides, spreading_over
+from diffuspec.pairs.tiny import TARGET
+from tests.models.tensor_parallel.follower import config
+from tests.models.tensor_parallel.processes import Follower, Ranks, save_family
+from tests.models.test_target import PROMPT, SAMPLED, decode, request, with_wrong_branches
+from tests.support.models import make_model
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def follower() -> Iterator[Follower]:
+    follower = Follower()
+    yield follower
+    follower.close()
+
+
+async def _decode_with_trees(target: LockstepTarget, truth: list[int]) -> list[int]:
+    rng = np.random.default_rng(2)
+    token_ids = list(PROMPT)
+    while len(token_ids) < len(truth):
+        tree = with_wrong_branches(truth[len(token_ids) :], rng)
+        [verdict] = await target.verify([request(token_ids, tree, SAMPLED)])
+        token_ids += verdict.token_ids
+    return token_ids[: len(truth)]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "tiny", "exact"])
+def test_two_ranks_decode_as_one_process_does(
+    tmp_path: Path, follower: Follower, family: str
+) -> None:
+    exact = family == "exact"
+    where = TARGET if family == "tiny" else save_family(tmp_path, "qwen2" if exact else family)
+    alone = CausalTarget.load(config(where, exact))
+    truth = asyncio.run(decode(alone, SAMPLED, 12))
+    alone.close()
+    with Ranks(where, follower, exact) as ranks:
+        assert asyncio.run(_decode_with_trees(ranks.target, truth)) == truth
+    assert follower.hear() == "left"
+
+
+def test_sizes_that_do_not_divide_are_named_with_those_that_do() -> None:
+    model_config = make_model("qwen2").config  # 4 heads, 2 for keys and values, 64 columns, 120 ids
+    check_divides(Path("target"), model_config, 2)
+    with pytest.raises(ModelLoadError, match="over 4 ranks: it has 2 key/value heads; 1, 2 ranks"):
+        check_divides(Path("target"), model_config, 4)
+    with pytest.raises(ModelLoadError, match="4 attention heads, 2 key/value heads, 64 inner"):
+        check_divides(Path("target"), model_config, 7)
+
+
+def test_ranks_on_a_cpu_leave_the_accelerator_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    monkeypatch.setattr(torch._C, "_get_accelerator", lambda: gpu)
+    with spreading_over(cpu):
+        assert torch._C._get_accelerator() == cpu
+    with spreading_over(gpu):
+        assert torch._C._get_accelerator() == gpu
+    assert torch._C._get_accelerator() == gpu
