@@ -87,13 +87,13 @@ def target_tokens(
 
 
 def _nodes(request: VerifyRequest) -> list[int]:
-    """Return the positions of the tokens that the root and all nodes are followed by."""
+    """Return the positions of the tokens that follow the root and each node."""
     num_tokens = len(request.prefix)
     return [num_tokens, *(num_tokens + depth for depth in depths(request.tree))]
 
 
 def _sampled_alike(requests: Sequence[VerifyRequest]) -> list[list[int]]:
-    """Return the places of requests, those together whose rows are shaped alike."""
+    """Return the places of the requests, in groups whose rows are shaped alike."""
     groups: dict[object, list[int]] = {}
     for place, request in enumerate(requests):
         sampling = request.sampling

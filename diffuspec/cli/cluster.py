@@ -16,6 +16,7 @@ from typer import Context
 from diffuspec.core.errors import ConfigError
 
 _BESIDE = Path(__file__).parents[1] / "_ray"  # where a wheel has the packages
+_CHECKOUT = Path(__file__).parents[2]  # where an installation that follows a checkout has them
 
 # Options and --help are those of the command that is imported.
 FORWARDED: dict[str, Any] = {
@@ -52,10 +53,10 @@ def draft_pool(context: Context) -> None:
 
 def _forward(name: str, context: Context) -> None:
     """Run a command of another package. Raises ConfigError without Ray."""
-    if _BESIDE.is_dir():
-        sys.path.insert(0, str(_BESIDE))
+    if folder := _folder():
+        sys.path.insert(0, folder)
         inherited = os.environ.get("PYTHONPATH", "")  # by the processes of a cluster
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_BESIDE), inherited]))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, inherited]))
     try:
         app = importlib.import_module(MODULES[name]).app
     except ModuleNotFoundError as error:
@@ -63,3 +64,10 @@ def _forward(name: str, context: Context) -> None:
             raise
         raise ConfigError(f"diffuspec {name} needs Ray: pip install 'diffuspec[ray]'") from None
     app(args=context.args, prog_name=context.command_path)
+
+
+def _folder() -> str | None:
+    """Return the folder of the packages, which are imported by their own names."""
+    if _BESIDE.is_dir():
+        return str(_BESIDE)
+    return str(_CHECKOUT) if (_CHECKOUT / "deploy" / "batch.py").is_file() else None

@@ -100,7 +100,9 @@ class Interval:
     base_seconds: float  # duration of this step without drafts: plain_seconds, and its prefill
     cost_seconds: Mapping[str, float] = field(default_factory=dict)  # predictions, by drafter
     accepted: Mapping[str, float] = field(default_factory=dict)  # drafted tokens, by drafter
-    expected: Mapping[str, float] = field(default_factory=dict)  # tokens expected to be
+    expected: Mapping[str, float] = field(
+        default_factory=dict
+    )  # drafted tokens expected to be accepted
     num_missing: int = 0  # running requests not verified
     reading: Mapping[str, float] = field(default_factory=dict)  # seconds of prompts, by drafter
     is_whole: bool = True  # All running requests were verified, and no prompt read.
@@ -154,6 +156,10 @@ class Baseline:
         plain = self._plain[_bucket(num_running)]
         is_due = not plain.num_measured or plain.num_since >= _PLAIN_EVERY
         return is_due and plain.num_waits < 8
+
+    def skip(self, num_running: int) -> None:
+        """Count a step from which nothing can be learnt, so that waiting for a plain one ends."""
+        self._plain[_bucket(num_running)].num_waits += self.wants_plain(num_running)
 
     def observe(self, interval: Interval) -> bool:
         """Account for an interval; return whether it has measured plain decoding."""

@@ -34,6 +34,12 @@ class Learner:
         self._ended_at = now = time.monotonic()
         self._busy_at_end = self.busy_seconds(now)
 
+    def skip(self, call: VerifyCall) -> None:
+        """Leave a verification out in which requests were held."""
+        self.pause()
+        if call.num_running:
+            self.baseline.skip(call.num_running)
+
     def before_verification(self) -> None:
         """Learn from the time between the latest verification and one that begins now."""
         call, now = self._draft_call, time.monotonic()

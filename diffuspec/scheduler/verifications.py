@@ -160,7 +160,7 @@ class Verifications:
         else:
             self._backoff.succeeded()
             if any(verdict.is_held for verdict in result):
-                self._learner.pause()
+                self._learner.skip(call)
             else:
                 self._learner.on_verdicts(call, result)
             for request, asked, verdict in zip(call.requests, call.asked, result, strict=True):

@@ -70,5 +70,5 @@ class Asked(Protocol):
         ...
 
 
-# Checks a body. Raises BadRequestError naming the key that is wrong.
+# A function that checks a body. It raises BadRequestError, which names the wrong key.
 Ask: TypeAlias = Callable[[object, ServedModel], Asked]

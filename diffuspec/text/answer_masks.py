@@ -20,9 +20,9 @@ from diffuspec.core.params import StructuredOutput
 from diffuspec.core.types import VerifyRequest
 from diffuspec.text.answer_matchers import Admitted, AnswerMatchers
 
-_WAIT_SECONDS = 0.01  # what each slow mask may delay a step of other requests
-_ALONE_SECONDS = 0.05  # what it may delay a request that comes while all others are held
-_MAX_SLOW = 64  # forms
+_WAIT_SECONDS = 0.01  # by which a slow mask may delay a step of other requests
+_ALONE_SECONDS = 0.05  # by which it may delay a new request while all others are held
+_MAX_SLOW = 64  # slow forms that are remembered
 
 
 class AnswerMasks:
@@ -110,6 +110,8 @@ class AnswerMasks:
             job.result = self._matchers.admit(job.request)
         except Exception as error:  # raised to the caller of `admit`
             job.result = error
+        except BaseException as error:  # a panic of llguidance: nobody else would hear of it
+            job.result = RuntimeError(repr(error))
         if time.monotonic() - started > self._wait_seconds:
             self._slow[form] = None
             if len(self._slow) > _MAX_SLOW:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +32,24 @@ def test_commands_on_ray_name_the_extra_that_they_need(
     result = diffuspec(*command.split())
     assert result.exit_code == 2
     assert f"diffuspec {command} needs Ray: pip install 'diffuspec[ray]'" in error_line(result)
+
+
+def test_a_batch_is_found_from_any_folder_where_an_installation_follows_a_checkout(
+    tmp_path: Path,
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    program = "from diffuspec.cli import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", program, "batch", "--help"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "--input" in ended.stdout
 
 
 @pytest.mark.parametrize("more", ["", "--address auto", "--engine data"])

@@ -207,6 +207,14 @@ def test_plain_decoding_is_not_waited_for_where_others_always_draft():
     assert not run.baseline.wants_plain(8)
 
 
+def test_plain_decoding_is_not_waited_for_where_nothing_can_be_learnt():
+    baseline = Run().baseline
+    for _ in range(8):
+        assert baseline.wants_plain(8)
+        baseline.skip(8)
+    assert not baseline.wants_plain(8)
+
+
 # ---- what calls teach
 
 

@@ -61,6 +61,7 @@ def test_what_can_be_read_can_be_asked_for_by_its_headers_alone(service: Service
         (b"", "not valid JSON: EOF while parsing a value at line 1 column 0"),
         (b"{", "not valid JSON: EOF while parsing an object at line 1 column 1"),
         (b'{"prompt": NaN}', "not valid JSON: expected value at line 1 column 12"),
+        (b'{"prompt": [1e999]}', "not valid JSON: a number is beyond the range of floats"),
         (b'{"prompt": "\xe9"}', "not valid JSON: invalid unicode code point at line 1 column 13"),
         (b'{"prompt": "\\ud800"}', "not valid JSON: unexpected end of hex escape at line 1"),
         (b'{"prompt": 1,\n}', "not valid JSON: trailing comma at line 2 column 1"),

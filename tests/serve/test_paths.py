@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
+from diffuspec.serve.app import create_app
 from diffuspec.serve.http.keys import add_key
 from diffuspec.serve.local import EngineBackend
 from diffuspec.serve.settings import ServeSettings
@@ -36,6 +38,17 @@ async def test_no_slash_is_a_way_around_the_keys(tmp_path: Path):
         for path in ("//v1/models", "/v1//models", "/metrics/", "//tokenize"):
             response = await client.get(f"http://127.0.0.1{path}")
             assert response.status_code == 401, path
+
+
+async def test_a_prefix_before_all_routes_is_no_way_around_the_keys(tmp_path: Path):
+    add_key(tmp_path / "keys.yaml", "alice")
+    settings = ServeSettings(api_keys=tmp_path / "keys.yaml")
+    app = create_app(EngineBackend(fake_engine(), MODEL, settings), settings)
+    transport = httpx2.ASGITransport(app, root_path="/x")
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        for path in ("/x/v1/models", "//x//v1/models", "/x/metrics", "/x/v1/messages"):
+            assert (await client.get(f"http://127.0.0.1{path}")).status_code == 401, path
+        assert (await client.get("/x/health")).status_code == 200
 
 
 @pytest.mark.parametrize("name", ["/models/a", "org/a", "a//b", "dir/"])

@@ -9,6 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from openai import BadRequestError, OpenAI
 
+from diffuspec.serve.openai.tool_calls import read_arguments
 from tests.support.service import MODEL
 
 ASKED: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -100,3 +101,10 @@ def test_a_strict_function_lets_the_model_answer_in_words(client: OpenAI):
         for tools in ([strict], [WEATHER])
     ]
     assert replies[0].choices[0].message == replies[1].choices[0].message
+
+
+@pytest.mark.parametrize("text", ['{"x": NaN}', '{"x": 1e999}', "[1]", "no JSON"])
+def test_arguments_that_are_no_object_of_json_are_the_member_of_one(text: str):
+    found = read_arguments(text)
+    assert list(found) == ["arguments"]
+    json.dumps(found, allow_nan=False)

@@ -35,7 +35,7 @@ def use_fast_layers(model: nn.Module, is_exact: bool = False, allow_int8: bool =
     """Replace linear layers and norms in place where this machine gains by it.
 
     With is_exact, returns whether no row of a matrix product depends on the other rows, see
-    `invariant_rows`. With allow_int8, products may be computed in 8 bits.
+    `invariant_sizes`. With allow_int8, products may be computed in 8 bits.
     """
     dtype = next(model.parameters()).dtype
     device = next(model.parameters()).device

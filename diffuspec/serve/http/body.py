@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import math
+import re
 from typing import Any, NoReturn
 
 from pydantic_core import from_json
@@ -11,6 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from diffuspec.serve.http.connection import ClientGoneError
 from diffuspec.serve.openai.errors import BadRequestError, HttpError
+
+_LARGE = re.compile(rb"[eE]\+?\d{3}|\d{309}")  # in a text without one, no number is infinite
 
 
 async def read_json(request: Request, max_bytes: int, max_seconds: float) -> Any:
@@ -58,6 +62,18 @@ def parse_json(content: bytes) -> Any:
     Raises BadRequestError with the place: no JSON, no UTF-8, nested too deeply, NaN.
     """
     try:
-        return from_json(content.removeprefix(codecs.BOM_UTF8), allow_inf_nan=False)
+        data = from_json(content.removeprefix(codecs.BOM_UTF8), allow_inf_nan=False)
     except ValueError as error:  # "expected value at line 1 column 7": none of the body's text
         raise BadRequestError(f"the body is not valid JSON: {error}") from None
+    if _LARGE.search(content) and not _is_finite(data):
+        raise BadRequestError("the body is not valid JSON: a number is beyond the range of floats")
+    return data
+
+
+def _is_finite(data: Any) -> bool:
+    """Whether no number has become infinite, as 1e999 does."""
+    if isinstance(data, float):
+        return math.isfinite(data)
+    if isinstance(data, dict):
+        return all(map(_is_finite, data.values()))
+    return not isinstance(data, list) or all(map(_is_finite, data))

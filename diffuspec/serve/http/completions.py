@@ -95,8 +95,7 @@ class Completions:
         except BaseException:
             await stream.aclose()
             raise
-        done = DONE if asked.ends_with_done else b""
-        events = _events(reply, first, stream, done)
+        events = _events(asked, reply, first, stream)
         return EventStream(events, self._settings.write_seconds)
 
 
@@ -116,16 +115,18 @@ async def _charged(
 
 
 async def _events(
-    reply: Reply, first: Indexed, stream: AsyncGenerator[Indexed], done: bytes
+    asked: Asked, reply: Reply, first: Indexed, stream: AsyncGenerator[Indexed]
 ) -> AsyncGenerator[bytes]:
-    """Yield the events of a stream; `done` only after success."""
+    """Yield the events of a stream; [DONE] only after success."""
     async with aclosing(stream):
         try:
             yield _written([*reply.begin(), *reply.events(*first)])
             async for output in stream:
                 if data := _written(reply.events(*output)):
                     yield data
-            yield _written(reply.end()) + done
+            yield _written(reply.end()) + (DONE if asked.ends_with_done else b"")
+        except InvalidRequestError as error:
+            yield _written(reply.fail(answer_for(asked.in_its_words(error))))
         except Exception as error:
             yield _written(reply.fail(answer_for(error)))
 

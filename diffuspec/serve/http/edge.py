@@ -16,6 +16,7 @@ from diffuspec.serve.http.connection import ClientGoneError
 from diffuspec.serve.http.errors import log_failure, respond
 from diffuspec.serve.http.keys import Allowance, Keys
 from diffuspec.serve.http.load import Load
+from diffuspec.serve.http.paths import route_of
 from diffuspec.serve.messages.errors import is_anthropics
 from diffuspec.serve.openai.errors import BadRequestError, HttpError
 from diffuspec.serve.request_ids import check_request_id
@@ -71,7 +72,7 @@ class Edge:
 
     def _check_host(self, scope: Scope) -> None:
         """Refuse unknown host names: a foreign page may resolve its own to here (DNS rebinding)."""
-        if self._hosts is None or scope["path"] in _PROBES:
+        if self._hosts is None or route_of(scope) in _PROBES:
             return
         headers = Headers(scope=scope)
         if scope["http_version"] == "1.0" and "host" not in headers:
@@ -88,7 +89,7 @@ class Edge:
 
     def _authenticate(self, scope: Scope) -> Allowance | None:
         """Return the allowance of the caller's key; None where no key is needed."""
-        path: str = scope["path"]
+        path = route_of(scope)
         if self._keys is None or not (path.startswith("/v1/") or path in _KEYED):
             return None
         given = _given_keys(Headers(scope=scope))
@@ -195,7 +196,7 @@ class _Exchange:
             headers = MutableHeaders(scope=message)
             request_id = self._scope["state"]["request_id"]
             headers["x-request-id"] = request_id
-            if is_anthropics(self._scope["path"]):
+            if is_anthropics(route_of(self._scope)):
                 headers["request-id"] = request_id
             for name, value in _HEADERS.items():
                 headers.setdefault(name, value)

@@ -17,7 +17,7 @@ from starlette.types import Scope
 from diffuspec.core.errors import DiffuspecError, InvalidRequestError, OverloadedError
 from diffuspec.serve.http.connection import ClientGoneError
 from diffuspec.serve.http.observer import note_error
-from diffuspec.serve.http.paths import plain_path
+from diffuspec.serve.http.paths import route_of
 from diffuspec.serve.messages.errors import body_of, is_anthropics, status_of
 from diffuspec.serve.openai.errors import ErrorAnswer, HttpError, answer_to
 from diffuspec.serve.openai.objects import ErrorCode
@@ -46,7 +46,7 @@ def respond(error: Exception, scope: Scope) -> Response:
     if isinstance(error, ClientGoneError):
         return Response(status_code=499)  # the client has gone
     answer = answer_for(error)
-    if not is_anthropics(plain_path(scope["path"])):
+    if not is_anthropics(route_of(scope)):
         return JSONResponse(answer.body(), answer.status, dict(answer.headers))
     body = body_of(answer, scope.get("state", {}).get("request_id"))
     return JSONResponse(body, status_of(answer), dict(answer.headers))

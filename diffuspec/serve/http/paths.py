@@ -14,6 +14,14 @@ def plain_path(path: str) -> str:
     return _SLASHES.sub("/", path).rstrip("/") or "/"
 
 
+def route_of(scope: Scope) -> str:
+    """Return the plain path that routes are compared with: behind the prefix of a proxy, if any."""
+    path, root = plain_path(scope["path"]), plain_path(scope.get("root_path", ""))
+    if root != "/" and f"{path}/".startswith(f"{root}/"):
+        return path[len(root) :] or "/"
+    return path
+
+
 class PlainPaths:
     """ASGI middleware: has the application see plain paths, so that keys are asked for on all."""
 

@@ -59,6 +59,8 @@ def read_chat(body: CountBody, given: dict[str, Any], model: ServedModel) -> Job
     Raises BadRequestError.
     """
     extensions = check_extensions(body.model_extra or {}, type(body).model_fields)
+    if "stop" in extensions and given.get("stop") is not None:
+        raise BadRequestError("stop is the same as stop_sequences: only one may be given", "stop")
     chat = _chat(body, model.conventions)
     variables = extensions.pop("chat_template_kwargs", {})
     if isinstance(variables, dict):

@@ -31,7 +31,7 @@ class AnthropicTool(OpenPart):
 
 
 class ToolChoice(Part):
-    """Which calls the answer may or must have: any demands some, tool one of a name."""
+    """Which calls the answer may or must have: `any` demands at least one, `tool` the named one."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -56,7 +56,7 @@ class JsonFormat(Part):
 
 
 class OutputConfig(Part):
-    """How the answer is to be."""
+    """The form of the answer, and how much to think."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="How much to think, for chat templates that have reasoning_effort."

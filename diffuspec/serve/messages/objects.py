@@ -65,8 +65,12 @@ class OutputDetails(TypedDict):
 
 
 class MessageUsage(TypedDict):
-    input_tokens: Annotated[int, Field(description="Not found in the target's cache.")]
-    cache_read_input_tokens: Annotated[int, Field(description="Found in it.")]
+    input_tokens: Annotated[
+        int, Field(description="Prompt tokens not found in the target's cache.")
+    ]
+    cache_read_input_tokens: Annotated[
+        int, Field(description="Prompt tokens found in the target's cache.")
+    ]
     cache_creation_input_tokens: Literal[0]
     output_tokens: int
     output_tokens_details: NotRequired[OutputDetails]

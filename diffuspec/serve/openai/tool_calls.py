@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import string
 from typing import Any
@@ -36,7 +37,8 @@ def read_arguments(text: str) -> dict[str, Any]:
     if not text.strip():
         return {}
     try:
-        arguments = from_json(text, allow_partial="trailing-strings")
+        arguments = from_json(text, allow_partial="trailing-strings", allow_inf_nan=False)
+        json.dumps(arguments, allow_nan=False)  # 1e999 is read as infinite
     except ValueError:
         arguments = text
     return arguments if isinstance(arguments, dict) else {"arguments": arguments}

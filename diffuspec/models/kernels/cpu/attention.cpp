@@ -44,8 +44,8 @@ class HeadAttention {
         sums_(memory.sums), columns_(memory.columns), gathered_(memory.gathered),
         listed_(memory.listed) {
     if (next_call) {
-      next_keys_ = at(next_call->keys, type, next_head * call.cache_head_stride);
-      next_values_ = at(next_call->values, type, next_head * call.cache_head_stride);
+      next_keys_ = at(next_call->keys, type, next_head * next_call->cache_head_stride);
+      next_values_ = at(next_call->values, type, next_head * next_call->cache_head_stride);
     }
   }
 

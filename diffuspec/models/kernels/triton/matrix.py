@@ -1,4 +1,4 @@
-"""Weights that stay quantised in a GPU's memory; a weight is what `rows.quantized` says."""
+"""Weights that stay quantised in a GPU's memory; a weight is what `kernels.quantized` says."""
 
 from __future__ import annotations
 

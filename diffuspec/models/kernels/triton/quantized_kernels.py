@@ -1,4 +1,4 @@
-"""The Triton kernels of `quantized` and `int8`.
+"""The Triton kernels of products with quantised weights.
 
 A program computes some outputs of a tile of rows. A row's sums take the inputs in an order that the
 shape of the weight alone decides, and no program depends on another.

@@ -48,8 +48,11 @@ class BlockReader:
     def read(self, output: RequestOutput, logprobs: Sequence[Any] = ()) -> list[Change]:
         """Return what an output changes, in order. `logprobs`: one for each token, or none."""
         changes: list[Change] = []
+        num_thought = self._reader.num_reasoning_tokens
         for place, pieces in enumerate(self._reader.read_tokens(output)):
-            self._unassigned += logprobs[place : place + 1]
+            if self._reader.num_reasoning_tokens == num_thought:
+                self._unassigned += logprobs[place : place + 1]
+            num_thought = self._reader.num_reasoning_tokens
             for piece in pieces:
                 self._take(piece, changes)
         if output.finish_reason is not None:
