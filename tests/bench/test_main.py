@@ -233,6 +233,7 @@ def test_a_study_loads_the_pairs_own_drafter_alone() -> None:
 
 
 def test_one_request_runs_at_a_time(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "x.bin").touch()
     config = engine_config(BenchOptions(*pair, ngram=tmp_path / "x.bin"))
     assert config.target.max_sequences == 1
     assert (config.target.path, config.search.ngram) == (pair[0], tmp_path / "x.bin")
@@ -266,10 +267,13 @@ def test_wrong_options_are_found_before_anything_is_loaded(
     options: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for name in ("t", "d"):
+        Path(name).mkdir()
+    Path("n").touch()
     monkeypatch.setattr(Engine, "from_config", lambda *_: pytest.fail("loaded"))
     with pytest.raises(ConfigError, match=message):
         run_benchmark(BenchOptions(**options))  # type: ignore[arg-type]
-    assert list(tmp_path.iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} == {"t", "d", "n"}, "nothing is written"
 
 
 @pytest.mark.parametrize(
