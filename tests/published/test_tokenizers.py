@@ -117,6 +117,21 @@ def test_prompts_of_qwen3_are_those_of_transformers(is_thinking, num_messages, t
     assert generation.thinking == ("open" if is_thinking else "over")
 
 
+@pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gemma3", "deepseek_v3"])  # with templates
+def test_prompts_of_chats_are_those_of_transformers(name, tmp_path_factory):
+    family = family_of(name, None, tmp_path_factory.mktemp("prompts"))
+    said = ("Hello, Größe 東京", "Yes?", "  Why is <b> bold?\n")
+    messages = [
+        {"role": ("user", "assistant")[place % 2], "content": text}
+        for place, text in enumerate(said)
+    ]
+    [generation] = encode(family.job(messages=messages), family.tokenizer, family.model)
+    expected = family.tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=False
+    )
+    assert family.tokenizer.decode(generation.prompt_token_ids.tolist()) == expected
+
+
 def test_texts_are_encoded_as_by_transformers(published):
     for text in ("Hello, Größe 東京", NFD, "a <think> b", "  x\n\n"):
         expected = published.tokenizer(text).input_ids
