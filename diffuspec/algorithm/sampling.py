@@ -68,21 +68,21 @@ def target_tokens(
     nodes = [_nodes(request) for request in requests]
     first = [0, *itertools.accumulate(map(len, nodes))]
     for members in _sampled_alike(requests):
-        if len(members) > 1:
-            positions = [position for one in members for position in nodes[one]]
-            rows = [row for one in members for row in range(first[one], first[one + 1])]
-            seeds = [requests[one].sampling.seed or 0 for one in members for _ in nodes[one]]
-            params = requests[members[0]].sampling
-            _choose_alike(logits, rows, params, seeds, positions, chosen)
+        params = requests[members[0]].sampling
+        if params.shapes_logits:
+            [one] = members
+            request, own = requests[one], slice(first[one], first[one + 1])
+            paths = _paths(request.tree)
+            history = History(request.prefix, request.num_prompt_tokens, paths, masks[one])
+            chosen[own] = choose_tokens(logits[own], params, nodes[one], history, eos_token_ids)
             continue
-        [one] = members
-        request = requests[one]
-        own = slice(first[one], first[one + 1])
-        paths = _paths(request.tree) if request.sampling.shapes_logits else ()
-        history = History(request.prefix, request.num_prompt_tokens, paths, masks[one])
-        chosen[own] = choose_tokens(
-            logits[own], request.sampling, nodes[one], history, eos_token_ids
-        )
+        rows = [row for one in members for row in range(first[one], first[one + 1])]
+        positions = [position for one in members for position in nodes[one]]
+        seeds = [requests[one].sampling.seed or 0 for one in members for _ in nodes[one]]
+        where = torch.tensor([rows, positions, seeds], dtype=torch.int64, device=logits.device)
+        most = max(1, _MAX_NOISE // logits.shape[-1])
+        for row, position, seed in torch.split(where, most, dim=1):
+            chosen[row] = choose_tokens(logits[row], params, position, _NOTHING_BEFORE, seed=seed)
     return chosen
 
 
@@ -102,53 +102,38 @@ def _sampled_alike(requests: Sequence[VerifyRequest]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _choose_alike(
-    logits: Tensor,
-    rows: Sequence[int],
-    params: SamplingParams,
-    seeds: Sequence[int],
-    positions: Sequence[int],
-    chosen: Tensor,
-) -> None:
-    """Write the tokens drawn at rows of several requests, as many rows at a time as fit memory."""
-    where = torch.tensor([rows, positions, seeds], dtype=torch.int64)
-    most = max(1, _MAX_NOISE // logits.shape[-1])
-    for row, position, seed in torch.split(where.to(logits.device), most, dim=1):
-        found = shape(logits[row], params, (), _NOTHING_BEFORE, ())
-        if not params.is_greedy:
-            found = found + gumbel_noise(seed, position, found.shape[-1], found.device)
-        chosen[row] = _argmax(found)
-
-
 def choose_tokens(
     logits: Tensor,
     params: SamplingParams,
-    positions: Sequence[int],
+    positions: Sequence[int] | Tensor,
     history: History,
     eos_token_ids: Collection[int] = (),
+    seed: Tensor | None = None,
 ) -> Tensor:
-    """Return the token drawn at each row of one request, [R] int64; see `perturb_logits`."""
-    return _argmax(perturb_logits(logits, params, positions, history, eos_token_ids))
+    """Return the token drawn at each row, [R] int64; see `perturb_logits`."""
+    return _argmax(perturb_logits(logits, params, positions, history, eos_token_ids, seed))
 
 
 def perturb_logits(
     logits: Tensor,
     params: SamplingParams,
-    positions: Sequence[int],
+    positions: Sequence[int] | Tensor,
     history: History,
     eos_token_ids: Collection[int] = (),
+    seed: Tensor | None = None,
 ) -> Tensor:
     """Return shaped logits with the request's noise, [R, V]: their argmax is the token drawn.
 
     positions[r] is the absolute index that row r's token will have in the sequence. Greedy requests
     get no noise. A drafter takes the softmax of the result as its distribution of the token that
-    the target will draw.
+    the target will draw. seed: one of each row, [R] int64, in place of the parameters' own.
     """
     shaped = shape(logits, params, positions, history, eos_token_ids)
     if params.is_greedy:
         return shaped
-    assert params.seed is not None, "sampled requests get a seed on admission"
-    return shaped + gumbel_noise(params.seed, positions, shaped.shape[-1], shaped.device)
+    own = params.seed if seed is None else seed
+    assert own is not None, "sampled requests get a seed on admission"
+    return shaped + gumbel_noise(own, positions, shaped.shape[-1], shaped.device)
 
 
 def token_logprobs(logits: Tensor, chosen: Tensor, num_top: int) -> list[TokenLogprobs]:

@@ -38,7 +38,7 @@ class History:
 def shape(
     logits: Tensor,
     params: SamplingParams,
-    positions: Sequence[int],
+    positions: Sequence[int] | Tensor,
     history: History,
     eos_token_ids: Collection[int],
 ) -> Tensor:
@@ -65,7 +65,7 @@ def shape(
 
 def _banned(
     params: SamplingParams,
-    positions: Sequence[int],
+    positions: Sequence[int] | Tensor,
     history: History,
     eos_token_ids: Collection[int],
 ) -> Iterator[tuple[int, int]]:
