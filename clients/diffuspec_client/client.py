@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 1
 MAX_MODEL_LEN = 2**24  # the protocol's; a server has its own limit
-CONNECT_SECONDS = 2.0  # that the start of an engine waits for a server
-_GRACE_SECONDS = 0.005  # after a deadline, for the answer to arrive
+CONNECT_SECONDS = 2.0  # how long the start of an engine waits for a server
+_GRACE_SECONDS = 0.005  # time for an answer to arrive after its deadline
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,13 @@ class DraftClient:
         self._is_tree = is_tree
         self._deadline = settings.deadline_seconds
         self._held: dict[str, int] = {}  # tokens that the server holds, by request
-        self._ended: list[str] = []  # that the server has not been told of
-        self._connection_number = 0  # that _held is about
+        self._ended: list[str] = []  # ended requests that are still to be reported
+        self._connection_number = 0  # the connection that _held belongs to
         self._step_id = 0
         self._answer: StepDrafts | None = None
         self._arrival = threading.Condition()
-        self._returned_at = 0.0  # from the last step
-        self._wait_seconds = 0.0  # of the last step
+        self._returned_at = 0.0  # end of the last reported step; 0: none yet
+        self._wait_seconds = 0.0  # time that the last reported step took
         self._silence = Silence()
         self._problems = Problems(logger)
         self._on_outcomes = on_outcomes

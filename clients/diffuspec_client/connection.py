@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 _METHOD = "/diffuspec.v1.DraftService/Connect"
 _MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.2, 30.0  # between attempts to connect
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.2, 30.0  # pauses between attempts
 _WELCOME_SECONDS = 10.0
 _OPTIONS = [
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
@@ -47,7 +47,7 @@ class Connection:
 
         Raises OSError if a file of the settings cannot be read.
         """
-        self.number = 0  # of the present connection; 0: none
+        self.number = 0  # number of the present connection; 0: none
         self._settings = settings
         self._hello = hello
         self._vocabulary = vocabulary

@@ -35,7 +35,7 @@ class DraftTable:
         self._num_outcomes = num_outcomes
         shape = (num_rows, num_outcomes, _PATH + self.max_path + max_draft_tokens)
         self._cells = np.full(shape, MISS, np.int32)
-        self._places = [0] * num_rows  # of the next outcome of each row
+        self._places = [0] * num_rows  # place of each row's next outcome
         self._lock = threading.Lock()
         self._device_cells = torch.full(shape, MISS, dtype=torch.int32, device=device)
         self._offsets = torch.arange(self.max_path, device=device)

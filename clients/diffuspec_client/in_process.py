@@ -28,7 +28,7 @@ class InProcess:
     """Settings of a client whose drafter is in its process."""
 
     server: Mapping[str, Any]  # the keys of a draft server's file
-    deadline_seconds: float = 0.25  # that a step waits for drafts at most
+    deadline_seconds: float = 0.25  # most seconds that a step waits for drafts
     tenant: str = ""
 
     def connect(
@@ -47,7 +47,7 @@ class InProcess:
             ) from error
         config = validate(DraftServerConfig, fill_in_draft_server(self.server))
         service, drafter = load_service(config)
-        hello.vocabulary.extend(vocabulary.tokens)  # to be told which token differs
+        hello.vocabulary.extend(vocabulary.tokens)  # lets an error name the token that differs
         return LocalConnection(service, drafter, hello, take)
 
 
@@ -56,7 +56,7 @@ class LocalConnection:
 
     def __init__(self, service: Any, drafter: Any, hello: Any, take: Callable[[Any], None]) -> None:
         """Waits until drafts are to be had. Raises what the service refuses the hello with."""
-        self.number = 0  # of the present session; 0: none
+        self.number = 0  # number of the present session; 0: none
         self._service = service
         self._drafter = drafter
         self._hello = hello

@@ -41,7 +41,7 @@ def read_vocabulary(tokenizer: Path | str) -> dict[str, int]:
     try:
         found = json.loads(Path(tokenizer).read_text(encoding="utf-8"))
         vocabulary = found["model"]["vocab"]
-        if isinstance(vocabulary, list):  # of a unigram model: tokens with their scores
+        if isinstance(vocabulary, list):  # unigram models list tokens with scores
             vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
         added = {one["content"]: int(one["id"]) for one in found.get("added_tokens", [])}
         return {**vocabulary, **added}

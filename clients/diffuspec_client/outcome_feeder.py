@@ -30,13 +30,13 @@ class Report:
     """What one step of the engine has brought. Its arrays may be read after `wait`."""
 
     request_ids: Sequence[str]
-    rows: Sequence[int]  # of the table
+    rows: Sequence[int]  # rows of the table
     lengths: Tokens  # [requests], tokens of each after the step
     num_new: Tokens  # [requests], those of this step
     new_tokens: Tokens  # [requests, most in a step], of which the first num_new count
     whole: Mapping[str, Tokens] = field(default_factory=dict)  # all tokens, of new requests
     ended: Sequence[str] = ()
-    wait: Callable[[], None] = lambda: None  # until the copies from the device are there
+    wait: Callable[[], None] = lambda: None  # returns when the copies from the device are there
 
 
 class _Request:
@@ -78,7 +78,7 @@ class OutcomeFeeder:
         self._max_model_len = max_model_len
         self._requests: dict[str, _Request] = {}
         self._answered = 0  # the step that the requests' drafts are of
-        self._early: list[OutcomeTable] = []  # of a step whose answer is still to be taken
+        self._early: list[OutcomeTable] = []  # tables that came before their step's answer
         self._lock = threading.Lock()
         self._reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
         self._problems = Problems(logger)

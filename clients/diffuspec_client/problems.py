@@ -1,4 +1,4 @@
-"""Problems that may come in every step: the first is shown, the others are for whoever debugs."""
+"""Problems that may come up in every step: later ones than the first are logged for debugging."""
 
 from __future__ import annotations
 

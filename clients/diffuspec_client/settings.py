@@ -17,13 +17,13 @@ class Settings:
     """Settings of a client. Each may also come from the environment, as DIFFUSPEC_DRAFT_<NAME>."""
 
     server: str = "127.0.0.1:9500"  # HOST:PORT, or unix:PATH
-    deadline_seconds: float = 0.25  # that a step waits for drafts at most
+    deadline_seconds: float = 0.25  # most seconds that a step waits for drafts
     tenant: str = ""
-    token_file: str = ""  # of the token that the server asks for
-    tls_ca: str = ""  # with the next two: TLS
+    token_file: str = ""  # file with the token that the server asks for
+    tls_ca: str = ""  # given with the next two, it switches TLS on
     tls_certificate: str = ""
     tls_key: str = ""
-    tls_server_name: str = ""  # in the server's certificate, where that is not its address
+    tls_server_name: str = ""  # name in the server's certificate, if that is not its address
 
     def __post_init__(self) -> None:
         if not 0 < self.deadline_seconds <= _MAX_DEADLINE_SECONDS:

@@ -151,7 +151,7 @@ class Trees:
         """num_nodes: of each tree, its root, the last token, among them."""
         self._client = client
         self._num_nodes = num_nodes
-        self._names: set[str] = set()  # of the last batch
+        self._names: set[str] = set()  # requests of the last batch
         self._ended: list[str] = []
         self._problems = Problems(logger)
 

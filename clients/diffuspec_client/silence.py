@@ -11,7 +11,7 @@ class Silence:
     """Counts the steps that are not reported. It ends as soon as there are other requests."""
 
     def __init__(self) -> None:
-        self.num_steps = 0  # not reported since the last answer
+        self.num_steps = 0  # steps left out since the last answer
         self._num_left = 0
         self._request_ids: frozenset[str] = frozenset()
 

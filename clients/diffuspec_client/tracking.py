@@ -57,7 +57,7 @@ class Tracker:
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._rows: dict[int, _Tracked] = {}  # by the row that each was in last
+        self._rows: dict[int, _Tracked] = {}  # requests by the row that each was in last
         self._absent: list[_Tracked] = []
 
     def match(self, rows: Sequence[int], prefixes: Sequence[Tokens]) -> tuple[list[str], list[str]]:

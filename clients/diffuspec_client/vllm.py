@@ -128,7 +128,7 @@ def _is_first_rank() -> bool:
         from vllm.distributed import get_tensor_model_parallel_rank
 
         return bool(get_tensor_model_parallel_rank() == 0)
-    except Exception:  # without model parallelism there is only this one
+    except Exception:  # vLLM has set up no model parallelism: this is the only rank
         return True
 
 

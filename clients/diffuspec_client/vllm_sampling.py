@@ -25,8 +25,8 @@ def repair_sampling(sampler: Any) -> bool:
         return False
     sampler.expand_batch_to_tokens = expand_batch_to_tokens
     logger.warning(
-        "diffuspec: this vLLM loses the temperature of sampled requests where there are drafts, "
-        "whoever makes them; the function at fault is replaced in this process"
+        "diffuspec: this vLLM loses the temperature of sampled requests with any kind of "
+        "drafts; the faulty function is replaced in this process"
     )
     return True
 

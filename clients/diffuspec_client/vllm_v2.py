@@ -50,7 +50,7 @@ HOOKS: tuple[tuple[str, str, frozenset[str]], ...] = (
         frozenset({"req_ids", "num_reqs", "idx_mapping", "idx_mapping_np", "is_prefilling_np"}),
     ),
 )
-_STATES = ("req_id_to_index", "all_token_ids", "total_len")  # of the states of requests
+_STATES = ("req_id_to_index", "all_token_ids", "total_len")  # attributes of its request states
 _OUR_METHODS = {"init_cudagraph_manager", "capture", "propose"}
 
 
@@ -65,7 +65,7 @@ def register() -> None:
         if not hasattr(module.init_speculator, "__wrapped__"):
             module.init_speculator = wrapped(module.init_speculator)  # type: ignore[attr-defined]
         runner = sys.modules.get(_RUNNER)
-        if runner is not None:  # which has imported the function by name
+        if runner is not None:  # the runner has imported the function by name
             runner.init_speculator = module.init_speculator  # type: ignore[attr-defined]
     except Exception as error:
         _warn(repr(error))

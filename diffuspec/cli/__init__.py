@@ -16,7 +16,7 @@ def main() -> None:
         from diffuspec.cli.app import app
 
         app()
-    except KeyboardInterrupt:  # while modules were imported
+    except KeyboardInterrupt:  # Ctrl-C while modules were imported
         report_interrupt()
         sys.exit(EXIT_INTERRUPTED)
     finally:

@@ -15,8 +15,8 @@ from typer import Context
 
 from diffuspec.core.errors import ConfigError
 
-_BESIDE = Path(__file__).parents[1] / "_ray"  # where a wheel has the packages
-_CHECKOUT = Path(__file__).parents[2]  # where an installation that follows a checkout has them
+_BESIDE = Path(__file__).parents[1] / "_ray"  # the packages' folder in a wheel
+_CHECKOUT = Path(__file__).parents[2]  # their folder if an installation follows a checkout
 
 # Options and --help are those of the command that is imported.
 FORWARDED: dict[str, Any] = {
@@ -27,7 +27,6 @@ FORWARDED: dict[str, Any] = {
     },
     "add_help_option": False,
 }
-
 
 MODULES = {
     "batch": "deploy.batch",
@@ -55,7 +54,7 @@ def _forward(name: str, context: Context) -> None:
     """Run a command of another package. Raises ConfigError without Ray."""
     if folder := _folder():
         sys.path.insert(0, folder)
-        inherited = os.environ.get("PYTHONPATH", "")  # by the processes of a cluster
+        inherited = os.environ.get("PYTHONPATH", "")  # processes of a cluster inherit it too
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, inherited]))
     try:
         app = importlib.import_module(MODULES[name]).app

@@ -148,7 +148,8 @@ def train(
         raise ConfigError(f"--kind must be among {names}, got {kind!r:.40}")
     if store not in _STORAGES:
         raise ConfigError(f"--store must be bfloat16 or int8, got {store!r:.40}")
-    inspect_checkpoint(target).check_is_plain("training beside it")  # before answers are written
+    # Refused before answers are written.
+    inspect_checkpoint(target).check_is_plain("training beside it")
     size = parse_block_size(kind, attention, block_size)
     files = tuple(answers or [out / "training" / "answers.jsonl"])
     shared: dict[str, Any] = {

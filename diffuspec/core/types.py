@@ -238,8 +238,8 @@ class Verdict:
     verify_seconds: float = 0.0  # time of the whole batch that this verdict comes from
     transport_seconds: float = 0.0  # time between processes, beyond the worker's own
     states: StateRows | None = None  # states of prefix and accepted tokens, as far as wanted
-    num_cached_tokens: int = 0  # of the prefix, in the target's cache before the verification
-    num_unread_tokens: int = 0  # of the prefix, not yet cached; if any, token_ids mean nothing
+    num_cached_tokens: int = 0  # prefix tokens in the target's cache before the verification
+    num_unread_tokens: int = 0  # prefix tokens not cached yet; if any, token_ids mean nothing
     is_held: bool = False  # nothing was verified, for the form's masks are not ready: ask again
 
     @property
@@ -257,7 +257,7 @@ class StepStats:
     num_draft_tokens: int  # asked of the drafter; 0: verified without a draft
     num_tree_nodes: int
     num_accepted_tokens: int
-    num_committed_tokens: int  # after cutting at EOS, stop or max_tokens
+    num_committed_tokens: int  # tokens left after the cut at EOS, stop or max_tokens
     tree_depth: int = 0
     draft_seconds: float = 0.0
     search_seconds: float = 0.0

@@ -67,7 +67,7 @@ class DataParallelEngine(EngineBase):
         self._info = replace(infos[0], max_sequences=num_sequences)
         num_slots = infos[0].max_sequences + config.target.prefix_slots
         self.router = EngineRouter([*self._members], num_slots)
-        self._answers: set[ResumedAnswer] = set()  # not finished
+        self._answers: set[ResumedAnswer] = set()  # unfinished answers
         self._is_draining = False
         self._opening: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -267,7 +267,7 @@ class _Route:
     ) -> None:
         self._engine = engine
         self._request = request
-        self._num_committed = len(request.committed_token_ids)  # before the request came here
+        self._num_committed = len(request.committed_token_ids)  # tokens committed elsewhere before
         self._blocks, self._num_tokens = prompt_blocks(token_ids), len(token_ids)
         self._num_losses = 0
 

@@ -19,11 +19,11 @@ from diffuspec.v1 import engine_process_pb2 as messages
 
 logger = logging.getLogger(__name__)
 
-_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.25, 30.0  # before a process is started again
-_WELL_SECONDS = 60.0  # after which an end is not counted together with those before
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.25, 30.0  # pauses before a restart
+_WELL_SECONDS = 60.0  # a process that ran for longer has its earlier ends forgotten
 _STATUS_SECONDS = 2.0
 _CHECK_SECONDS = 2.0  # pause between questions whether the process is still there
-_SILENT_SECONDS = 30.0  # after which a process that says nothing is ended
+_SILENT_SECONDS = 30.0  # a process that says nothing for longer is ended
 
 
 class EngineMember:

@@ -28,9 +28,9 @@ from diffuspec.telemetry.busy_time import BusyTime
 logger = logging.getLogger(__name__)
 
 _MAX_QUEUED = 1024  # drafts that engines wait for
-_PATIENCE = 4.0  # times as long as expected, for which a call is waited for
+_PATIENCE = 4.0  # a call is waited for up to so many times its expected seconds
 _LEAST_PATIENCE_SECONDS = 0.005
-_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 10.0  # after a failure of the drafter
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 10.0  # pauses after a failure
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +40,7 @@ class DraftJob:
     request: EngineRequest
     wanted: DraftRequest
     length: int
-    num_tokens: int  # of the prefix, when it was asked for
+    num_tokens: int  # tokens of the prefix when the draft was asked for
     tokens: tuple[int, ...] = ()
     waited_until: float = 0.0  # deadline of its engine, by time.monotonic(); 0: made ahead
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.Future())
@@ -88,7 +88,7 @@ class Dispatcher:
         """A call of the drafter that takes longer than max_seconds has failed."""
         self.costs = DraftCosts(0.0)
         self.busy = BusyTime()
-        self._started_at = self._ends_at = 0.0  # of the call under way; its end as expected
+        self._started_at = self._ends_at = 0.0  # start and expected end of the call under way
         self.customers: list[Customer] = []
         self._metrics = metrics
         metrics.queued.read = lambda: len(self._queue)

@@ -16,7 +16,7 @@ from diffuspec.v1.draft_service_pb2 import Hello, RequestRow
 class Advance:
     """What the rows of a step have told."""
 
-    requests: list[EngineRequest] = field(default_factory=list)  # of the rows, in order
+    requests: list[EngineRequest] = field(default_factory=list)  # one for each row, in order
     unknown: set[int] = field(default_factory=set)  # rows whose base is not held
     num_accepted: int = 0  # drafted tokens
     num_expected: float = 0.0  # drafted tokens that were to be accepted of these requests

@@ -16,9 +16,9 @@ from diffuspec.scheduler.baseline import NUM_PLAIN, Baseline, Interval
 from diffuspec.scheduler.cost_model import MAX_JUMP, CostModel, DraftCosts
 from diffuspec.scheduler.draft_sizes import Load, with_trial
 
-_LEAST_TOKENS = 3  # of a draft made ahead
+_LEAST_TOKENS = 3  # fewest tokens of a draft made ahead
 _SHOWN_ROWS = (1, 2, 4, 8, 16)
-MAX_SILENT_STEPS = 64  # after which an engine asks again; an answer then costs it next to nothing
+_MAX_SILENT_STEPS = 64  # steps after which the cost of an answer hardly counts
 _MAX_HELD = 8  # steps without drafts, to measure them, that read prompts and measure nothing
 
 
@@ -29,9 +29,9 @@ class Sent:
     num_requests: int
     num_nodes: int
     num_expected: float  # drafted tokens to be accepted
-    draft_seconds: float  # for which the answer waited for the drafter
-    reading_seconds: float  # of these, in which the drafter read prompts
-    busy_seconds: float  # of the drafter, in total, when it was sent
+    draft_seconds: float  # time that the answer waited for the drafter
+    reading_seconds: float  # the part of it in which the drafter read prompts
+    busy_seconds: float  # the drafter's busy time in total when the answer was sent
 
     @property
     def num_rows(self) -> int:
@@ -190,11 +190,11 @@ class Planner:
         """
         number = len(requests)
         if not any([one.room for one in requests]):
-            return MAX_SILENT_STEPS
+            return _MAX_SILENT_STEPS
         if self._baseline.allows(self._drafter, number):
             return NUM_PLAIN
         stopped = self._baseline.num_stopped_steps(self._drafter, number)
-        return min(int(stopped), MAX_SILENT_STEPS)
+        return min(int(stopped), _MAX_SILENT_STEPS)
 
     # ---- what the engine reports
 

@@ -28,10 +28,10 @@ _MAX_MADE = 32  # drafts kept for one request
 class Made:
     """A draft for a request in case that it goes on with some tokens."""
 
-    tokens: tuple[int, ...]  # after the present prefix; none: a draft for that itself
+    tokens: tuple[int, ...]  # tokens assumed after the present prefix
     draft: Draft
     length: int  # asked of the drafter
-    is_rest: bool = False  # of a draft for a shorter prefix
+    is_rest: bool = False  # whether it is the end of a draft for a shorter prefix
 
 
 class EngineRequest:
@@ -49,16 +49,16 @@ class EngineRequest:
         self.num_prompt_tokens = num_prompt_tokens
         self.priority = 0
         self.num_left = 0  # tokens that may still be committed
-        self.max_draft_tokens = 0  # that the engine takes in one step; 0: none
+        self.max_draft_tokens = 0  # most tokens of a draft that the engine takes now
         self.expectation = Expectation(shared)
         self.sent = EMPTY_DRAFT  # what the engine verifies
         self.num_expected = 0.0  # tokens of it to be accepted
-        self.length = 0  # of drafts, as last decided
-        self.num_accepted = 0  # drafted tokens of it, as the engine's latest step has told
-        self.is_read = False  # by the drafter: it holds the prompt
+        self.length = 0  # draft length as last decided
+        self.num_accepted = 0  # drafted tokens that the engine's latest step has accepted
+        self.is_read = False  # whether the drafter holds the prompt
         self.is_foreign = False  # it has tokens that the drafter does not know
         self._ranking = OutcomeRanking(outcomes)
-        self._ranked: list[RankedOutcome] | None = None  # of the verification under way
+        self._ranked: list[RankedOutcome] | None = None  # outcomes of the verification under way
         self._tokens = np.zeros(256, np.int32)
         self._made: list[Made] = []
         self._is_dropped = False  # it has become too long: its tokens are not held

@@ -40,7 +40,7 @@ class DraftService:
         self.config = config
         self.info = info
         self.metrics = DraftMetrics()
-        self.spans: DraftSpans | None = None  # where they are exported
+        self.spans: DraftSpans | None = None  # None: spans are not exported
         self.dispatcher = Dispatcher(drafter, info, config.max_draft_seconds, self.metrics)
         self._tenants = Tenants(config.tenants)
         self._tokens = vocabulary_bytes(tokenizer, info.vocab_size)

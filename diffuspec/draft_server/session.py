@@ -34,7 +34,7 @@ from diffuspec.v1.draft_service_pb2 import (
     StepDrafts,
 )
 
-_ANSWER_SECONDS = 0.0005  # before a deadline, to send what there is
+_ANSWER_SECONDS = 0.0005  # an answer is sent so long before its deadline
 _MAX_AHEAD = 64  # drafts made ahead in one call
 
 
@@ -263,7 +263,7 @@ class Session:
         sent = self._sent
         if sent is None or not self._verifying:
             return None
-        costs, asked = self.planner.costs, self._dispatcher.is_sent
+        costs, is_sent = self.planner.costs, self._dispatcher.is_sent
         seconds = self.planner.verify_seconds(sent.num_rows, sent.num_requests)
         left = max(self._sent_at + seconds - now, 0.0)
         found: list[tuple[float, EngineRequest, tuple[int, ...]]] = []
@@ -271,7 +271,7 @@ class Session:
             found += [(chance, request, tokens) for chance, tokens in request.outcomes()]
             if request.sent is EMPTY_DRAFT:  # what may follow the present prefix is not known
                 found.append((request.expectation.at(1), request, ()))
-        found = [one for one in found if one[1].room_after(len(one[2])) and not asked(*one[1:])]
+        found = [one for one in found if one[1].room_after(len(one[2])) and not is_sent(*one[1:])]
         found = sorted(found, key=lambda one: one[0], reverse=True)[:_MAX_AHEAD]
         rooms = [(chance, one, one.room_after(len(tokens))) for chance, one, tokens in found]
         lengths = self.planner.lengths_ahead(rooms, left)

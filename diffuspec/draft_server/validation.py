@@ -11,7 +11,7 @@ from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.v1.draft_service_pb2 import EngineStep, Hello, RequestRow
 
 PROTOCOL_VERSION = 1
-MAX_REQUESTS = 4096  # of one engine
+MAX_REQUESTS = 4096  # most requests of one engine
 MAX_SILENT_STEPS = 4096
 MAX_ID_LENGTH = 256
 MAX_NAME_LENGTH = 64

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from opentelemetry.trace import Span, SpanKind, Tracer, TracerProvider, set_span_in_context
 
-MAX_DRAFT_SPANS = 512  # of one request; later drafts are only counted
+MAX_DRAFT_SPANS = 512  # most drafts of one request; later ones are only counted
 
 
 class DraftSpans:

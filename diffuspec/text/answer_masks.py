@@ -20,8 +20,8 @@ from diffuspec.core.params import StructuredOutput
 from diffuspec.core.types import VerifyRequest
 from diffuspec.text.answer_matchers import Admitted, AnswerMatchers
 
-_WAIT_SECONDS = 0.01  # by which a slow mask may delay a step of other requests
-_ALONE_SECONDS = 0.05  # by which it may delay a new request while all others are held
+_WAIT_SECONDS = 0.01  # how long a slow mask may delay a step of other requests
+_ALONE_SECONDS = 0.05  # how long a step waits for masks while all its requests are held
 _MAX_SLOW = 64  # slow forms that are remembered
 
 
@@ -110,7 +110,7 @@ class AnswerMasks:
             job.result = self._matchers.admit(job.request)
         except Exception as error:  # raised to the caller of `admit`
             job.result = error
-        except BaseException as error:  # a panic of llguidance: nobody else would hear of it
+        except BaseException as error:  # a panic of llguidance, which would be lost in this thread
             job.result = RuntimeError(repr(error))
         if time.monotonic() - started > self._wait_seconds:
             self._slow[form] = None
@@ -124,7 +124,7 @@ class AnswerMasks:
 
 
 class _Job:
-    """A draft tree to admit, and what came of it."""
+    """The draft tree of one request, and the part of it that its form admits, or an error."""
 
     def __init__(self, request: VerifyRequest) -> None:
         self.request = request
@@ -154,7 +154,7 @@ class _Job:
 
 
 async def _wait(is_over: Callable[[], bool], changed: asyncio.Event, seconds: float) -> None:
-    """Wait until a condition holds, looked at after each change, for so many seconds at most."""
+    """Wait until `is_over()`, which is called after each change, or until the seconds are over."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             while not is_over():

@@ -34,7 +34,7 @@ _MAX_ANSWERS_PER_SEQUENCE = 2  # kept for each request that runs at a time
 class Admitted:
     """The part of a draft tree that a grammar admits."""
 
-    nodes: list[int]  # of the tree, in order
+    nodes: list[int]  # nodes of the tree, in order
     masks: TokenMasks  # [1 + len(nodes), num_bytes]: what may come after the root and each node
 
 
@@ -106,7 +106,7 @@ class AnswerMatchers:
             matcher = AnswerMatcher(self._grammars, form)
         matcher.begin(answer, may_compile)
         with self._lock:
-            self._matchers[key] = matcher  # not if it failed: the next call makes a new one
+            self._matchers[key] = matcher  # one that failed is dropped: the next call makes another
             if len(self._matchers) > self._max_kept:
                 self._matchers.popitem(last=False)
         return matcher
@@ -149,7 +149,7 @@ class AnswerMatcher:
         masks = [mask]
         if not self._takes_drafts:
             return Admitted(nodes, np.stack(masks))
-        paths: dict[int, tuple[int, ...]] = {-1: ()}  # of admitted nodes
+        paths: dict[int, tuple[int, ...]] = {-1: ()}  # paths to admitted nodes
         deadline = time.monotonic() + max_seconds
         for node, (parent, token_id) in enumerate(zip(tree.parents, tree.token_ids, strict=True)):
             if time.monotonic() > deadline:

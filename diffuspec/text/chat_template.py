@@ -24,7 +24,7 @@ def takes_parts_only(tokenizer: Any) -> bool:
     if _PROBE in _rendered(tokenizer, [_user(_PROBE)]):
         return False
     text = _rendered(tokenizer, [_user([{"type": "text", "text": _PROBE}])])
-    return _PROBE in text and f"'{_PROBE}'" not in text  # not the list itself, as Python writes it
+    return _PROBE in text and f"'{_PROBE}'" not in text  # the text alone, no printed list
 
 
 @functools.lru_cache(maxsize=8)

@@ -14,9 +14,10 @@ from diffuspec.core.errors import ContextLengthError, InvalidRequestError
 from diffuspec.core.types import Prompt, TokenIds
 from diffuspec.text.chat_template import takes_parts_only, template_text
 
-_TAKEN_OPTIONS = frozenset({"messages", "raise_exception", "strftime_now"})  # of all templates
+# Names that mean something else in every template.
+_TAKEN_OPTIONS = frozenset({"messages", "raise_exception", "strftime_now"})
 _MAX_CHARACTERS_PER_TOKEN = 16  # a longer text is refused before it is tokenised
-_MARGIN_TOKENS = 64  # next to a cut, which may be others than in the whole text
+_MARGIN_TOKENS = 64  # tokens next to a cut, which may differ from those of the whole text
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Cut:
     """What is kept of a prompt that may be too long."""
 
     num_tokens: int
-    keeps_begin: bool = False  # by default the end of the prompt is kept
+    keeps_begin: bool = False  # False: the end of the prompt is kept
 
     def of(self, token_ids: TokenIds) -> TokenIds:
         if len(token_ids) <= self.num_tokens:
@@ -115,7 +116,7 @@ def _render(messages: Sequence[Mapping[str, Any]], tokenizer: Any, chat: ChatOpt
             **chat.variables,
         )
     except Exception as error:  # a template may raise anything
-        if chat.continues_final_message and type(error) is ValueError:  # which quotes the chat
+        if chat.continues_final_message and type(error) is ValueError:  # it quotes the chat
             raise InvalidRequestError(
                 "continue_final_message needs a chat template that keeps the content of the final "
                 "message as it is"

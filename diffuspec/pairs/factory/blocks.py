@@ -24,14 +24,14 @@ from diffuspec.pairs.factory.examples import Batch
 class Blocks:
     """Rows of the drafts of a batch: [B, M] each, M = drafts x rows of a draft."""
 
-    positions: torch.Tensor  # of the row in its sequence
-    block_ids: torch.Tensor  # of the draft
+    positions: torch.Tensor  # place of the row in its sequence
+    block_ids: torch.Tensor  # number of the row's draft
     starts: torch.Tensor  # number of clean tokens that the row attends to
     ends: torch.Tensor  # the row attends to those of its draft at positions below
     labels: torch.Tensor  # the token after the row's own; -1: none
-    offsets: torch.Tensor  # of the label in the draft, or of the row where it is a block
+    offsets: torch.Tensor  # place of the label in the draft, or of the row in a block
     is_known: torch.Tensor  # rows of text before the draft
-    size: int = 1  # of aligned blocks: clean rows attend to theirs and the earlier ones
+    size: int = 1  # tokens of an aligned block: clean rows attend up to the end of theirs
 
 
 def place_blocks(batch: Batch, starts: torch.Tensor, length: int) -> Blocks:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from diffuspec.core.errors import ConfigError
 
-NUM_TOP_IDS = 8  # of each answer token, where answers are written with probabilities
+NUM_TOP_IDS = 8  # likeliest ids kept for each answer token that has probabilities
 PROBABILITY_UNITS = 255
 HELD_OUT_EVERY = 40  # examples; the last of each 40 is never trained on
 BATCHES_PER_CHUNK = 8

@@ -30,14 +30,14 @@ class LossConfig:
     """Shape of the masked rows, and how much each row counts."""
 
     mask_token_id: int | None  # None: there are only clean rows
-    block_size: int | None = None  # of blocks at multiples of it; None: drafts are one block
+    block_size: int | None = None  # size of aligned blocks; None: a draft is one block
     min_block: int = 8
     max_block: int = 32
     rows_per_answer_token: float = 1.4  # masked rows
-    clean_weight: float = 0.5  # of the clean rows; that of the masked ones is 1
+    clean_weight: float = 0.5  # weight of a clean row; a masked one has 1
     position_decay: float = 0.97  # a late token counts only if all before it were right
-    revealed_share: float = 0.15  # of the batches with some unmasked block tokens
-    likely_share: float = 0.5  # of the target's probabilities, where known, in the wanted ones
+    revealed_share: float = 0.15  # share of batches with some unmasked block tokens
+    likely_share: float = 0.5  # share of the target's probabilities, if known, in the wanted ones
 
 
 class Head:

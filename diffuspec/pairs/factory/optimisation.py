@@ -29,7 +29,7 @@ class TrainingPlan:
     num_chunks: int
     matrix_lr: float = 0.007
     other_lr: float = 1e-3
-    decay_share: float = 0.95  # of the training in which the learning rate falls to zero
+    decay_share: float = 0.95  # share of the training in which the learning rate falls to 0
     report_every: int = 25  # chunks
     stop_after: int | None = None  # chunks after which to stop for now; None: all
 
@@ -40,7 +40,7 @@ class Progressed:
 
     chunk: int  # chunks trained so far
     loss: float  # mean over the last one
-    seconds: float  # since this process began to train
+    seconds: float  # time since this process began to train
 
 
 class Optimizers:

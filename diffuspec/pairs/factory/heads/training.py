@@ -53,18 +53,18 @@ class HeadPlan:
     answers: tuple[Path, ...]
     num_chunks: int = 60
     tokens_per_batch: int = 2048
-    max_tokens: int = 1024  # of an example
+    max_tokens: int = 1024  # most tokens of an example
     matrix_lr: float | None = None  # None: what suits the kind
     other_lr: float = 1e-3
     head_tokens: int | None = 8192  # most frequent ones, that the loss computes; None: all
     num_blocks: int = 2  # residual blocks of a Medusa or Hydra head
-    layers: int | tuple[int, ...] = 5  # of the target, that a DFlash drafter starts from
+    layers: int | tuple[int, ...] = 5  # the target's layers that a DFlash drafter starts from
     block_size: int = 12  # rows of a DFlash drafter's block
     report_every: int = 5
     seed: int = 0
     device: str = "cpu"
-    compiles: bool = False  # the target's layers
-    storage: Storage = "bfloat16"  # of the exported weights
+    compiles: bool = False  # whether the target's layers are compiled
+    storage: Storage = "bfloat16"  # form of the exported weights
     stop_after: int | None = None  # chunks
 
 
