@@ -174,8 +174,7 @@ class DraftClient:
 
     def _report(self, rows: Sequence[Row], number: int, started: float) -> list[Draft]:
         """Send a step to the server, and return its drafts."""
-        num_silent = self._silence.num_steps
-        self._silence.begin(0, ())
+        num_silent, self._silence = self._silence.num_steps, Silence()
         if not number or not rows:
             return [Draft() for _ in rows]
         self._step_id += 1
@@ -195,7 +194,7 @@ class DraftClient:
             return [Draft() for _ in rows]
         drafts = [self._checked(one, row) for one, row in zip(answer.rows, rows, strict=True)]
         if not any([draft.token_ids for draft in drafts]):
-            self._silence.begin(answer.num_silent_steps, [row.request_id for row in rows])
+            self._silence = Silence(answer.num_silent_steps, [row.request_id for row in rows])
         return drafts
 
     def _row(self, row: Row) -> RequestRow:

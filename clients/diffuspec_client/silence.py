@@ -1,4 +1,4 @@
-"""Silence: steps that a server need not hear of, since it would have no drafts for them."""
+"""Silence: steps that are not reported to a server, since it would have no drafts for them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ MAX_SILENT_STEPS = 64
 class Silence:
     """Counts the steps that are not reported. It ends as soon as there are other requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_steps: int = 0, request_ids: Iterable[str] = ()) -> None:
+        """The next steps of these requests are left out; 0 steps: the next one is reported."""
         self.num_steps = 0  # steps left out since the last answer
-        self._num_left = 0
-        self._request_ids: frozenset[str] = frozenset()
-
-    def begin(self, num_steps: int, request_ids: Iterable[str]) -> None:
-        """Leave out the next steps of these requests; 0 steps: report the next one."""
-        self.num_steps = 0
         self._num_left = min(num_steps, MAX_SILENT_STEPS)
-        self._request_ids = frozenset(request_ids) if num_steps else frozenset()
+        self._request_ids = frozenset(request_ids)
 
     def covers(self, request_ids: Iterable[str]) -> bool:
         """Whether a step of these requests is left out; it is counted if so."""
