@@ -111,11 +111,8 @@ class LocalConnection:
         from diffuspec.v1.draft_service_pb2 import ConnectResponse
 
         session, _ = service.open(self._hello)
-        session.on_outcomes = (
-            (lambda table: self._take(ConnectResponse(outcomes=table)))
-            if self._hello.wants_outcomes
-            else None
-        )
+        if self._hello.wants_outcomes:
+            session.on_outcomes = lambda table: self._take(ConnectResponse(outcomes=table))
         self.number = number
         if not self._is_open.done():
             self._is_open.set_result(None)
