@@ -36,13 +36,13 @@ _DRAFTING = "Drafting (changes the speed, never the answer)"
 MAX_THREADS = 256  # OpenMP crashes at a few thousand
 
 
-def _option(panel: str, text: str, *names: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=text, metavar=metavar, rich_help_panel=panel)
+def _option(panel: str, text: str, *names: str, metavar: str | None = None, **limits: Any) -> Any:
+    return typer.Option(*names, help=text, metavar=metavar, rich_help_panel=panel, **limits)
 
 
-def model(text: str, metavar: str) -> Any:
+def model(text: str, metavar: str, **limits: Any) -> Any:
     """Return an option of the panel about models."""
-    return _option(_MODELS, text, metavar=metavar)
+    return _option(_MODELS, text, metavar=metavar, **limits)
 
 
 _PAIR = (
@@ -82,10 +82,7 @@ Dtype = Annotated[str | None, model(_DTYPE, "|".join(get_args(DType)))]
 Target = Annotated[Path | None, model(_TARGET, "DIR")]
 Drafter = Annotated[str | None, model(_DRAFTER, "DIR|none")]
 DrafterKind = Annotated[str | None, model(_DRAFTER_KIND, f"{'|'.join(KINDS)}|NAME")]
-DrafterBlockSize = Annotated[
-    int | None,
-    typer.Option(min=1, max=MAX_BLOCK_SIZE, help=_BLOCK_SIZE, metavar="N", rich_help_panel=_MODELS),
-]
+DrafterBlockSize = Annotated[int | None, model(_BLOCK_SIZE, "N", min=1, max=MAX_BLOCK_SIZE)]
 Ngram = Annotated[str | None, model(_NGRAM, "FILE|none")]
 Config = Annotated[Path | None, model(_CONFIG, "FILE.yaml")]
 Rounds = Annotated[
@@ -96,15 +93,8 @@ Rounds = Annotated[
         min=1,
     ),
 ]
-Threads = Annotated[
-    int | None,
-    typer.Option(min=1, max=MAX_THREADS, help=_THREADS, metavar="N", rich_help_panel=_MODELS),
-]
-
-DataParallelSize = Annotated[
-    int | None,
-    typer.Option(min=1, max=64, help=_DATA_PARALLEL_SIZE, metavar="N", rich_help_panel=_MODELS),
-]
+Threads = Annotated[int | None, model(_THREADS, "N", min=1, max=MAX_THREADS)]
+DataParallelSize = Annotated[int | None, model(_DATA_PARALLEL_SIZE, "N", min=1, max=64)]
 
 DraftLength = Annotated[
     str | None,
