@@ -37,12 +37,11 @@ class _Request:
 
     def end(self) -> None:
         sums = {
-            "num_drafts": self.num_drafts,
-            "num_draft_tokens": self.num_draft_tokens,
-            "num_accepted_tokens": self.num_accepted,
+            "diffuspec.num_drafts": self.num_drafts,
+            "diffuspec.num_draft_tokens": self.num_draft_tokens,
+            "diffuspec.num_accepted_tokens": self.num_accepted,
         }
-        for name, value in sums.items():
-            self.span.set_attribute(f"diffuspec.{name}", value)
+        self.span.set_attributes(sums)
         self.span.end()
 
 
@@ -71,9 +70,11 @@ class EngineSpans:
             return
         request = self._requests.get(request_id)
         if request is None:
-            below = set_span_in_context(self._span)
-            span = self._tracer.start_span("request", below)
-            span.set_attribute("diffuspec.request_id", request_id)
+            span = self._tracer.start_span(
+                "request",
+                set_span_in_context(self._span),
+                attributes={"diffuspec.request_id": request_id},
+            )
             request = self._requests[request_id] = _Request(span)
         request.num_drafts += 1
         request.num_draft_tokens += num_draft_tokens

@@ -100,13 +100,12 @@ class _Spans:
         if self._decode is not None:
             self._decode.end(self._last)
         about: dict[str, str | int] = {
-            "num_steps": self._num_steps,
-            "num_output_tokens": self._num_tokens,
-            "num_accepted_tokens": self._num_accepted,
-            "finish_reason": self._finish_reason,
+            "diffuspec.num_steps": self._num_steps,
+            "diffuspec.num_output_tokens": self._num_tokens,
+            "diffuspec.num_accepted_tokens": self._num_accepted,
+            "diffuspec.finish_reason": self._finish_reason,
         }
-        for name, value in about.items():
-            self._request.set_attribute(f"diffuspec.{name}", value)
+        self._request.set_attributes(about)
         self._request.end()
 
     def _span(
