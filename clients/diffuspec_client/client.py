@@ -83,8 +83,8 @@ class DraftClient:
     ) -> None:
         """on_outcomes: called in another thread with drafts that the server sends unasked.
 
-        Raises OSError and ValueError for settings that cannot be used, and what a drafter in this
-        process raises when it is loaded.
+        Raises OSError and ValueError for settings that cannot be used, and diffuspec's errors for
+        a drafter in this process that cannot be loaded.
         """
         self._vocabulary = vocabulary
         self._max_draft_tokens = max_draft_tokens
@@ -132,7 +132,7 @@ class DraftClient:
 
     @property
     def step_id(self) -> int:
-        """The latest reported step's, as tables of outcomes have it."""
+        """Id of the latest reported step, as in tables of outcomes."""
         return self._step_id
 
     def wait_until_connected(self, seconds: float) -> bool:

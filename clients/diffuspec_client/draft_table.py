@@ -28,7 +28,7 @@ class DraftTable:
     def __init__(
         self, num_rows: int, max_draft_tokens: int, device: torch.device, num_outcomes: int = 32
     ) -> None:
-        """num_outcomes: kept of each row; the newest replaces the oldest."""
+        """num_outcomes: outcomes kept for each row; the newest replaces the oldest."""
         self.device = device
         self.max_path = max_draft_tokens + 1
         self._max_draft_tokens = max_draft_tokens

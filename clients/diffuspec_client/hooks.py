@@ -1,4 +1,4 @@
-"""Hooks: what a plug-in uses of an engine beyond its documentation, and looks for first."""
+"""Hooks: names of an engine that a plug-in needs beyond its documentation, checked before use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def has_hook(
 ) -> bool:
     """Return whether a module can be loaded and has a name, which takes these parameters.
 
-    Of a class that is data the parameters are its fields.
+    The parameters of a dataclass are its fields.
     """
     try:
         found = load(module)

@@ -34,7 +34,7 @@ class InProcess:
     def connect(
         self, hello: Any, vocabulary: Vocabulary, take: Callable[[Any], None]
     ) -> LocalConnection:
-        """Load the drafter. Raises ImportError without diffuspec, and what diffuspec raises."""
+        """Load the drafter. Raises ImportError without diffuspec, and diffuspec's own errors."""
         try:
             from diffuspec.core.validation import validate
             from diffuspec.draft_server.config import DraftServerConfig
@@ -55,7 +55,7 @@ class LocalConnection:
     """A draft service in a thread, and the one session with it."""
 
     def __init__(self, service: Any, drafter: Any, hello: Any, take: Callable[[Any], None]) -> None:
-        """Waits until drafts are to be had. Raises what the service refuses the hello with."""
+        """Wait until the session is open. Raises the service's error if it refuses the hello."""
         self.number = 0  # number of the present session; 0: none
         self._service = service
         self._drafter = drafter
@@ -63,7 +63,7 @@ class LocalConnection:
         self._take = take
         self._steps: asyncio.Queue[Any] = asyncio.Queue()
         self._loop: asyncio.AbstractEventLoop
-        self._is_open: Future[None] = Future()  # whether the service has taken the hello
+        self._is_open: Future[None] = Future()  # done when the service has taken the hello
         self._thread = threading.Thread(target=self._run, name="diffuspec-drafts", daemon=True)
         self._thread.start()
         self._is_open.result()
@@ -72,7 +72,7 @@ class LocalConnection:
         self._call(step)
 
     def wait(self, seconds: float) -> bool:
-        """Whether drafts are to be had: as long as it is not closed."""
+        """Return at once whether the session is open."""
         return self.number > 0
 
     def close(self) -> None:

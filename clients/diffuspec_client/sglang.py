@@ -103,7 +103,7 @@ def worker_class() -> type:
 
 
 class TreeWorker:
-    """What is put before SGLang's worker for n-grams."""
+    """Methods that go before those of SGLang's worker for n-grams."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)

@@ -186,7 +186,7 @@ class LocalDrafts(RemoteDrafts):
     ) -> None:
         """`tokenizer`: the target's. `server`: the keys of a draft server's file.
 
-        Raises ImportError without the package diffuspec, and what it raises for such a file.
+        Raises ImportError without the package diffuspec, and its errors for a wrong file.
         """
         super().__init__(tokenizer, InProcess(server), max_draft_tokens=max_draft_tokens)
 

@@ -53,7 +53,7 @@ class Proposer:
             self._client.wait_until_connected(CONNECT_SECONDS)
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """See that vLLM samples as it should; there is nothing to load. Called by vLLM."""
+        """Repair vLLM's sampling on CPUs; there is no model to load. Called by vLLM."""
         try:
             from vllm.platforms import current_platform
             from vllm.v1.sample import rejection_sampler

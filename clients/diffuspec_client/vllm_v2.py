@@ -132,7 +132,7 @@ def _new_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> 
 
 
 class TableSpeculator:
-    """What `propose` of vLLM's speculators calls for, over a table of drafts."""
+    """A speculator, as vLLM calls it, over a table of drafts."""
 
     supports_mm_inputs = False
     draft_logits = None

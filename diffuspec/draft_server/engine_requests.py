@@ -1,4 +1,4 @@
-"""The requests of one engine: what it has said of them, and what may be drafted for each."""
+"""The requests of one engine: their tokens, and how much may be drafted for each."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from diffuspec.v1.draft_service_pb2 import Hello, RequestRow
 
 @dataclass(slots=True)
 class Advance:
-    """What the rows of a step have told."""
+    """The requests of a step, and sums over its rows."""
 
     requests: list[EngineRequest] = field(default_factory=list)  # one for each row, in order
     unknown: set[int] = field(default_factory=set)  # rows whose base is not held
-    num_accepted: int = 0  # drafted tokens
-    num_expected: float = 0.0  # drafted tokens that were to be accepted of these requests
-    is_whole: bool = True  # whether the engine did nothing but verify: it has read no prompt
+    num_accepted: int = 0  # drafted tokens accepted
+    num_expected: float = 0.0  # drafted tokens expected to be accepted of these requests
+    is_whole: bool = True  # whether the engine has only verified, and read no prompt
 
 
 class EngineRequests:

@@ -1,4 +1,4 @@
-"""Drafts of one length, whatever they cost and gain: for measurements that are to be repeatable."""
+"""Drafts of one length, independent of cost and gain, for repeatable measurements."""
 
 from __future__ import annotations
 

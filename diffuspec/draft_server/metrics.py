@@ -1,4 +1,4 @@
-"""What a draft server counts: as Prometheus series, and for each engine in one line."""
+"""Counts of a draft server: as Prometheus series, and for each engine in one line."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ class DraftMetrics:
 
 
 class SessionStats:
-    """Sums of one engine, which the server's series grow by; and its spans, if they are on."""
+    """Sums of one engine, which are added to the server's series; and its spans, if exported."""
 
     def __init__(self, metrics: DraftMetrics, spans: EngineSpans | None) -> None:
         self._metrics = metrics
         self._spans = spans
         self.num_steps = 0
-        self.num_silent = 0  # steps beside those, not reported
+        self.num_silent = 0  # steps that were not reported, not in num_steps
         self.num_rows = 0
         self.num_accepted = 0
         self.sources: Counter[str] = Counter()

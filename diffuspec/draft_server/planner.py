@@ -28,7 +28,7 @@ class Sent:
 
     num_requests: int
     num_nodes: int
-    num_expected: float  # drafted tokens to be accepted
+    num_expected: float  # drafted tokens expected to be accepted
     draft_seconds: float  # time that the answer waited for the drafter
     reading_seconds: float  # the part of it in which the drafter read prompts
     busy_seconds: float  # the drafter's busy time in total when the answer was sent

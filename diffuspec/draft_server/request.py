@@ -52,7 +52,7 @@ class EngineRequest:
         self.max_draft_tokens = 0  # most tokens of a draft that the engine takes now
         self.expectation = Expectation(shared)
         self.sent = EMPTY_DRAFT  # what the engine verifies
-        self.num_expected = 0.0  # tokens of it to be accepted
+        self.num_expected = 0.0  # tokens of `sent` expected to be accepted
         self.length = 0  # draft length as last decided
         self.num_accepted = 0  # drafted tokens that the engine's latest step has accepted
         self.is_read = False  # whether the drafter holds the prompt

@@ -28,7 +28,7 @@ class DraftSpans:
 
 @dataclass(slots=True)
 class _Request:
-    """The span of a request, and what is summed up in it."""
+    """The span of a request, and sums over its drafts."""
 
     span: Span
     num_drafts: int = 0
@@ -63,8 +63,8 @@ class EngineSpans:
     ) -> None:
         """Record the draft for a request that is sent now.
 
-        num_accepted: of the drafted tokens sent before, as the engine has just told.
-        answer_seconds: since the engine asked.
+        num_accepted: drafted tokens of the answer before that the engine has accepted.
+        answer_seconds: time since the engine asked.
         """
         if not self._span.is_recording():
             return

@@ -17,7 +17,7 @@ from diffuspec_client.draft_service_pb2 import ConnectRequest, ConnectResponse
 
 
 class StreamServer(ABC):
-    """Serves the draft service at an address; what it answers is its subclasses'."""
+    """Serves the draft service at an address, with the answers of a subclass."""
 
     def __init__(self, address: str) -> None:
         self._server = grpc.server(futures.ThreadPoolExecutor(2))
