@@ -122,7 +122,7 @@ class DraftClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there are drafts to be had now."""
+        """Whether there is a connection, so that steps may have drafts."""
         return self._connection.number > 0
 
     @property
@@ -223,7 +223,7 @@ class DraftClient:
             return answer
 
     def _take(self, message: Any) -> None:
-        """Take what the server sends, or the news that it has gone (None). In another thread."""
+        """Take a message of the server; None: the connection has ended. In another thread."""
         kind = None if message is None else message.WhichOneof("message")
         if kind == "outcomes" and self._on_outcomes is not None:
             self._on_outcomes(message.outcomes)

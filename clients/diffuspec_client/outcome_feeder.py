@@ -27,7 +27,7 @@ Tokens = NDArray[np.int32]
 
 @dataclass
 class Report:
-    """What one step of the engine has brought. Its arrays may be read after `wait`."""
+    """The results of one step of the engine. Its arrays may be read after `wait`."""
 
     request_ids: Sequence[str]
     rows: Sequence[int]  # rows of the table

@@ -42,7 +42,7 @@ _DEFAULT_SPECULATION = SpeculationParams()
 
 
 class Reports:
-    """What is to be told to the other side, sent once in each turn of the event loop."""
+    """Reports to the other side, sent together once in each turn of the event loop."""
 
     def __init__(self, frames: FrameProtocol) -> None:
         self._frames = frames

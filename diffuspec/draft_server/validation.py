@@ -20,9 +20,9 @@ _MAX_CONTEXT = 2**24  # tokens of one request
 
 
 def check_hello(hello: Hello, info: TargetInfo, digest: bytes, vocabulary: Sequence[bytes]) -> None:
-    """Check who an engine says it is. Raises VocabularyError for another vocabulary.
+    """Check the hello of an engine. Raises VocabularyError for another vocabulary.
 
-    digest, vocabulary: of the server's tokenizer, as the protocol has them.
+    digest, vocabulary: those of the server's tokenizer, in the protocol's form.
     """
     if hello.protocol_version != PROTOCOL_VERSION:
         raise ConfigError(

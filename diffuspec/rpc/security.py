@@ -1,4 +1,4 @@
-"""Who may speak to a role: a bearer token on every call; with TLS, certificates of both sides."""
+"""Access to a role: a bearer token on every call; with TLS, certificates of both sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans of requests: queue, prefill, and decode with its steps, below the span of who asked.
+"""Spans of requests: queue, prefill, and decode with its steps, below the caller's span.
 
 Recorded from the outputs of a request, so that the coordinator knows nothing of it. No span holds
 what users write or models answer.

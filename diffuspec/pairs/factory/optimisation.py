@@ -36,7 +36,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """What a report is made of."""
+    """The figures of a report."""
 
     chunk: int  # chunks trained so far
     loss: float  # mean over the last one

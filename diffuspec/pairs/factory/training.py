@@ -94,7 +94,7 @@ class DrafterPlan:
 
     @property
     def checkpoint_name(self) -> str:
-        """Its own for each kind of training, so that none goes on from another's weights."""
+        """Name of a file: one for each kind of training, since none fits another's weights."""
         if self.kind == "sps":
             return "sps.pt"
         return "drafter.pt" if self.block_size is None else f"aligned-{self.block_size}.pt"

@@ -73,7 +73,7 @@ class StepHealth:
             checking.cancel()
 
     async def check(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Take a step and count it. Raises what it raises."""
+        """Take a step and count it. Raises the step's own errors."""
         with self.step():
             await step()
 

@@ -157,7 +157,7 @@ class _Stream:
             await asyncio.wait(self._releases)
 
     def _check_step_id(self, message: Any) -> None:
-        """Raises InvalidRequestError for an id whose response would be ambiguous, or none."""
+        """Raises InvalidRequestError for a missing id, or one whose response would be ambiguous."""
         if message.step_id:
             if message.step_id <= self._last_step_id:
                 raise InvalidRequestError(
@@ -264,7 +264,7 @@ class _Stream:
 
 
 async def _first_of(*ends: asyncio.Future[Any]) -> None:
-    """Wait until one has ended. Raises what one that has ended raised."""
+    """Wait until the first of these has ended; raise its error if it has one."""
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     for end in ends:
         if end.done():
