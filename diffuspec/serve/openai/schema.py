@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -52,6 +53,7 @@ def object_schemas(kinds: Iterable[Any]) -> dict[str, Any]:
     return found
 
 
+@functools.cache
 def body_schema(kind: type[Body]) -> dict[str, Any]:
     """Return the schema of a body, with the declared parameters among its keys."""
     schema = _inlined(kind.model_json_schema())
@@ -60,6 +62,7 @@ def body_schema(kind: type[Body]) -> dict[str, Any]:
     return _closed(schema, properties)
 
 
+@functools.cache
 def extended_schema(kind: type[BaseModel]) -> dict[str, Any]:
     """Return the schema of another API's body, with those keys of a chat that it has, too."""
     chat, schema = body_schema(ChatBody)["properties"], _inlined(kind.model_json_schema())
