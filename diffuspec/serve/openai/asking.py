@@ -21,17 +21,9 @@ class AskedOfOpenAi:
     job: Job
     ends_with_done: bool = True
 
-    def reply(
-        self,
-        generations: Sequence[Generation],
-        tokenizer: Any,
-        *,
-        id: str,
-        model: str,
-        created: int,
-    ) -> Reply:
+    def reply(self, generations: Sequence[Generation], tokenizer: Any, **head: Any) -> Reply:
         """See `Asked.reply`."""
-        return make_reply(self.job, generations, tokenizer, id=id, model=model, created=created)
+        return make_reply(self.job, generations, tokenizer, **head)
 
     def in_its_words(self, error: InvalidRequestError) -> InvalidRequestError:
         """See `Asked.in_its_words`."""

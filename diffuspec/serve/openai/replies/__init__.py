@@ -16,17 +16,9 @@ Reply: TypeAlias = ChatReply | CompletionReply
 
 
 def make_reply(
-    job: Job,
-    generations: Sequence[Generation],
-    tokenizer: Any,
-    *,
-    id: str,
-    model: str,
-    created: int,
+    job: Job, generations: Sequence[Generation], tokenizer: Any, *, id: str, **head: Any
 ) -> Reply:
-    """Return the reply of the job's endpoint."""
+    """Return the reply of the job's endpoint. `id` is the request's, without its prefix."""
     if job.endpoint == "/v1/chat/completions":
-        id = f"chatcmpl-{id}"
-        return ChatReply(job, generations, tokenizer, id=id, model=model, created=created)
-    id = f"cmpl-{id}"
-    return CompletionReply(job, generations, tokenizer, id=id, model=model, created=created)
+        return ChatReply(job, generations, tokenizer, id=f"chatcmpl-{id}", **head)
+    return CompletionReply(job, generations, tokenizer, id=f"cmpl-{id}", **head)

@@ -44,17 +44,13 @@ class BaseReply(ABC, Generic[ChunkChoice, Chunk]):
         model: str,
         created: int,
     ) -> None:
-        """`id` is the request's; `created` are seconds since 1970."""
+        """`id` is the reply's; `created` are seconds since 1970."""
         self._job = job
         self._texts = TokenTexts(tokenizer)
         self._answers = [Answer(generation) for generation in generations]
         self._id = id
         self._created = created
         self._model = model
-
-    @property
-    def is_finished(self) -> bool:
-        return all(answer.finish_reason is not None for answer in self._answers)
 
     def add(self, index: int, output: RequestOutput) -> None:
         """Take an output of the generation with this index."""
