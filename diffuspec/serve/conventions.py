@@ -53,6 +53,11 @@ class Conventions:
         """Whether answers are gpt-oss's messages."""
         return self.tools == "openai" or self.reasoning == "openai_gptoss"
 
+    @property
+    def has_short_ids(self) -> bool:
+        """Whether ids of calls are nine letters and digits, as Mistral's templates demand."""
+        return self.tools == "mistral"
+
     def __str__(self) -> str:
         """Return them for a log."""
         sampling = dict(self.sampling) or "the server's"

@@ -99,7 +99,7 @@ class MessagesReply:
         if block.kind == "reasoning":
             text = block.text
             return {"type": "thinking", "thinking": text, "signature": _signature(text)}
-        is_short = self._job.conventions.tools == "mistral"
+        is_short = self._job.conventions.has_short_ids
         return {
             "type": "tool_use",
             "id": call_id(f"msg_{self._id}-{block.place}", is_short=is_short),

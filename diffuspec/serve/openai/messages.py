@@ -18,7 +18,7 @@ def plain_message(message: Message, conventions: Conventions) -> dict[str, Any]:
         "role": role,
         "content": _content(message.content or message.refusal or ""),
     }
-    is_short = conventions.tools == "mistral"
+    is_short = conventions.has_short_ids
     if message.tool_calls:
         plain["tool_calls"] = [_plain_call(call, is_short) for call in message.tool_calls]
     if message.tool_call_id is not None:

@@ -51,7 +51,7 @@ class ResponsesReply:
         self._answer = Answer(generation)
         self._reader = AnswerReader(job, generation)
         self._blocks = BlockReader(self._reader, has_text=True)
-        self._output = Output(id, has_short_ids=job.conventions.tools == "mistral")
+        self._output = Output(id, has_short_ids=job.conventions.has_short_ids)
         self._num_events = 0
 
     def add(self, index: int, output: RequestOutput) -> None:

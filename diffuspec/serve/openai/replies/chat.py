@@ -177,7 +177,7 @@ class ChatReply(BaseReply[ChatChunkChoice, ChatCompletionChunk]):
 
     def _call_id(self, index: int, place: int) -> str:
         name = f"{self._id}-{index}-{place}"
-        return call_id(name, is_short=self._job.conventions.tools == "mistral")
+        return call_id(name, is_short=self._job.conventions.has_short_ids)
 
     def _finish_reason(self, index: int, reason: FinishReason) -> ChatFinishReason:
         """Return OpenAI's reason: tool_calls for whole calls that the model chose to make."""
