@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.messages.asking import read_chat
 from diffuspec.serve.messages.bodies import CountBody
 from diffuspec.serve.messages.objects import TokenCount
-from diffuspec.serve.openai.jobs import encode_one
-from diffuspec.serve.openai.tokenization import MOST_COUNTED
+from diffuspec.serve.openai.tokenization import encode_whole
 from diffuspec.serve.openai.validation import keys_of, validated
 
 _OF_ANSWERS = ("max_tokens", "stop_sequences", "stream")
@@ -23,5 +21,4 @@ def count_tokens(body: object, tokenizer: Any, model: ServedModel) -> TokenCount
     """
     given = {name: value for name, value in keys_of(body).items() if name not in _OF_ANSWERS}
     job = read_chat(validated(CountBody, given), {}, model)
-    counted = replace(model, max_model_len=max(model.max_model_len, MOST_COUNTED))
-    return {"input_tokens": len(encode_one(job.prompts[0], job, tokenizer, counted))}
+    return {"input_tokens": len(encode_whole(job, tokenizer, model))}

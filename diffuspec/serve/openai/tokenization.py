@@ -1,6 +1,6 @@
 """Bodies and answers of /tokenize and /detokenize, in vLLM's words.
 
-Both functions compute for a while: they belong in a thread.
+All functions compute for a while: they belong in a thread.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from diffuspec.core.types import TokenIds
 from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.openai.errors import BadRequestError
-from diffuspec.serve.openai.jobs import encode_one
+from diffuspec.serve.openai.jobs import Job, encode_one
 from diffuspec.serve.openai.objects import DetokenizedText, TokenizedPrompt
 from diffuspec.serve.openai.parsing import parse
 
-MOST_COUNTED = 1 << 17  # tokens of a prompt: one that is longer may be refused uncounted
+_MOST_COUNTED = 1 << 17  # tokens of a prompt: one that is longer may be refused uncounted
 _DETOKENIZE_KEYS = ("model", "tokens")
 
 TOKENIZE_SCHEMA: dict[str, Any] = {
@@ -51,14 +52,22 @@ def tokenize(body: object, tokenizer: Any, model: ServedModel) -> TokenizedPromp
     job = parse("/v1/chat/completions" if is_chat else "/v1/completions", given, model)
     if len(job.prompts) != 1:
         raise BadRequestError("prompt must be one text, or token ids", "prompt")
-    counted = replace(model, max_model_len=max(model.max_model_len, MOST_COUNTED))
-    token_ids = encode_one(job.prompts[0], job, tokenizer, counted).tolist()
+    token_ids = encode_whole(job, tokenizer, model).tolist()
     return {
         "count": len(token_ids),
         "max_model_len": model.max_model_len,
         "tokens": token_ids,
         "token_strs": tokenizer.convert_ids_to_tokens(token_ids) if returns_texts else None,
     }
+
+
+def encode_whole(job: Job, tokenizer: Any, model: ServedModel) -> TokenIds:
+    """Tokenise the only prompt of a job, also if it is longer than the context.
+
+    Raises InvalidRequestError.
+    """
+    counted = replace(model, max_model_len=max(model.max_model_len, _MOST_COUNTED))
+    return encode_one(job.prompts[0], job, tokenizer, counted)
 
 
 def detokenize(body: object, tokenizer: Any, model: ServedModel) -> DetokenizedText:
