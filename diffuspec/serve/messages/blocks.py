@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from diffuspec.serve.openai.body_parts import MAX_PARTS, CacheControl, OpenPart, TextPart
+from diffuspec.serve.openai.body_parts import MAX_PARTS, NO_TOOLS, CacheControl, OpenPart, TextPart
 
 _ONLY_TEXT = "must be of type text: only text is read"
 
@@ -70,8 +70,8 @@ class OtherBlock(OpenPart):
         if not isinstance(given, dict):
             raise ValueError("must be an object")
         raise ValueError(
-            "must be of type text, thinking, tool_use or tool_result: only text is read, and this "
-            "service runs no tools of its own"
+            "must be of type text, thinking, tool_use or tool_result: only text is read, and "
+            f"{NO_TOOLS}"
         )
 
 

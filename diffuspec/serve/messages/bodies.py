@@ -8,15 +8,21 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from diffuspec.serve.messages.blocks import Texts, Turn
 from diffuspec.serve.openai.bodies import MAX_MESSAGES
-from diffuspec.serve.openai.body_parts import MAX_TOOLS, CacheControl, OpenPart, Part, only
+from diffuspec.serve.openai.body_parts import (
+    MAX_TOOLS,
+    NO_TOOLS,
+    NULL_SCHEMA,
+    CacheControl,
+    Ignored,
+    OpenPart,
+    Part,
+    only,
+)
 from diffuspec.serve.openai.tool_bodies import FunctionNamePattern
 
-_NO_TOOLS = "this service runs no tools of its own"
-_NULL = WithJsonSchema({"type": "null"})
-Ignored: TypeAlias = Annotated[Any, Field(description="Ignored.")]
-OwnTool: TypeAlias = Annotated[Any, only("custom", _NO_TOOLS), WithJsonSchema({"const": "custom"})]
-NoContainer: TypeAlias = Annotated[Any, only(None, _NO_TOOLS), _NULL]
-NoEdits: TypeAlias = Annotated[Any, only(None, "conversations are not edited"), _NULL]
+OwnTool: TypeAlias = Annotated[Any, only("custom", NO_TOOLS), WithJsonSchema({"const": "custom"})]
+NoContainer: TypeAlias = Annotated[Any, only(None, NO_TOOLS), NULL_SCHEMA]
+NoEdits: TypeAlias = Annotated[Any, only(None, "conversations are not edited"), NULL_SCHEMA]
 
 
 class AnthropicTool(OpenPart):

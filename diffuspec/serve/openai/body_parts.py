@@ -12,6 +12,7 @@ from pydantic import (
     Field,
     PlainValidator,
     Tag,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -40,6 +41,9 @@ class OpenPart(Part):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
+NO_TOOLS = "this service runs no tools of its own"
+NULL_SCHEMA = WithJsonSchema({"type": "null"})
+Ignored: TypeAlias = Annotated[Any, Field(description="Ignored.")]
 CacheControl: TypeAlias = Annotated[
     dict[str, Any] | None,
     Field(description="Ignored: prompts that begin alike share the cache by themselves."),

@@ -46,16 +46,15 @@ class AllowedChoice(Part):
     allowed_tools: AllowedTools
 
 
-def _kind_of_choice(given: object) -> str:
+def kind_of_choice(given: object) -> str:
+    """Return the tag of a tool_choice: str, Named or Allowed."""
     if not isinstance(given, dict):
         return "str"
-    is_allowed = given.get("type") == "allowed_tools"
-    return "AllowedChoice" if is_allowed else "NamedTool"
+    return "Allowed" if given.get("type") == "allowed_tools" else "Named"
 
 
+ChoiceWord: TypeAlias = Annotated[Literal["none", "auto", "required"], Tag("str")]
 ToolChoice: TypeAlias = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("str")]
-    | Annotated[NamedTool, Tag("NamedTool")]
-    | Annotated[AllowedChoice, Tag("AllowedChoice")],
-    Discriminator(_kind_of_choice),
+    ChoiceWord | Annotated[NamedTool, Tag("Named")] | Annotated[AllowedChoice, Tag("Allowed")],
+    Discriminator(kind_of_choice),
 ]

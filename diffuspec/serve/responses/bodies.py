@@ -8,8 +8,16 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, WithJsonS
 
 from diffuspec.core.params import MAX_LOGPROBS
 from diffuspec.serve.openai.bodies import MAX_MESSAGES, Effort, Verbosity
-from diffuspec.serve.openai.body_parts import MAX_TOOLS, OpenPart, Part, only
-from diffuspec.serve.openai.tool_bodies import FunctionNamePattern
+from diffuspec.serve.openai.body_parts import (
+    MAX_TOOLS,
+    NO_TOOLS,
+    NULL_SCHEMA,
+    Ignored,
+    OpenPart,
+    Part,
+    only,
+)
+from diffuspec.serve.openai.tool_bodies import ChoiceWord, FunctionNamePattern, kind_of_choice
 from diffuspec.serve.responses.items import InputItem
 
 MAX_LABELS = 16
@@ -29,7 +37,7 @@ Includable: TypeAlias = Literal[
 
 FunctionType: TypeAlias = Annotated[
     Any,
-    only("function", "this service runs no tools of its own"),
+    only("function", NO_TOOLS),
     WithJsonSchema({"const": "function"}),
 ]
 
@@ -59,18 +67,11 @@ class AllowedFunctions(Part):
     tools: list[FunctionChoice] = Field(min_length=1, max_length=MAX_TOOLS)
 
 
-def _kind_of_choice(given: object) -> str:
-    if not isinstance(given, dict):
-        return "str"
-    is_allowed = given.get("type") == "allowed_tools"
-    return "AllowedFunctions" if is_allowed else "FunctionChoice"
-
-
 ResponsesToolChoice: TypeAlias = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("str")]
-    | Annotated[FunctionChoice, Tag("FunctionChoice")]
-    | Annotated[AllowedFunctions, Tag("AllowedFunctions")],
-    Discriminator(_kind_of_choice),
+    ChoiceWord
+    | Annotated[FunctionChoice, Tag("Named")]
+    | Annotated[AllowedFunctions, Tag("Allowed")],
+    Discriminator(kind_of_choice),
 ]
 
 
@@ -101,18 +102,16 @@ class ResponseStreamOptions(Part):
     include_obfuscation: bool = Field(False, description="Ignored.")
 
 
-Ignored: TypeAlias = Annotated[Any, Field(description="Ignored.")]
 _NOTHING_STORED = "this service stores no answers"
 _FALSE = WithJsonSchema({"const": False, "description": f"No other: {_NOTHING_STORED}."})
-_NULL = WithJsonSchema({"type": "null"})
 NotStored: TypeAlias = Annotated[Any, only(False, _NOTHING_STORED), _FALSE]
 Foreground: TypeAlias = Annotated[Any, only(False, _NOTHING_STORED), _FALSE]
 Stateless: TypeAlias = Annotated[
-    Any, only(None, f"{_NOTHING_STORED}, so send the whole conversation as input"), _NULL
+    Any, only(None, f"{_NOTHING_STORED}, so send the whole conversation as input"), NULL_SCHEMA
 ]
-NoPrompt: TypeAlias = Annotated[Any, only(None, "this service stores no prompts"), _NULL]
-NoCompaction: TypeAlias = Annotated[Any, only(None, "conversations are not compacted"), _NULL]
-NoModeration: TypeAlias = Annotated[Any, only(None, "there is no moderation"), _NULL]
+NoPrompt: TypeAlias = Annotated[Any, only(None, "this service stores no prompts"), NULL_SCHEMA]
+NoCompaction: TypeAlias = Annotated[Any, only(None, "conversations are not compacted"), NULL_SCHEMA]
+NoModeration: TypeAlias = Annotated[Any, only(None, "there is no moderation"), NULL_SCHEMA]
 Untruncated: TypeAlias = Annotated[
     Any,
     only("disabled", "no items are dropped; truncate_prompt_tokens cuts prompts"),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from diffuspec.serve.openai.body_parts import MAX_PARTS, OpenPart
+from diffuspec.serve.openai.body_parts import MAX_PARTS, NO_TOOLS, OpenPart
 
 _TEXTS = ("input_text", "output_text", "text")
 _STORED = "this service stores no items: send the item itself"
@@ -80,8 +80,7 @@ class OtherItem(OpenPart):
         if given.get("type") == "item_reference":
             raise ValueError(f"must not be an item_reference: {_STORED}")
         raise ValueError(
-            "must be of type message, function_call, function_call_output or reasoning: this "
-            "service runs no tools of its own"
+            f"must be of type message, function_call, function_call_output or reasoning: {NO_TOOLS}"
         )
 
 
