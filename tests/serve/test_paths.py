@@ -41,7 +41,7 @@ async def test_no_slash_is_a_way_around_the_keys(tmp_path: Path):
 
 
 async def test_a_prefix_before_all_routes_is_no_way_around_the_keys(tmp_path: Path):
-    add_key(tmp_path / "keys.yaml", "alice")
+    key = add_key(tmp_path / "keys.yaml", "alice")
     settings = ServeSettings(api_keys=tmp_path / "keys.yaml")
     app = create_app(EngineBackend(fake_engine(), MODEL, settings), settings)
     transport = httpx2.ASGITransport(app, root_path="/x")
@@ -49,6 +49,8 @@ async def test_a_prefix_before_all_routes_is_no_way_around_the_keys(tmp_path: Pa
         for path in ("/x/v1/models", "//x//v1/models", "/x/metrics", "/x/v1/messages"):
             assert (await client.get(f"http://127.0.0.1{path}")).status_code == 401, path
         assert (await client.get("/x/health")).status_code == 200
+        text = (await client.get("/x/metrics", headers={"x-api-key": key})).text
+    assert 'route="/v1/models",status="401"} 2.0' in text
 
 
 @pytest.mark.parametrize("name", ["/models/a", "org/a", "a//b", "dir/"])

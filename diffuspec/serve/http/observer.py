@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from diffuspec.serve.http.paths import route_of
 from diffuspec.serve.openai.objects import ErrorCode
 from diffuspec.telemetry import context
 from diffuspec.telemetry.series import SeriesTable
@@ -139,7 +140,8 @@ def _route(scope: Scope) -> str:
     if matched is not None:
         return str(matched.path)
     known = {getattr(route, "path", "") for route in scope["app"].routes}
-    return scope["path"] if scope["path"] in known else "other"
+    path = route_of(scope)
+    return path if path in known else "other"
 
 
 class _Observed:
