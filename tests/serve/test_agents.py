@@ -19,12 +19,12 @@ from diffuspec.serve.settings import ServeSettings
 from tests.support.chat_models import QWEN, chat_tokenizer
 from tests.support.scripted import ScriptedVerifier, scripted_engine
 from tests.support.service import MODEL, Service, serving
+from tests.support.weather import CALL
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-agents" / "bin" / "python"
 PROGRAMS = ("openai_agents", "langchain", "pydantic_agent", "lite_llm")
 RESULT = "22 degrees"
-CALL = 'I look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
 ANSWER = "It is 22 degrees in Ulm."
 
 pytestmark = [
@@ -40,7 +40,7 @@ class Guide(ScriptedVerifier):
 
     def next_token(self, prefix: Sequence[int] | TokenIds, sampling: SamplingParams) -> int:
         prompt = [int(one) for one in prefix[: self._num_prompt_tokens]]
-        self.say(ANSWER if RESULT in self._tokenizer.decode(prompt) else CALL)
+        self.say(ANSWER if RESULT in self._tokenizer.decode(prompt) else f"I look.\n{CALL}")
         return super().next_token(prefix, sampling)
 
 

@@ -10,6 +10,7 @@ import pytest
 from openai import OpenAI
 
 from tests.support.service import MODEL
+from tests.support.weather import PARIS_OR_ROME
 
 ASKED: Any = [{"role": "user", "content": "What is the capital of France?"}]
 FIXED = {"policy": "fixed", "num_draft_tokens": 8}  # whatever drafts cost on a busy machine
@@ -97,19 +98,15 @@ def test_prompts_are_scored_as_evaluation_harnesses_ask_for_it(client: OpenAI):
 
 
 def test_an_answer_has_the_form_that_is_asked_for(client: OpenAI):
-    schema = {
-        "type": "object",
-        "properties": {"city": {"enum": ["Paris", "Rome"]}},
-        "required": ["city"],
-        "additionalProperties": False,
-        "x-guidance": {"whitespace_flexible": False},
-    }
     reply = client.chat.completions.create(
         model=MODEL,
         messages=ASKED,
         temperature=0,
         max_tokens=32,
-        response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": PARIS_OR_ROME},
+        },
     )
     assert json.loads(reply.choices[0].message.content or "")["city"] in ("Paris", "Rome")
     chosen = client.completions.create(

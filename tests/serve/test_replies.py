@@ -19,13 +19,13 @@ from diffuspec.serve.openai.token_texts import TextOffsets, TokenTexts
 from diffuspec.serve.openai.tool_calls import call_id
 from diffuspec.text.prompt import ChatOptions
 from tests.support.checkpoints import byte_tokenizer, words_tokenizer
+from tests.support.weather import CALL
 
 CHAT: Endpoint = "/v1/chat/completions"
 TEXT: Endpoint = "/v1/completions"
 TOOLS: Any = ({"type": "function", "function": {"name": "weather"}},)
 TOKENIZER = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token="<|end|>")
 FIRST = call_id("chatcmpl-7-0-0", is_short=False)
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
 
 
 def reply_to(endpoint: Endpoint, num_choices: int = 1, **options: Any) -> Any:

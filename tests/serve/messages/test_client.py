@@ -22,11 +22,9 @@ from tests.support.service import (
     named_events,
     serving,
 )
+from tests.support.weather import CITY, PARIS_OR_ROME, SAID
 
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {"name": "weather", "description": "Tells it.", "input_schema": CITY}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
-SAID = f"<think>\nHm, so.\n</think>\n\nI look.\n{CALL}\n{CALL}"
 ASKED: Any = [{"role": "user", "content": "Hm?"}]
 HOW: Any = {"model": MODEL, "messages": ASKED, "max_tokens": 900}
 
@@ -169,14 +167,7 @@ def test_calls_can_be_demanded_and_inputs_fit_their_schemas(drafting: Anthropic)
 
 
 def test_a_text_has_the_form_that_is_asked_for(drafting: Anthropic):
-    schema = {
-        "type": "object",
-        "properties": {"city": {"enum": ["Paris", "Rome"]}},
-        "required": ["city"],
-        "additionalProperties": False,
-        "x-guidance": {"whitespace_flexible": False},
-    }
-    form: Any = {"format": {"type": "json_schema", "schema": schema}}
+    form: Any = {"format": {"type": "json_schema", "schema": PARIS_OR_ROME}}
     [text] = drafting.messages.create(**HOW | {"max_tokens": 40}, output_config=form).content
     assert text.type == "text" and json.loads(text.text)["city"] in ("Paris", "Rome")
 

@@ -11,11 +11,9 @@ import pytest
 from openai import OpenAI
 
 from tests.support.service import MODEL, ScriptedService
+from tests.support.weather import CITY, PARIS_OR_ROME, SAID
 
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {"type": "function", "name": "weather", "parameters": CITY, "strict": False}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
-SAID = f"<think>\nHm, so.\n</think>\n\nI look.\n{CALL}\n{CALL}"
 
 
 @pytest.fixture(scope="module")
@@ -138,14 +136,7 @@ def test_logprobs_are_those_of_the_text(client: OpenAI):
 
 
 def test_a_text_has_the_form_that_is_asked_for(client: OpenAI):
-    schema = {
-        "type": "object",
-        "properties": {"city": {"enum": ["Paris", "Rome"]}},
-        "required": ["city"],
-        "additionalProperties": False,
-        "x-guidance": {"whitespace_flexible": False},
-    }
-    form: Any = {"type": "json_schema", "name": "city", "schema": schema}
+    form: Any = {"type": "json_schema", "name": "city", "schema": PARIS_OR_ROME}
     answer = client.responses.create(
         model=MODEL, input="Which?", text={"format": form}, temperature=0, max_output_tokens=40
     )
