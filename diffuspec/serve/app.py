@@ -73,7 +73,7 @@ def create_app(
         version=package_version(),
         docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # to plain HTTP, where a gateway has ended TLS
+        redirect_slashes=False,  # a redirect would name http, behind a gateway that ends TLS
     )
     errors.install(app)
     openapi.install(app)
@@ -83,7 +83,8 @@ def create_app(
     app.add_middleware(Observer, series=series, spans=spans)
     app.add_middleware(HeadAsGet)
     app.add_middleware(PlainPaths)
-    shown = [] if keys is None else [Security(HTTPBearer(auto_error=False))]  # in /openapi.json
+    # For /openapi.json alone: Edge checks the keys.
+    shown = [] if keys is None else [Security(HTTPBearer(auto_error=False))]
     add = functools.partial(app.add_api_route, dependencies=shown)
     threads = ThreadPoolExecutor(settings.max_tokenizing, "tokenize")
     add_answers(add, Completions(backend, settings, threads))
@@ -161,7 +162,7 @@ def _add_models(add: Add, backend: Backend) -> None:
 
     async def model(request: Request) -> JSONResponse:
         """Describe the served model."""
-        name = plain_path(backend.model.name).lstrip("/")  # as the path has it
+        name = plain_path(backend.model.name).lstrip("/")  # as PlainPaths changes the path
         if request.path_params["name"] != name:
             raise no_such_model(backend.model.name)
         return JSONResponse(describe())

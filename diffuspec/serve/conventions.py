@@ -44,9 +44,9 @@ class Conventions:
     tools: ToolParser = "hermes"
     reasoning: ReasoningParser = "none"
     sampling: Mapping[str, Any] = field(default_factory=dict)  # parameters that bodies may override
-    max_tokens: int | None = None  # of any answer; None: the context's
+    max_tokens: int | None = None  # longest answer in tokens; None: to the end of the context
     template: str = ""  # source of the chat template
-    special_ids: Mapping[str, int] = field(default_factory=dict)  # of special tokens, by name
+    special_ids: Mapping[str, int] = field(default_factory=dict)  # ids of special tokens by text
 
     @property
     def has_channels(self) -> bool:

@@ -26,7 +26,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, settings: ServeSettings, **options: Any) -> None:
         super().__init__(**options)
         self._settings = settings
-        self._waiting: asyncio.TimerHandle | None = None  # for headers
+        self._waiting: asyncio.TimerHandle | None = None  # timer that ends the wait for headers
         self._num_header_bytes = 0
         self._is_in_body = False
         self._held_back = b""  # what may begin the name of a header

@@ -38,7 +38,7 @@ class _Route:
     path: str
     summary: str
     ask: Ask
-    schema: Mapping[str, Any]  # of the body
+    schema: Mapping[str, Any]  # JSON schema of the body
     whole: Any  # kind of the answer
     chunks: Sequence[Any]  # kinds of the data of events
 

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from diffuspec.serve.http.connection import ClientGoneError
 from diffuspec.serve.openai.errors import BadRequestError, HttpError
 
-_LARGE = re.compile(rb"[eE]\+?\d{3}|\d{309}")  # in a text without one, no number is infinite
+_LARGE = re.compile(rb"[eE]\+?\d{3}|\d{309}")  # numbers that may be infinite: no other text has any
 
 
 async def read_json(request: Request, max_bytes: int, max_seconds: float) -> Any:

@@ -26,7 +26,7 @@ from diffuspec.telemetry import context
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _PROBES = ("/health", "/ping", "/ready")
 _KEYED = ("/metrics", "/tokenize", "/detokenize")  # besides all below /v1
-_LINGER_SECONDS = 2.0  # to drain a refused body: clients read the answer only after sending it
+_LINGER_SECONDS = 2.0  # time to drain a refused body: clients send all before they read
 _HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",

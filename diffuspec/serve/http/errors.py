@@ -58,7 +58,7 @@ def answer_for(error: Exception) -> ErrorAnswer:
         code = _CODES.get(error.status_code)
         headers = dict(error.headers or {})  # the methods that a path allows
         if headers.get("Allow") == "GET":
-            headers["Allow"] = "GET, HEAD"  # by HeadAsGet
+            headers["Allow"] = "GET, HEAD"  # HeadAsGet answers HEAD wherever GET is allowed
         message = _MESSAGES.get(error.status_code, str(error.detail))
         answer = ErrorAnswer(
             error.status_code, message, "invalid_request_error", code, headers=headers

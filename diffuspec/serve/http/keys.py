@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _PREFIX = "ds-"
 _RANDOM_BYTES = 32
-_RELOAD_SECONDS = 1.0  # between looks at the file
+_RELOAD_SECONDS = 1.0  # seconds between two looks at the file
 
 
 class ApiKey(Section):

@@ -15,7 +15,7 @@ _KINDS: dict[int, ErrorKind] = {
     529: "overloaded_error",
 }
 _PATH = "/v1/messages"
-_OVERLOADED = 529  # for now no request can be answered, whoever asks
+_OVERLOADED = 529  # Anthropic's status for a service that is overloaded or not available
 
 
 def is_anthropics(path: str) -> bool:

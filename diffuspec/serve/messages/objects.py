@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
 from pydantic import Field
-from typing_extensions import TypedDict  # before Python 3.12 pydantic takes no other
+from typing_extensions import TypedDict  # pydantic refuses typing's before Python 3.12
 
 from diffuspec.serve.openai.speculation_objects import SpeculationUsage
 

@@ -19,7 +19,7 @@ class Answer:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of each prompt token after the first
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # one for each prompt token after the first
     steps: list[StepStats] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None

@@ -16,8 +16,8 @@ from diffuspec.serve.openai.tool_bodies import Function
 from diffuspec.text.json_schemas import usable_schema
 from diffuspec.text.lark import text_of
 
-_MAX_REFERENCES = 8  # from one to the next
-MAX_CALLS = 16  # of one answer
+_MAX_REFERENCES = 8  # links in a chain of references
+MAX_CALLS = 16  # calls of one answer
 _ON_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 _ANY = "TEXT: /(.|\\n)*/"
@@ -30,7 +30,7 @@ class Calls:
     functions: Sequence[Function]
     is_strict: bool  # all of them, not only those that say so
     is_single: bool
-    special_ids: Mapping[str, int]  # of the special tokens by their names
+    special_ids: Mapping[str, int]  # ids of special tokens by their texts
     template: str  # source of the chat template
 
     def mark(self, name: str) -> str:
@@ -86,7 +86,7 @@ def possible(parser: ToolParser, calls: Calls, other: str | None) -> str:
         first = _FIRST_LETTERS[parser]
         return f"start: text | calls\ntext: WORDS\nWORDS: /(\\s*[^\\s{first}](.|\\n)*)?/\n{rules}"
     mark = _MARKS[parser]
-    if mark in calls.special_ids:  # which is never a part of a text
+    if mark in calls.special_ids:  # a special token is never part of a text
         return f"start: text calls?\ntext: TEXT\n{_ANY}\n{rules}"
     if calls.is_single:
         start = "start: text | begun_call"

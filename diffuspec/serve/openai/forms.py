@@ -24,7 +24,8 @@ _STRUCTURED = {
     "choice": "choice",
     "grammar": "grammar",
 }
-_KEYS = {  # of which one has a value
+# Keys of objects, of which exactly one has a value.
+_KEYS = {
     "structured_outputs": tuple(_STRUCTURED),
     "structured_output": tuple(one.name for one in fields(StructuredOutput)),
 }

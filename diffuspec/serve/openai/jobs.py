@@ -21,7 +21,7 @@ from diffuspec.serve.openai.reasoned_forms import (
 from diffuspec.text.prompt import ChatOptions, Cut, encode_prompt
 
 Endpoint: TypeAlias = Literal["/v1/chat/completions", "/v1/completions"]
-_MAX_MARK_TOKENS = 16  # of the mark and the space at the end of a prompt
+_MAX_MARK_TOKENS = 16  # tokens of a prompt's end that hold the mark and its space
 ENDPOINTS: tuple[Endpoint, ...] = ("/v1/chat/completions", "/v1/completions")
 
 
@@ -46,11 +46,11 @@ class Job:
     is_prompt_only: bool = False  # the one token of the answer is not reported
     reports_prompt: bool = False  # prompt_logprobs, as vLLM has them
     return_token_ids: bool = False
-    names_tokens_by_id: bool = False  # in logprobs
-    request_id: str | None = None  # in the body; None: in a header, or made here
+    names_tokens_by_id: bool = False  # logprobs name tokens by their ids
+    request_id: str | None = None  # id in the body; None: that of the header, or a new one
     form_asked_by: str | None = None  # the key of the body that asks for a form of the answer
-    adds_special_tokens: bool | None = None  # to prompts that are texts; None: see encode_prompt
-    role: Role = "assistant"  # of the message that answers a chat
+    adds_special_tokens: bool | None = None  # BOS and its like; None: see encode_prompt
+    role: Role = "assistant"  # role of the message that answers a chat
     chat: ChatOptions = field(default_factory=ChatOptions)  # its tools' calls are found in answers
     is_call_named: bool = False  # the answer is a call of the function that the request names
     conventions: Conventions = field(default_factory=Conventions)  # how its answers are read

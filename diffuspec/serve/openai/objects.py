@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal, NotRequired, TypeAlias
 
 from pydantic import Field
-from typing_extensions import TypedDict  # before Python 3.12 pydantic takes no other
+from typing_extensions import TypedDict  # pydantic refuses typing's before Python 3.12
 
 from diffuspec.serve.openai.body_parts import Role
 from diffuspec.serve.openai.speculation_objects import SpeculationUsage, StepReport

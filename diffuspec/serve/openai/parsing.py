@@ -27,11 +27,12 @@ from diffuspec.serve.openai.unsupported import check_rest
 from diffuspec.serve.openai.validation import keys_of, validated
 from diffuspec.text.prompt import ChatOptions
 
-_MAX_ANSWERS = 64  # of one request: prompts times n
+_MAX_ANSWERS = 64  # answers of one request: prompts times n
 DEFAULT_TEMPERATURE = 1.0  # OpenAI's
 _LEAST_TOP_P = 1e-9
 _DEFAULT_TEXT_TOKENS = 16  # OpenAI's, of completions; a chat goes on to the end of the context
-_NO_TEXT = re.compile(", got (?!-?[0-9]|inf|a string of |a list of )")  # of what must not be told
+# Where an error begins to quote a value that may be a user's text.
+_NO_TEXT = re.compile(", got (?!-?[0-9]|inf|a string of |a list of )")
 _SHAPED = frozenset({"logprobs", "max_tokens"})  # declared parameters that OpenAI has otherwise
 
 

@@ -48,7 +48,7 @@ def after_reasoning(
         thought = f"thought: begun_thought SPACE\nbegun_thought[lazy]: /(.|\\n)*/ {close}"
     if thinking == "inside":
         start = "start: thought answer"
-    elif conventions.reasoning == "deepseek_r1":  # which need not write the mark
+    elif conventions.reasoning == "deepseek_r1":  # DeepSeek R1 may leave out the opening mark
         start = f"start: {opened}? thought answer"
     else:
         start = f"start: ({opened} thought)? answer"

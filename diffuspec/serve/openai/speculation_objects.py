@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
-from typing_extensions import TypedDict  # before Python 3.12 pydantic takes no other
+from typing_extensions import TypedDict  # pydantic refuses typing's before Python 3.12
 
 from diffuspec.core.types import PreDraftResult
 

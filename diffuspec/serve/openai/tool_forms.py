@@ -15,7 +15,8 @@ from diffuspec.serve.openai.errors import BadRequestError
 from diffuspec.serve.openai.tool_bodies import AllowedChoice, Function, NamedTool
 from diffuspec.text.grammars import json_schema_of
 
-_HIDDEN: Any = {"cache_control": True, "function": {"strict", "cache_control"}}  # from the model
+# Keys of tools that are not shown to the model.
+_HIDDEN: Any = {"cache_control": True, "function": {"strict", "cache_control"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class ToolUse:
 
     tools: tuple[Mapping[str, Any], ...] = ()
     is_named: bool = False  # the answer is one call of a function that the request names
-    form: StructuredOutput | None = None  # of the answer; None: any text
+    form: StructuredOutput | None = None  # form of the answer; None: any text
     has_messages: bool = False  # the form is of all that gpt-oss writes, in its channels
 
 

@@ -25,24 +25,24 @@ IGNORED = frozenset(
 # Keys that are not implemented and would change answers, each with the value that changes nothing;
 # None, which is the same as not given, where there is none.
 _NEUTRAL: dict[str, object] = {
-    "add_generation_prompt": True,  # in completions: a text has no chat template
+    "add_generation_prompt": True,  # refused in completions alone: a text has no chat template
     "audio": {},
     "best_of": 1,
     "cache_salt": None,
     "chat_template": "",
-    "chat_template_kwargs": {},  # in completions
-    "continue_final_message": False,  # in completions
+    "chat_template_kwargs": {},  # refused in completions alone
+    "continue_final_message": False,  # refused in completions alone
     "detokenize": True,
     "documents": [],
     "early_stopping": False,
     "echo": False,
     "function_call": "none",
     "functions": [],
-    "include_reasoning": True,  # in completions
+    "include_reasoning": True,  # refused in completions alone
     "length_penalty": 1,
     "mm_processor_kwargs": {},
     "modalities": ["text"],
-    "parallel_tool_calls": True,  # in completions: a text has no tools
+    "parallel_tool_calls": True,  # refused in completions alone: a text has no tools
     "priority": 0,
     "reasoning_effort": "none",
     "suffix": "",
@@ -50,7 +50,7 @@ _NEUTRAL: dict[str, object] = {
     "tool_choice": "none",
     "tools": [],
     "use_beam_search": False,
-    "verbosity": "medium",  # in completions
+    "verbosity": "medium",  # refused in completions alone
     "web_search_options": None,
 }
 _REASONS = {

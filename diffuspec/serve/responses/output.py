@@ -12,7 +12,7 @@ _PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
 _TEXTS = {"reasoning": "response.reasoning_text", "text": "response.output_text"}
 _ARGUMENTS = "response.function_call_arguments"
 
-Event: TypeAlias = dict[str, Any]  # without its number
+Event: TypeAlias = dict[str, Any]  # an event without its sequence_number
 
 
 class Output:

@@ -17,11 +17,11 @@ BlockKind: TypeAlias = Literal["reasoning", "text", "call"]
 class Block:
     """A part of an answer while it grows."""
 
-    place: int  # in the answer, from 0
+    place: int  # index among the blocks of the answer, from 0
     kind: BlockKind
-    name: str = ""  # of the function that a call is of
-    text: str = ""  # the arguments, of a call
-    logprobs: list[Any] = field(default_factory=list)  # of the tokens of a text
+    name: str = ""  # name of the function, if the block is a call
+    text: str = ""  # content, or the arguments of a call
+    logprobs: list[Any] = field(default_factory=list)  # one for each token of a text
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,14 +61,14 @@ class JsonCallReader(StateReader):
         super().__init__(self._in_content)
         self._form = form
         self._names = names
-        self._mark = ""  # of the block, and the space before it, while it has no call
+        self._mark = ""  # mark of a block without calls so far, and the space before it
         self._object = _JsonObject()
         self._num_scanned = 0
         self._is_named_outside = False
         self._num_calls = 0
-        self._has_content = False  # since the latest call
+        self._has_content = False  # whether content came after the latest call
         self._has_begun = False
-        self._has_said = False  # any content
+        self._has_said = False  # whether the answer has any content
 
     @property
     def is_within_arguments(self) -> bool:
@@ -80,7 +80,7 @@ class JsonCallReader(StateReader):
             return []
         if self._read_on == self._in_head and (call := self._call_in(rest)) is not None:
             return self._begin(call)
-        if self._read_on == self._in_head and not self._mark:  # after calls
+        if self._read_on == self._in_head and not self._mark:  # the block has calls already
             rest = rest.strip(SPACE + self._form.between)
         return self._content(self._mark + rest)
 
@@ -178,7 +178,7 @@ class JsonCallReader(StateReader):
             return False
         if self._is_named_outside:
             return self._go_to_head("", self._text)
-        self._object = _JsonObject(depth=1)  # of what is around the arguments
+        self._object = _JsonObject(depth=1)  # the object that holds the arguments
         self._read_on = self._after_arguments
         return True
 

@@ -19,7 +19,7 @@ class Call:
 class CallPart:
     """What a part of an answer adds to a call."""
 
-    name: str | None  # of a call that begins; None: more of the latest call
+    name: str | None  # function of a call that begins; None: more of the latest call
     arguments: str
 
 
@@ -79,7 +79,7 @@ class StateReader:
     """
 
     def __init__(self, first: State) -> None:
-        self._text = ""  # not yet passed on
+        self._text = ""  # text that no state has taken yet
         self._read_on = first
 
     def read(self, text: str) -> list[Piece]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from diffuspec.serve.openai.reading.pieces import SPACE, CallPart, Piece, StateReader
 
-_MARKS = ("<|python_start|>", "<|python_end|>")  # of Llama 4
+_MARKS = ("<|python_start|>", "<|python_end|>")  # Llama 4's
 _LIST = re.compile(r"\[\s*[A-Za-z_][\w.]*\s*\(")
 _LIST_BEGUN = re.compile(r"\[\s*([A-Za-z_][\w.]*)?\s*")
 _HEAD = re.compile(r"\s*([A-Za-z_][\w.]*)\s*\(")
@@ -34,7 +34,7 @@ class PythonicCallReader(StateReader):
     def __init__(self) -> None:
         super().__init__(self._at_start)
         self._num_calls = 0
-        self._scan = _Scan()  # of the call that is read
+        self._scan = _Scan()  # brackets and quotes of the call that is read
         self._num_scanned = 0
 
     def finish(self) -> list[Piece]:
@@ -140,7 +140,7 @@ def _value(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        with warnings.catch_warnings():  # of escapes that Python does not know
+        with warnings.catch_warnings():  # Python warns of escapes that it does not know
             warnings.simplefilter("ignore")
             return _literal(ast.parse(text.strip(), mode="eval").body)
 

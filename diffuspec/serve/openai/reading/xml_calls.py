@@ -43,15 +43,15 @@ class TagCallReader(StateReader):
         """schemas: of the parameters of each function, by its name."""
         super().__init__(self._in_content)
         self._schemas = schemas
-        self._mark = ""  # of the tag, and the space before it
+        self._mark = ""  # the tag that opened the block, and the space before it
         self._function = ""
-        self._num_values = 0  # of the call
-        self._is_text = False  # the value
+        self._num_values = 0  # values of the current call so far
+        self._is_text = False  # whether the current value is a text
         self._value_begun = False
-        self._num_searched = 0  # characters of it
+        self._num_searched = 0  # characters of the value that were searched for its end
         self._num_calls = 0
-        self._has_content = False  # since the latest call
-        self._has_said = False  # any content
+        self._has_content = False  # whether content came after the latest call
+        self._has_said = False  # whether the answer has any content
 
     @property
     def is_within_arguments(self) -> bool:
