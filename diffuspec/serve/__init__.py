@@ -1,1 +1,1 @@
-"""The service over HTTP: OpenAI's API over any engine, in this process or on a cluster."""
+"""The service over HTTP: OpenAI's and Anthropic's APIs over an engine, local or on a cluster."""

@@ -1,4 +1,4 @@
-"""The HTTP application: OpenAI's API over a backend.
+"""The HTTP application: the APIs of OpenAI and Anthropic over a backend.
 
 `create_app` has no part in what serves it: uvicorn in `server`, or Ray Serve.
 """
@@ -178,7 +178,7 @@ def _add_models(add: Add, backend: Backend) -> None:
 
 def _add_metrics(add: Add, backend: Backend, series: HttpSeries) -> None:
     async def metrics() -> PlainTextResponse:
-        """Return the Prometheus series; of HTTP alone while nothing else answers."""
+        """Return the Prometheus series: those of HTTP alone while the engine is not ready."""
         text = ""
         with contextlib.suppress(DiffuspecError):
             text = await backend.metrics()

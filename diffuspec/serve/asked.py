@@ -66,7 +66,7 @@ class Asked(Protocol):
         ...
 
     def in_its_words(self, error: InvalidRequestError) -> InvalidRequestError:
-        """Return an error about the request by the names that the client has for it."""
+        """Return an error about the request with this API's names of the keys."""
         ...
 
 

@@ -39,7 +39,7 @@ _SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class Conventions:
-    """What a service keeps to, for the model that it serves."""
+    """How the served model's chats are written and read, and its sampling defaults."""
 
     tools: ToolParser = "hermes"
     reasoning: ReasoningParser = "none"

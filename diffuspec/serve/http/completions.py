@@ -31,7 +31,7 @@ class Completions:
     """Answers the requests of all APIs."""
 
     def __init__(self, backend: Backend, settings: ServeSettings, tokenizing: Executor) -> None:
-        """`tokenizing` has the threads for what takes time."""
+        """`tokenizing` has threads for tokenisation and for writing large answers."""
         self._backend = backend
         self._settings = settings
         self._tokenizing = tokenizing

@@ -1,4 +1,4 @@
-"""What one application has to do."""
+"""The number of requests in progress in one application."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def note_error(code: str) -> None:
 
 
 class Observer:
-    """ASGI middleware, the outermost: sees what clients see."""
+    """ASGI middleware around all that answers: sees what clients see."""
 
     def __init__(self, app: ASGIApp, series: HttpSeries, spans: RequestSpans | None) -> None:
         self._app = app
@@ -135,7 +135,7 @@ def _method(scope: Scope) -> str:
 
 
 def _route(scope: Scope) -> str:
-    """Return the path of a route of ours, or "other": clients must not make up labels."""
+    """Return the path of one of the application's routes; any other path is "other"."""
     matched = scope.get("route")
     if matched is not None:
         return str(matched.path)

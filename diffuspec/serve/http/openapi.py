@@ -84,8 +84,8 @@ def answers(
 ) -> Responses:
     """Return OpenAPI's entries for answers of a kind, and for errors with these statuses.
 
-    chunks: of the events of a stream, in place of which an error may come. is_anthropics: errors
-    have the shape and the statuses of Anthropic's API.
+    chunks: kinds of the events of a stream, besides an error. is_anthropics: errors have the
+    shape and the statuses of Anthropic's API.
     """
     error = message_objects.AnthropicError if is_anthropics else objects.Error
     content = {"application/json": {"schema": reference(kind)}}

@@ -1,4 +1,4 @@
-"""Paths as clients write them: with a slash too many, which means the same."""
+"""Paths of requests, in which additional slashes mean nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SLASHES = re.compile("/{2,}")
 
 
 def plain_path(path: str) -> str:
-    """Return a path without double slashes, and without one at its end."""
+    """Return a path without double slashes and without a slash at its end."""
     return _SLASHES.sub("/", path).rstrip("/") or "/"
 
 
@@ -23,7 +23,7 @@ def route_of(scope: Scope) -> str:
 
 
 class PlainPaths:
-    """ASGI middleware: has the application see plain paths, so that keys are asked for on all."""
+    """ASGI middleware: makes paths plain, so that routes and keys go by the same path."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

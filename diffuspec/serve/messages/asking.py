@@ -29,7 +29,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 @dataclass(frozen=True, slots=True)
 class AskedOfMessages:
-    """The job of the chat that a body is."""
+    """A checked body of /v1/messages, as the job of a chat."""
 
     job: Job
     ends_with_done: bool = False
@@ -54,7 +54,7 @@ def ask_message(body: object, model: ServedModel) -> AskedOfMessages:
 
 
 def read_chat(body: CountBody, given: dict[str, Any], model: ServedModel) -> Job:
-    """Return the job of the chat that a body is. `given`: keys that are as in a chat.
+    """Return a body as the job of a chat. `given`: further keys, named as in a chat.
 
     Raises BadRequestError.
     """
@@ -75,7 +75,7 @@ def read_chat(body: CountBody, given: dict[str, Any], model: ServedModel) -> Job
 
 
 def _chat(body: CountBody, conventions: Conventions) -> dict[str, Any]:
-    """Return the body of the same chat; what is None is not given."""
+    """Return the body of an equal chat; None is the same as not given."""
     output, thinking = body.output_config, body.thinking
     effort = None if output is None else output.effort
     last = body.messages[-1]

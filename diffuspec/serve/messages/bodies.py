@@ -45,7 +45,7 @@ class ToolChoice(Part):
 
 
 class Thinking(OpenPart):
-    """Whether to reason, for chat templates with enable_thinking; adaptive: what they do."""
+    """Whether to reason, for chat templates with enable_thinking; adaptive: their default."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(

@@ -15,9 +15,9 @@ _OF_ANSWERS = ("max_tokens", "stop_sequences", "stream")
 
 
 def count_tokens(body: object, tokenizer: Any, model: ServedModel) -> TokenCount:
-    """Return the number of tokens of the prompt that a body makes.
+    """Return the number of tokens of a body's prompt.
 
-    It computes for a while: it belongs in a thread. Raises InvalidRequestError.
+    Tokenising a long prompt takes time: call it in a thread. Raises InvalidRequestError.
     """
     given = {name: value for name, value in keys_of(body).items() if name not in _OF_ANSWERS}
     job = read_chat(validated(CountBody, given), {}, model)

@@ -51,7 +51,7 @@ CacheControl: TypeAlias = Annotated[
 
 
 def only(value: object, reason: str) -> PlainValidator:
-    """Refuse a key that has any other value than this one; None: that is given."""
+    """Refuse a key that has any other value than this one; None: refuse every value."""
     right = "left out" if value is None else json.dumps(value)
 
     def check(given: object) -> object:

@@ -25,7 +25,7 @@ _ANY = "TEXT: /(.|\\n)*/"
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """What is to be called, and what the model's tokens are."""
+    """The functions that may be called, how often, and the model's special tokens."""
 
     functions: Sequence[Function]
     is_strict: bool  # all of them, not only those that say so

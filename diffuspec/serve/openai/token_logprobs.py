@@ -10,7 +10,7 @@ from diffuspec.serve.openai.token_texts import TokenTexts
 
 
 def finite(logprob: float) -> float:
-    """Return a log-probability that JSON has; OpenAI's stand-in for none is -9999."""
+    """Return a log-probability that JSON can hold: -9999 in place of less, as OpenAI has it."""
     return max(logprob, -9999.0)
 
 

@@ -1,6 +1,6 @@
 """Bodies and answers of /tokenize and /detokenize, in vLLM's words.
 
-All functions compute for a while: they belong in a thread.
+Tokenising long prompts takes time: call these functions in a thread.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ EXTENSIONS = frozenset(
 
 
 def check_extensions(extras: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Return those of the further keys of another API's body that a chat has, too.
+    """Return those keys of another API's body, besides its declared ones, that a chat has, too.
 
     Raises BadRequestError for a key that is unknown; `known` are those of the API itself.
     """

@@ -30,7 +30,7 @@ _LOGPROBS = "message.output_text.logprobs"
 
 @dataclass(frozen=True, slots=True)
 class AskedOfResponses:
-    """A checked body, and the job of the chat that it is."""
+    """A checked body of /v1/responses, and the same as the job of a chat."""
 
     body: ResponsesBody
     job: Job
@@ -60,7 +60,7 @@ def ask_response(body: object, model: ServedModel) -> AskedOfResponses:
 
 
 def _chat(body: ResponsesBody) -> dict[str, Any]:
-    """Return the body of the same chat; what is None is not given."""
+    """Return the body of an equal chat; None is the same as not given."""
     has_logprobs = _LOGPROBS in (body.include or ())
     if body.top_logprobs and not has_logprobs:
         raise BadRequestError(f"top_logprobs needs include: [{_LOGPROBS!r}]", "top_logprobs")

@@ -130,7 +130,7 @@ def messages_of(
 
 
 def _add_to_answer(messages: list[dict[str, Any]], item: InputItem) -> None:
-    """Add what an answer had to the message that it belongs to."""
+    """Add an item of an answer to the message of that answer."""
     if isinstance(item, ReasoningItem):
         thoughts = "".join(one.text for one in item.content or item.summary or ())
         if thoughts:

@@ -93,7 +93,7 @@ class ResponseReasoning(TypedDict):
 
 
 class RepeatedParameters(TypedDict):
-    """What an answer repeats of its request."""
+    """Parameters of the request, which its answer repeats."""
 
     instructions: str | None
     max_output_tokens: int | None
@@ -114,7 +114,7 @@ class RepeatedParameters(TypedDict):
 
 
 class ResponseObject(RepeatedParameters):
-    """An answer, or what there is of it."""
+    """An answer, whole or so far."""
 
     id: str
     object: Literal["response"]

@@ -23,7 +23,7 @@ class Output:
         self._has_short_ids = has_short_ids
 
     def item(self, block: Block, status: Status, *, is_new: bool = False) -> OutputItem:
-        """Return a block as an item, without its content while it `is_new`."""
+        """Return a block as an item. `is_new`: without its content."""
         item_id = self._item_id(block)
         if block.kind == "call":
             called = call_id(f"{self._id}-{block.place}", is_short=self._has_short_ids)

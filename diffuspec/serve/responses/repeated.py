@@ -1,4 +1,4 @@
-"""What an answer of /v1/responses repeats of its request."""
+"""Parameters of a request that its answer in /v1/responses repeats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from diffuspec.serve.responses.objects import RepeatedParameters, ResponseText
 
 
 def repeated(body: ResponsesBody, sampling: SamplingParams) -> RepeatedParameters:
-    """Return the parameters of a request, those not given by what they are then."""
+    """Return the parameters of a request, with defaults for those that are not given."""
     choice = body.tool_choice or "auto"
     reasoning = body.reasoning or ReasoningOptions()
     return {

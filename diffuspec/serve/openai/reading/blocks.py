@@ -38,7 +38,7 @@ class BlockReader:
     """Splits one answer into blocks as its outputs arrive."""
 
     def __init__(self, reader: AnswerReader, *, has_text: bool = False) -> None:
-        """has_text: an answer without anything has an empty text."""
+        """has_text: an empty answer has one block, an empty text."""
         self._reader = reader
         self._has_text = has_text
         self._unassigned: list[Any] = []  # logprobs of tokens whose text is held back

@@ -1,4 +1,4 @@
-"""What an answer is made of, and what reads it."""
+"""The pieces of an answer, and the base of the readers that find them."""
 
 from __future__ import annotations
 
