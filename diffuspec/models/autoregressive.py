@@ -31,7 +31,7 @@ from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.worker import Worker
 
-MAX_PREFILL_ROWS = 512  # of one request in one forward
+MAX_PREFILL_ROWS = 512  # rows of one request in one forward
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +39,7 @@ class _Chain:
     """One request's draft so far."""
 
     request: DraftRequest
-    length: int  # to draft
+    length: int  # number of tokens to draft
     slot: int
     token_ids: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)

@@ -32,7 +32,7 @@ from diffuspec.models.worker import Worker
 logger = logging.getLogger(__name__)
 
 NUM_SCRATCH_ROWS = 512  # rows per slot for masks and hypothetical tokens
-MAX_PREFILL_ROWS = 512  # of one request in one forward, where prefixes are causal
+MAX_PREFILL_ROWS = 512  # rows of one request in one forward, where prefixes are causal
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,12 +15,12 @@ from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.interface import run_packed
 from diffuspec.models.kernels.triton.table import MAX_STEP_ROWS, SPLIT, ColumnTable
 
-_NUM_ROWS = (16, 32, 64, 128, 192, MAX_STEP_ROWS)  # of steps, with padding
+_NUM_ROWS = (16, 32, 64, 128, 192, MAX_STEP_ROWS)  # rows of the captured steps, padding included
 
 
 class _Shape(NamedTuple):
     num_rows: int
-    num_splits: int  # of attention
+    num_splits: int  # splits of the columns of attention
 
 
 class _Graph(NamedTuple):
@@ -44,7 +44,7 @@ class StepGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[_Shape, _Graph] = {}
         logits = self._run(*self._empty_step(_NUM_ROWS[0], 1))
-        self._logits = logits.new_empty(MAX_STEP_ROWS, logits.shape[1])  # of the last step
+        self._logits = logits.new_empty(MAX_STEP_ROWS, logits.shape[1])  # logits of the latest step
         for num_rows in _NUM_ROWS:
             num_columns = 1
             while num_columns <= cache.max_len:
@@ -71,7 +71,7 @@ class StepGraphs:
         return self._logits[: table.num_rows].to(torch.float32, copy=True)
 
     def _empty_step(self, num_rows: int, num_columns: int) -> tuple[torch.Tensor, ColumnTable]:
-        """Return what a step of padding is fed, shaped as if it saw some columns."""
+        """Return the inputs of a step of padding, shaped as if its rows saw num_columns columns."""
         rows = torch.zeros(3 * num_rows, dtype=torch.int64, device=self._cache.device)
         return rows, ColumnTable.of_padding(num_rows, num_columns, self._cache.device)
 

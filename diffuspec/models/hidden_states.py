@@ -22,12 +22,12 @@ class HiddenStates:
 
     def __init__(self, layers: Sequence[int]) -> None:
         self._parts: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
-        self._latest: dict[int, torch.Tensor] = {}  # of the latest forward, [B, T, H] by layer
+        self._latest: dict[int, torch.Tensor] = {}  # layer: states of the latest forward, [B, T, H]
 
     @contextlib.contextmanager
     def record(self, model: Any) -> Iterator[None]:
         """Take the hidden states of the one forward inside."""
-        decoder = model.get_decoder()  # which OPT's head calls, not the base model around it
+        decoder = model.get_decoder()  # OPT's head calls this one, not the base model around it
         lists = (child for child in decoder.children() if isinstance(child, nn.ModuleList))
         layers: Any = next(lists)
         handles = []

@@ -68,7 +68,7 @@ class ModelRunner:
         shape = run_self_test(model, self.device)
         self.columns = columns
         self.vocab_size = columns.num_ids if columns else shape.num_columns
-        self.num_heads = shape.num_heads  # of queries
+        self.num_heads = shape.num_heads  # query heads
         self._group = shape.num_heads // shape.cache.num_kv_heads
         self.has_plain_scoring = shape.has_plain_scoring
         self._fixed_rows = fixed_rows
@@ -245,7 +245,7 @@ class _ModelInputs(NamedTuple):
     values: NDArray[np.int64]  # [2 * size + number of logits, padding included]
     size: int  # number of rows, padding included
     num_padding: int
-    num_logits: int  # without padding
+    num_logits: int  # number of logits, padding excluded
 
 
 def _size_function(pads: bool, is_exact: bool, is_on_gpu: bool) -> Callable[[int], int]:

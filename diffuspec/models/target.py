@@ -300,7 +300,7 @@ class CausalTarget:
         logits: torch.Tensor,
         hidden_states: HiddenStates | None,
     ) -> None:
-        """Show a step to observers. What fails there costs drafts, never the step."""
+        """Show a step to observers. An observer that fails is logged and does not fail the step."""
         for observer in observers:
             try:
                 top = likeliest_ids(logits, observer.num_top)

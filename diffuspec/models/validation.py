@@ -1,4 +1,4 @@
-"""What a target refuses: batches and draft trees that it cannot verify."""
+"""Checks of the batches and draft trees that a target is asked to verify."""
 
 from __future__ import annotations
 

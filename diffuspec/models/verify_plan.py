@@ -21,15 +21,15 @@ from diffuspec.text.answer_matchers import TokenMasks
 class VerifyPlan:
     """One request's rows in a step: its uncached prefix tokens (the tail), then its draft tree."""
 
-    asked: VerifyRequest  # as it came
-    request: VerifyRequest  # its tree holds the verified nodes only
+    asked: VerifyRequest  # the request as it came
+    request: VerifyRequest  # the request with the verified nodes alone in its tree
     slot: int
     num_cached: int  # prefix tokens in the cache before the step
     start: int  # prefix tokens in it now: pieces of a long prefix have been fed
     first_logits: int  # index of the root's row in the step's logits
     nodes: Sequence[int]  # the verified nodes, as indices into the tree of the original request
     masks: TokenMasks | None  # tokens that a structured output admits after the root and each node
-    hidden_states: HiddenStates | None  # of the pieces fed
+    hidden_states: HiddenStates | None  # states of the pieces fed
 
     @property
     def num_tail(self) -> int:

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 _SHORT_SECONDS = 0.1  # a loop that is kept that long at a time still serves well
 
-_may_keep_loop = False  # in this process
+_may_keep_loop = False  # setting of the whole process
 
 
 def keep_loop_for_short_calls() -> None:
@@ -37,7 +37,7 @@ class Worker:
     def __init__(self, name: str, is_inline: bool) -> None:
         self._executor = None if is_inline else ThreadPoolExecutor(1, thread_name_prefix=name)
         self._in_thread: set[Future[Any]] = set()  # calls that have not ended
-        self._seconds = _SHORT_SECONDS  # of the latest call
+        self._seconds = _SHORT_SECONDS  # duration of the latest call
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call; return its result or raise its exception."""

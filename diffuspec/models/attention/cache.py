@@ -19,7 +19,8 @@ from diffuspec.models.kernels import huge_pages
 from diffuspec.models.kernels.decoder import SlotMemory
 from diffuspec.models.kernels.operations import KEY_BLOCK, ChainColumns
 
-MANY_TOKENS = 32  # to be computed: a pass of their own, or a copy of their rows, is worth it
+# More uncached tokens than this are worth a pass of their own, or a copy of cached rows.
+MANY_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class CacheShape:
     """Sizes of a model's keys and values, the same in every layer."""
 
     num_layers: int
-    num_kv_heads: int  # in this process: a tensor-parallel rank holds a share
+    num_kv_heads: int  # heads in this process: a tensor-parallel rank holds a share of them
     head_dim: int
 
     def num_bytes(self, num_slots: int, max_len: int, dtype: torch.dtype) -> int:

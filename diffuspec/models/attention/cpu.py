@@ -25,7 +25,7 @@ from diffuspec.models.kernels import operations
 
 logger = logging.getLogger(__name__)
 
-_MAX_ROWS = 64  # of a chain at a time
+_MAX_ROWS = 64  # rows of a chain in one piece
 
 
 def can_attend(like: torch.Tensor) -> bool:

@@ -104,7 +104,7 @@ class _SegmentAttention:
         self._start = segment.start
         self._end = segment.start + segment.num_rows
         self._layers = cache.layers(segment.slot)
-        self._views: dict[int | None, View] = {}  # by window
+        self._views: dict[int | None, View] = {}  # a view for each window
         self.rows = CpuAttention(segment, cache) if has_kernel else None
 
     def attend(

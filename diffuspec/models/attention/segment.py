@@ -1,4 +1,4 @@
-"""What a forward is asked to compute of one sequence."""
+"""The rows of one sequence that a forward computes."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class _Wave:
 
     def __init__(self, segments: Sequence[Segment], cache: KVCache, num_padding: int) -> None:
         self._segments, self._cache, self._num_padding = segments, cache, num_padding
-        self._tables: dict[int, ColumnTable] = {}  # by group
+        self._tables: dict[int, ColumnTable] = {}  # a table for each group
         self.num_rows = sum(segment.num_rows for segment in segments) + num_padding
 
     def attention(self, group: int) -> TableAttention:

@@ -22,7 +22,7 @@ class VisibleColumns(NamedTuple):
     """
 
     first_row: int
-    start: int  # the segment's
+    start: int  # cache row of the segment's first row
     base: int
     order: NDArray[np.integer]  # rows that see similar columns next to each other, to save reading
     starts: NDArray[np.integer]

@@ -24,10 +24,10 @@ _FAR = 100  # a position far enough from 0 to turn all but the slowest rotary an
 class ModelShape:
     """What a runner must know of a model."""
 
-    cache: CacheShape  # of this process: a tensor-parallel rank has a share of the heads
-    num_heads: int  # of queries, in this process
-    num_columns: int  # of the logits
-    has_plain_scoring: bool  # in every layer; see `Scoring`
+    cache: CacheShape  # this process's cache: a tensor-parallel rank has a share of the heads
+    num_heads: int  # query heads in this process
+    num_columns: int  # columns of the logits
+    has_plain_scoring: bool  # True if the scoring of every layer is plain; see `Scoring`
 
 
 @torch.inference_mode()

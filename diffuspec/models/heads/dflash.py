@@ -53,8 +53,8 @@ class DFlashModel(nn.Module):
         self.norm = Qwen3RMSNorm(size, config.rms_norm_eps)
         self.rotary_emb: Any = Qwen3RotaryEmbedding(config)
         self._context_layer: nn.Linear | None = None  # see `_fuse_context`
-        self.token_ids: torch.Tensor | None = None  # of the columns of its own head
-        self.head: nn.Linear | None = None  # None: the target's
+        self.token_ids: torch.Tensor | None = None  # ids of the columns of `head`
+        self.head: nn.Linear | None = None  # None: the target's head is used
 
     @classmethod
     def load(cls, path: Path, target: TargetLayers) -> Self:

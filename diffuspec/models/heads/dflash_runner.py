@@ -27,14 +27,14 @@ from diffuspec.models.heads.head_runner import HeadRunner
 from diffuspec.models.heads.target_layers import TargetLayers, by_padded_rows
 from diffuspec.models.kernels.largest import most_probable
 
-MAX_CONTEXT_ROWS = 2048  # of hidden states that are read at a time
+MAX_CONTEXT_ROWS = 2048  # rows of hidden states that are read at a time
 
 
 @dataclass(slots=True, eq=False)
 class _Session:
     """The drafts of one request id: for a prefix, or for hypothetical ones that go on with it.
 
-    What is known of the tokens before is the same for all.
+    All have the same tokens with known states.
     """
 
     requests: list[DraftRequest]

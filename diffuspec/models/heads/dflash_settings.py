@@ -51,10 +51,10 @@ class DFlashSettings:
     """A drafter's sizes. Layers are counted from 0."""
 
     model: Qwen3Config
-    target_layer_ids: tuple[int, ...]  # whose outputs it reads
+    target_layer_ids: tuple[int, ...]  # layers of the target whose outputs the drafter reads
     block_size: int  # rows of a block: the last token, and masks
     mask_token_id: int
-    causal_layers: tuple[bool, ...]  # by layer: rows of a block do not see the rows after them
+    causal_layers: tuple[bool, ...]  # True for layers whose rows do not see later rows of a block
 
     @classmethod
     def read(cls, checkpoint: HeadCheckpoint, target: TargetLayers) -> Self:
@@ -111,7 +111,7 @@ def default_layer_ids(num_target_layers: int, count: int) -> list[int]:
 def _layer_ids(own: Mapping[str, Any], num_target_layers: int, num_layers: int) -> Sequence[Any]:
     if "target_layer_ids" in own:
         return list(own["target_layer_ids"])
-    if "aux_hidden_state_layer_ids" in own:  # of speculators: 0 is what goes into the first layer
+    if "aux_hidden_state_layer_ids" in own:  # speculators' 0 is the input of the first layer
         return [layer - 1 for layer in own["aux_hidden_state_layer_ids"]]
     return default_layer_ids(num_target_layers, num_layers)
 

@@ -59,7 +59,7 @@ class EagleHead(nn.Module):
         model = cls(_layer_config(checkpoint, target, has_bias), "fc.bias" in weights)
         checkpoint.fill(model)
         model = model.to(target.device, target.dtype).eval().requires_grad_(False)
-        model.rotary_emb = _rotary(model.config).to(target.device)  # in float32
+        model.rotary_emb = _rotary(model.config).to(target.device)  # computes angles in float32
         if target.device.type == "cpu":
             use_fast_layers(model, allow_int8=True)
             use_fused_layers(model)

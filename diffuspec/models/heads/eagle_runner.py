@@ -24,8 +24,8 @@ from diffuspec.models.heads.head_runner import HeadRunner
 from diffuspec.models.heads.nodes import DraftNode, Level
 from diffuspec.models.heads.target_layers import TargetLayers
 
-MAX_TREE_ROWS = 64  # nodes of a draft that something is drafted below
-MAX_PREFILL_ROWS = 512  # of one request in one forward
+MAX_TREE_ROWS = 64  # nodes of a draft that may have children
+MAX_PREFILL_ROWS = 512  # rows of one request in one forward
 
 
 @dataclass(slots=True, eq=False)

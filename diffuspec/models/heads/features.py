@@ -2,7 +2,7 @@
 
 A head drafts for a prefix from the states of its tokens. They are known for what the target
 computed while it was observed; tokens that it had cached before have none, unless another prefix
-that began alike was observed. What is not known costs drafts, never an answer.
+that began alike was observed. A state that is not known costs drafts; it changes no answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What runs a draft head beside its target: the target's layers, and a cache of the head's own."""
+"""The base of what runs a draft head: the target's layers, and a cache of the head's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from diffuspec.models.runner import padded_size
 
 
 class HeadRunner:
-    """The base of runners of heads. On a CPU, forwards have few numbers of rows: see `padding`."""
+    """The base of runners of heads. On a CPU, forwards have few numbers of rows: see `_padding`."""
 
     def __init__(
         self,

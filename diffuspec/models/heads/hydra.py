@@ -44,7 +44,7 @@ class HydraHeads(nn.Module):
             )
             for head in range(num_heads)
         )
-        self.shares_head = vocab_size is None  # of the target
+        self.shares_head = vocab_size is None  # True: the target's head makes the logits
         if vocab_size is not None:
             self.hydra_lm_head = nn.ModuleList(
                 nn.Linear(hidden_size, vocab_size) for _ in range(num_heads)
@@ -88,7 +88,7 @@ class HydraDraftModel:
         self._heads = heads
         self._layers = layers
         self._target = target
-        self._states: dict[str, torch.Tensor] = {}  # of the last token but one, by request id
+        self._states: dict[str, torch.Tensor] = {}  # request id: state of the last token but one
 
     def begin(self, requests: Sequence[DraftRequest], features: Sequence[Features]) -> None:
         pairs = zip(requests, features, strict=True)

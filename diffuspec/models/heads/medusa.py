@@ -57,7 +57,7 @@ class MedusaHeads(nn.Module):
                 blocks.append(nn.Linear(hidden_size, vocab_size, bias=False))
             heads.append(nn.Sequential(*blocks))
         self.heads = nn.ModuleList(heads)
-        self.shares_head = vocab_size is None  # of the target
+        self.shares_head = vocab_size is None  # True: the target's head makes the logits
 
     @classmethod
     def load(cls, path: Path, target: TargetLayers) -> Self:
@@ -90,7 +90,7 @@ class MedusaDraftModel:
     ) -> list[list[Candidates]]:
         """Return the `count` likeliest tokens by every head, for each request.
 
-        states: of each prefix's last token but one, [H].
+        states: the hidden state of each prefix's last token but one, [H].
         """
         outputs = by_padded_rows(self._heads, torch.stack(list(states)))
         num_heads, rows = outputs.shape[1], outputs.flatten(0, 1)

@@ -20,9 +20,9 @@ class DraftNode:
     logprob: float = 0.0  # ln P(right | parent right)
     score: float = 0.0  # ln P(right and all above it right)
     path: tuple[int, ...] = ()  # tokens from below the root to this one
-    ranks: tuple[int, ...] = ()  # of these tokens among their siblings
-    rows: tuple[int, ...] = ()  # the head's rows of the nodes above, below the root, and its own
-    output: torch.Tensor | None = None  # of the head at this node, where the head keeps it
+    ranks: tuple[int, ...] = ()  # ranks of the tokens of `path` among their siblings
+    rows: tuple[int, ...] = ()  # the head's rows of the nodes from below the root to this one
+    output: torch.Tensor | None = None  # the head's output at this node, if the head keeps it
     above: DraftNode | None = None
     children: list[DraftNode] = field(default_factory=list)
 

@@ -136,7 +136,7 @@ def _save(model: Any, folder: Path) -> None:
     """Save a model that transformers takes for quantized, through one that it does not."""
     config = copy.deepcopy(model.config)
     config.name_or_path = ""
-    for name in ("quantization_config", "_model_name_or_path"):  # of the file, not of the model
+    for name in ("quantization_config", "_model_name_or_path"):  # facts about the file alone
         if hasattr(config, name):
             delattr(config, name)
     with torch.device("meta"):  # its weights come from the other model

@@ -77,7 +77,7 @@ class AttentionPieces:
         self, segments: Sequence[tuple[SlotMemory, Sequence[ColumnAddresses], int]]
     ) -> None:
         """Each segment has its slot's memory, its rows and their number."""
-        self._rows = [rows for _, rows, _ in segments]  # which own what is pointed at
+        self._rows = [rows for _, rows, _ in segments]  # rows own the arrays that pieces point at
         pieces, first = [], 0
         for memory, rows, num_rows in segments:
             for part in rows:
@@ -100,7 +100,7 @@ class Products(NamedTuple):
 
 
 class Norms(NamedTuple):
-    """The weights of a layer's norms; None where it has none: most families for their heads."""
+    """The weights of a layer's norms; None for one that it lacks, as most lack norms of heads."""
 
     input: Tensor | None
     output: Tensor
@@ -125,7 +125,7 @@ class LayerWeights:
         scaling: float,
     ) -> None:
         """A window and the norms' epsilon are those of `operations`; index is the layer's."""
-        self.owners = products, norms  # of what the structure points at
+        self.owners = products, norms  # owners of the memory that the structure points at
         self.structure = _Layer(
             *(None if norm is None else norm.data_ptr() for norm in norms),
             *(product.matrix for product in products),

@@ -37,7 +37,7 @@ def zeros(size: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def release_freed() -> None:
-    """Give the system back what was freed, where the C library keeps it otherwise."""
+    """Return to the system freed memory that the C library would keep."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

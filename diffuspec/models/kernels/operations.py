@@ -29,7 +29,7 @@ with contextlib.suppress(ImportError):  # a torch without Triton: see `can_run_o
     from diffuspec.models.kernels.triton import operations as gpu
 
 KEY_BLOCK = 16  # columns whose keys are transposed together: kLanes of cpu/vectors.h
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in cpu/numbers.h
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # numbers of cpu/numbers.h
 
 
 def norm(inputs: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -114,12 +114,12 @@ class ColumnAddresses(NamedTuple):
     in the given order: fastest with similar columns next to each other.
     """
 
-    first_row: int  # counted from the segment's first
+    first_row: int  # index of the first of these rows in the segment
     num_rows: int
-    start: int  # the segment's in the cache
+    start: int  # cache row of the segment's first row
     base: int
-    addresses: tuple[int, int, int, int, int]  # of order, starts, counts, columns, positions
-    table: NDArray[np.int32]  # which holds them
+    addresses: tuple[int, int, int, int, int]  # order, starts, counts, columns, positions
+    table: NDArray[np.int32]  # the array that the addresses point into
 
     @classmethod
     def listed(
@@ -159,7 +159,7 @@ class ChainColumns:
         """Return rows of a segment at `start` that see themselves and all rows before them."""
         base = start + first_row
         columns = self._integers + base * self._size
-        counts = self._integers + self._size  # from 1 on
+        counts = self._integers + self._size  # the integers from 1 on
         addresses = self._integers, self._zeros, counts, columns, columns
         return ColumnAddresses(first_row, num_rows, start, base, addresses, self._table)
 

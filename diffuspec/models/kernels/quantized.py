@@ -30,7 +30,7 @@ _SLICE = 1 << 18  # weights that are unpacked at a time: more would be kept by m
 class Layout:
     """How the weights of a format are stored."""
 
-    bits: int  # of a number: 4, without a sign, or 8, with one
+    bits: int  # size of a number: 4 bits without a sign, or 8 with one
     group: int  # inputs
     ratio: int = 1  # groups that share a scale, which their codes multiply
     zero: int = 0  # the number that stands for 0, where there are no offsets or zeros of groups
@@ -43,7 +43,7 @@ class Groups(NamedTuple):
     numbers: Tensor  # uint8 or int8
     scales: Tensor  # [outputs, groups / ratio]
     codes: Tensor | None = None  # int8
-    offsets: Tensor | None = None  # as scales
+    offsets: Tensor | None = None  # [outputs, groups / ratio]
     offset_codes: Tensor | None = None
     zeros: Tensor | None = None  # int8: the number that stands for 0 in each group
 
@@ -124,7 +124,7 @@ class QuantizedMatrix:
             numbers = torch.stack((numbers & 15, numbers >> 4), -1).flatten(1)
         parts = numbers.view(len(outputs), -1, layout.group).float()
         scales = _of_groups(supers, codes, layout.ratio)[:, :, None]
-        if super_offsets is None:  # without rounding but the last, whatever type scales have
+        if super_offsets is None:  # only the product rounds, whatever type scales have
             moved = parts - (layout.zero if zeros is None else zeros[:, :, None])
             return (moved * scales).flatten(1)
         offsets = _of_groups(super_offsets, offset_codes, layout.ratio)

@@ -48,7 +48,7 @@ def use_chunked_activations(model: nn.Module) -> bool:
 
     Rotary embeddings must have been replaced.
     """
-    is_on_gpu = next(model.parameters()).is_cuda  # whose elements are computed alike
+    is_on_gpu = next(model.parameters()).is_cuda  # a GPU computes all elements alike
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, _ACTIVATIONS) and not is_on_gpu:

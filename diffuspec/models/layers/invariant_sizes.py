@@ -22,7 +22,7 @@ Product: TypeAlias = Callable[[Tensor], Tensor]
 # Numbers of rows tried.
 SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 GPU_SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048)  # 64 rows take as long as reading the weights
-MIN_LARGEST = 16  # with less, a usual draft would not be verified in one piece
+MIN_LARGEST = 16  # rows: the largest size must take a usual draft in one piece
 _MIN_TRIED = 256  # outputs that tell kernels apart; narrow layers are tried with several rows
 _MAX_TRIED = 1 << 22  # outputs of one trial: wide layers are tried with fewer rows
 _MAX_TRIED_ON_GPU = 1 << 27

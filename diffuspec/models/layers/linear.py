@@ -26,7 +26,7 @@ from diffuspec.models.layers.invariant_sizes import agreeing_sizes, multiply_in_
 
 _MAX_PLAIN_WEIGHTS = 1 << 22  # largest layer kept in both layouts; a larger one gains nothing
 _MAX_UNPACKED_WEIGHTS = 1 << 18  # largest layer that gains nothing by oneDNN's layout
-_USUAL_ROWS = 16  # of a step; weights are packed for this number
+_USUAL_ROWS = 16  # rows of a usual step, for which weights are packed
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 

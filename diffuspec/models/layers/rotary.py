@@ -29,7 +29,7 @@ class RotaryTable(nn.Module):
         like = torch.zeros(1, dtype=dtype, device=device)
         positions = torch.arange(max(num_positions, _MIN_POSITIONS), device=device)[None]
         parts = [rotary(like, part) for part in torch.split(positions, max_len, dim=1)]
-        angles = [torch.cat(part) for part in parts]  # of some positions, [2, positions, dim]
+        angles = [torch.cat(part) for part in parts]  # [2, positions, dim] for each part
         self._angles = torch.cat(angles, dim=1)
 
     def forward(self, _: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What computes a model on this machine, and whether to the same bits in every batch."""
+"""The backend of a model on this machine, and whether its bits are the same in every batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Backend:
     device: torch.device
     dtype: torch.dtype
     kernels: str
-    is_exact: bool  # before loading: whether layers are to be tried for it
+    is_exact: bool  # result of the trial at loading; before loading, whether to try
     reason: str  # why it is exact or not
 
     def __str__(self) -> str:

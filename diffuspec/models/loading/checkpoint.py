@@ -30,8 +30,9 @@ from diffuspec.text.gguf_directory import WEIGHTS, model_directory
 from diffuspec.text.gguf_file import inspect_gguf
 
 _DIFFUSION_KEYS = ("mask_token_id", "diffusion_attention")  # some families have their own mask
-_STORED_MEMORY = 1.2  # of the size of files, while weights are read that stay as they are stored
-_OLD_CONFIGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # beside config.json
+_STORED_MEMORY = 1.2  # memory per byte of files, while weights are read that stay quantised
+# Files that older directories have beside config.json, and the method that each stands for.
+_OLD_CONFIGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,8 @@ class Checkpoint:
     path: Path
     config: dict[str, Any]
     num_weights: int  # numbers in all tensors
-    gguf: Path | None = None  # the file, where weights stay quantised as they are in it
-    quantization: Quantization | None = None  # of safetensors, which stay as they are, too
+    gguf: Path | None = None  # GGUF file whose weights stay quantised
+    quantization: Quantization | None = None  # format of safetensors that stay quantised
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
         """Return what the weights take in memory in a type, or as they are stored."""
@@ -203,7 +204,7 @@ def _free_bytes_of_machine() -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if "MemAvailable" in line)
-    except (OSError, StopIteration):  # not Linux: all memory installed
+    except (OSError, StopIteration):  # another system than Linux: count all installed memory
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -214,7 +215,7 @@ def _free_bytes_of_container() -> int:
         used = int((group / "memory.current").read_text())
         lines = (group / "memory.stat").read_text().splitlines()
         return limit - used + sum(int(x.split()[1]) for x in lines if x.startswith("inactive_file"))
-    except (OSError, ValueError):  # not in a container, or one without a limit ("max")
+    except (OSError, ValueError):  # no container, or one without a limit ("max")
         return sys.maxsize
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.logit_columns import LogitColumns
 
-HEAD_TOKEN_IDS = "head_token_ids"  # among the weights: int32, ascending
+HEAD_TOKEN_IDS = "head_token_ids"  # name of a tensor among the weights: int32, ascending
 
 
 class DraftHead(nn.Module):

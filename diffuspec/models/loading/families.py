@@ -63,20 +63,20 @@ class DiffusionFamily:
     base: str  # transformers' model_type of the causal LM that has the same layers
     attention: DiffusionAttention
     is_shifted: bool
-    mask_tokens: tuple[str, ...] = ()  # texts, where the tokenizer does not say which is the mask
-    mask_token_id: int | None = None  # where no file of a directory tells
-    block_key: str | None = None  # of config.json, with the block size
-    block_size: int | None = None  # where neither config.json nor the configuration tells
+    mask_tokens: tuple[str, ...] = ()  # possible texts of the mask if the tokenizer names none
+    mask_token_id: int | None = None  # default if no file of a directory names it
+    block_key: str | None = None  # key of config.json that holds the block size
+    block_size: int | None = None  # default if neither config.json nor the configuration gives it
     may_have_blocks: bool = False  # a configured block size makes full attention block_aligned
-    renames: tuple[tuple[str, str], ...] = ()  # of weights: patterns and what they become
-    restriction: str | None = None  # of its licence
+    renames: tuple[tuple[str, str], ...] = ()  # patterns in weights' names, and their replacements
+    restriction: str | None = None  # restriction by the licence of its weights
 
 
 _QWEN3_MASK = 151669  # <|MASK|>, the first id after those of Qwen3's tokenizer
 _ENCODER = ((r"^encoder\.", "model."), (r"^diffusion_head\.", "lm_head."))
 
 FAMILIES: Mapping[str, DiffusionFamily] = MappingProxyType(
-    {  # by model_type, or by the key of config.json in _MARKS
+    {  # keys: model_type, or the key of config.json in _MARKS
         "Dream": DiffusionFamily("Dream", "qwen2", "full", True, ("<|mask|>",), 151666),
         "Fast_dLLM_Qwen": DiffusionFamily(
             "Fast-dLLM v2", "qwen2", "block_aligned", True, ("|<MASK>|",), 151665, "bd_size", 32

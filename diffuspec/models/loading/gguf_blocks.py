@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diffuspec.models.kernels.quantized import Groups, Layout
 
-_NUM_SUBBLOCKS = 8  # of Q4_K and Q5_K
+_NUM_SUBBLOCKS = 8  # sub-blocks of a block of Q4_K and Q5_K
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,10 @@ class BlockFormat:
     """A format of GGUF: blocks of successive inputs of one output."""
 
     name: str
-    num_inputs: int  # of a block
+    num_inputs: int  # inputs of a block
     num_bytes: int
     layout: Layout
-    split: Callable[[Tensor], Groups]  # from the bytes of blocks, [outputs, blocks, bytes]
+    split: Callable[[Tensor], Groups]  # takes the bytes of blocks, [outputs, blocks, bytes]
 
 
 def _halves(blocks: Tensor, start: int) -> Tensor:

@@ -15,7 +15,7 @@ from diffuspec.models.kernels.quantized import Groups
 from diffuspec.models.layers.matrices import AnyQuantized, matrix_of, slice_size
 from diffuspec.models.loading.gguf_blocks import FORMATS, PLAIN_TYPES
 
-ROPE_FACTORS = "rope_freqs.weight"  # by which the frequencies of rotary positions are divided
+ROPE_FACTORS = "rope_freqs.weight"  # divisors of the frequencies of rotary positions
 
 _OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _OF_LAYERS = {

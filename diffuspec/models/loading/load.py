@@ -39,7 +39,7 @@ from diffuspec.text.tokenizer import quiet
 
 logger = logging.getLogger(__name__)
 
-_UNSUPPORTED = (ModelLoadError, NotImplementedError)  # with a reason for the user
+_UNSUPPORTED = (ModelLoadError, NotImplementedError)  # errors whose text is a reason for the user
 
 # Fields of a diffusion LM's config.json that must not reach the configuration of its base.
 _NOT_THE_BASES = (
@@ -172,7 +172,7 @@ def make_runner(
     It is exact if it may be and the layers allow it; otherwise it has the fixed rows.
     """
     is_plain = has_only_plain_tensors(model)
-    may_be_exact = may_be_exact and operations.can_run_on(model.device)  # for its attention
+    may_be_exact = may_be_exact and operations.can_run_on(model.device)  # attention needs kernels
     is_exact = is_plain and use_fast_layers(model, may_be_exact, allow_int8) and may_be_exact
     if is_exact or (is_plain and model.device.type == "cpu"):
         use_rotary_tables(model, max_len, num_rows)

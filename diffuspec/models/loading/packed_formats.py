@@ -13,7 +13,7 @@ from diffuspec.models.kernels.products import Int8Matrix
 from diffuspec.models.layers.matrices import AnyQuantized
 from diffuspec.models.loading.packed_layer import WORD, PackedLayer
 
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # in a word, of successive outputs
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # places of successive outputs in a word
 
 
 def awq_matrix(layer: PackedLayer) -> AnyQuantized:
@@ -40,7 +40,7 @@ def gptq_matrix(layer: PackedLayer, zero_shift: int) -> AnyQuantized:
     zeros = zeros[:, : layer.num_outputs].int() + zero_shift
 
     def unpack(start: int, end: int) -> Tensor:
-        numbers = _numbers(words[:, start:end], bits)  # [words, outputs, of a word]
+        numbers = _numbers(words[:, start:end], bits)  # [words, outputs, numbers of a word]
         return _with_sign(numbers.transpose(0, 1).flatten(1), bits)
 
     return layer.matrix(bits, scales.T, zeros.T - (128 if bits == 8 else 0), unpack)
@@ -52,7 +52,7 @@ def compressed_matrix(layer: PackedLayer) -> AnyQuantized:
     layer.check_order("weight_g_idx", scales.shape[1])
     bits = _num_bits(layer.shape("weight_packed")[-1], layer.num_inputs)
     words = layer.read_words("weight_packed", layer.num_outputs, layer.num_inputs * bits // 32)
-    if "weight_shape" in layer:  # which says what the model does
+    if "weight_shape" in layer:  # repeats the shape that the model gives
         layer.read("weight_shape", 2)
     zeros = _compressed_zeros(layer, scales, bits)
     middle = 0 if bits == 8 else 8  # numbers are this much higher than they are written
@@ -98,7 +98,7 @@ def _num_bits(num_words: int, num_inputs: int) -> int:
 
 
 def _numbers(words: Tensor, bits: int) -> Tensor:
-    """Return the numbers of words of 32 bits without signs, lowest first, [..., of a word]."""
+    """Return the unsigned numbers in words of 32 bits, lowest first, [..., numbers of a word]."""
     parts = words.contiguous().view(torch.uint8).view(*words.shape, 4)
     return parts if bits == 8 else torch.stack((parts & 15, parts >> 4), -1).flatten(-2)
 

@@ -134,7 +134,7 @@ class PackedLayer:
         least, most = int(zeros.min()), int(zeros.max())
         if least == most:
             return least, None
-        if scales.dtype == torch.float32:  # whose products with zeros would be rounded
+        if scales.dtype == torch.float32:  # zeros times such scales would be rounded
             raise self.error(
                 "has scales in float32 and zero points, which is not supported: use a model "
                 "quantised symmetrically, or one with scales in bfloat16 or float16"

@@ -33,7 +33,7 @@ class Quantization:
     """How matrices are stored. Bits and groups are those of each tensor."""
 
     method: Method
-    summary: str  # for people
+    summary: str  # description for the user
     zero_shift: int = 0  # GPTQ: what is added to zeros as they are stored
     rounds_rows: bool = False  # rows are rounded to 8 bits before they are multiplied
 

@@ -61,7 +61,7 @@ class QuantizedDirectory:
     ) -> None:
         """Quantised matrices are laid out for a device."""
         self._path, self._quantization, self._device = path, quantization, device
-        self._left: dict[str, dict[str, StoredTensor]] = {}  # by layer and the end of the name
+        self._left: dict[str, dict[str, StoredTensor]] = {}  # layer: end of the name: tensor
         for tensor in tensors:
             layer, _, end = tensor.name.rpartition(".")
             self._left.setdefault(layer, {})[end] = tensor

@@ -16,7 +16,7 @@ from diffuspec.models.loading.stored_tensors import stored_tensors
 
 
 def describe_weights(checkpoint: Checkpoint) -> Mapping[str, str]:
-    """Return format, memory and kernels of a model's weights, for people. Raises ConfigError."""
+    """Describe the format, memory and kernels of a model's weights. Raises ConfigError."""
     levels.use_wanted_level()
     is_plain = checkpoint.gguf is None and checkpoint.quantization is None
     if checkpoint.gguf is not None:

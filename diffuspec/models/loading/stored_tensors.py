@@ -39,7 +39,7 @@ class StoredTensor:
     name: str
     type_name: str
     shape: tuple[int, ...]
-    start: int  # of its bytes in the file
+    start: int  # place of the tensor's bytes in the file
     num_bytes: int
 
     @property

@@ -24,7 +24,7 @@ from diffuspec.models.ngram.arpa import BOS, EOS, NgramModel, NgramTable, OnProg
 Ints: TypeAlias = NDArray[np.int64]
 Ranks: TypeAlias = NDArray[np.int32]
 Floats: TypeAlias = NDArray[np.float64]
-Discounts: TypeAlias = tuple[float, float, float]  # for counts 1, 2, and 3 or more
+Discounts: TypeAlias = tuple[float, float, float]  # discounts of counts 1, 2, and 3 or more
 
 MAX_ORDER = 6  # what KenLM is compiled for
 MAX_TOKEN_ID = 2**24 - 1  # rank (31 bits) and word (25 bits) share a 64-bit key
@@ -52,7 +52,7 @@ class _Counts:
     firsts: Ranks  # first word
     suffixes: Ranks  # rank of the n-gram without its first word, one order below
     contexts: Ranks  # rank of the n-gram without its last word, one order below
-    occurrences: Ints  # in the corpus
+    occurrences: Ints  # times that the n-gram stands in the corpus
 
     def __len__(self) -> int:
         return len(self.firsts)
@@ -194,7 +194,7 @@ def _smooth_all(
         )
         words = np.column_stack((level.firsts, words[level.suffixes]))
         if n == 1:
-            probs[BOS] = 1.0  # so that sentences can be scored with their <s>
+            probs[BOS] = 1.0  # sentences can then be scored with their <s>
         report("smoothing", n / len(counts))
     tables.append(NgramTable(words, _log10(probs), None))
     return NgramModel(stream.token_ids, tuple(tables))

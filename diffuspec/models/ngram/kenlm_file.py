@@ -33,7 +33,7 @@ _SANITY = struct.pack(
 # KenLM's `FixedWidthParameters`: order, probing multiplier, model type, has vocabulary, version.
 _PARAMETERS = struct.Struct("<B3xfI?3xI")
 _MAX_LINE_BYTES = 4096
-_MIN_BYTES_PER_NGRAM = 4  # of ARPA: a digit of probability, a tab, a word and a newline
+_MIN_BYTES_PER_NGRAM = 4  # shortest line of ARPA: a digit of probability, a tab, a word, a newline
 _COUNT_LINE = re.compile(rb"ngram (\d+)=(\d{1,18})\s*")
 _EXPECTED = (
     "expected an ARPA file (its first line is \\data\\) or a binary made from one by KenLM's"

@@ -113,10 +113,10 @@ def _load(kenlm: Any, path: str | Path) -> Any:
     config.arpa_complain = kenlm.ARPALoadComplain.NONE
     try:
         return kenlm.Model(str(path), config)
-    except UnicodeDecodeError as error:  # from KenLM's message, which quotes the file's bytes
+    except UnicodeDecodeError as error:  # KenLM's message quotes the file's bytes
         raise NgramError(f"{path} cannot be loaded by KenLM: it is damaged") from error
     except (OSError, RuntimeError, MemoryError) as error:
-        reason = str(error).rpartition(" threw ")[2].rstrip(")")  # without KenLM's own source line
+        reason = str(error).rpartition(" threw ")[2].rstrip(")")  # drops KenLM's own source line
         raise NgramError(f"{path} cannot be loaded by KenLM: {reason}") from error
 
 

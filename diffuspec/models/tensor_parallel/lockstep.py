@@ -28,7 +28,7 @@ from diffuspec.text.answer_matchers import Admitted
 
 logger = logging.getLogger(__name__)
 
-_FAILED = -1  # in place of the digest of verdicts
+_FAILED = -1  # stands for the digest of a step that failed
 
 
 class LockstepTarget:

@@ -20,7 +20,7 @@ from diffuspec.core.errors import VerifierError, VerifierUnavailableError
 
 _BLOCK_BYTES = 1 << 16  # a message up to this size takes one broadcast
 _LENGTH_BYTES = 8
-_HEAD_BYTES = _BLOCK_BYTES - _LENGTH_BYTES  # of a message, sent with its length
+_HEAD_BYTES = _BLOCK_BYTES - _LENGTH_BYTES  # first part of a message, sent with its length
 _MAX_MESSAGE_BYTES = 1 << 30
 
 
@@ -28,9 +28,9 @@ _MAX_MESSAGE_BYTES = 1 << 30
 class RankLimits:
     """How long a rank waits for the others."""
 
-    meet_seconds: float = 60.0  # until all have joined
-    compute_seconds: float = 600.0  # within a forward; the first one waits for all weights
-    message_seconds: float = 60.0  # for rank 0's next message, and for all to agree on a step
+    meet_seconds: float = 60.0  # wait for all ranks to join
+    compute_seconds: float = 600.0  # wait within a forward; the first one waits for all weights
+    message_seconds: float = 60.0  # wait for rank 0's next message, and for all to agree on a step
 
 
 def open_meeting_point(host: str, limits: RankLimits) -> TCPStore:

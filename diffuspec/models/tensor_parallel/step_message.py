@@ -20,17 +20,17 @@ from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftTree, StatesWanted, TokenIds, VerifyRequest
 from diffuspec.text.answer_matchers import Admitted
 
-_LENGTH_BYTES = 8  # of the header, little-endian
+_LENGTH_BYTES = 8  # size of the number that gives the header's length, little-endian
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """One step of all ranks. A step without requests shows that rank 0 is alive."""
 
-    number: int  # from 1, without gaps
+    number: int  # counts steps from 1, without gaps
     released: Sequence[str] = ()  # request ids to forget first
     requests: Sequence[VerifyRequest] = ()
-    admitted: Sequence[Admitted | None] = ()  # of each request
+    admitted: Sequence[Admitted | None] = ()  # one for each request
     is_last: bool = False
 
 

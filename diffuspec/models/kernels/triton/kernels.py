@@ -151,7 +151,7 @@ def _attend_columns(
     total = tl.zeros([TILE], tl.float32)
     output = tl.zeros([TILE, DIM_PADDED], tl.float32)
     for start in range(begin, tl.minimum(begin + SPLIT_SIZE, most), BLOCK_SIZE):
-        stand = start + tl.arange(0, BLOCK_SIZE)  # where the columns stand
+        stand = start + tl.arange(0, BLOCK_SIZE)  # places of the columns
         is_listed = (stand >= base) & (stand < most)
         column = tl.where(stand < base, stand, tl.load(listed + stand - base, is_listed, 0))
         there = of_slot + column.to(tl.int64)[:, None] * DIM + at

@@ -14,11 +14,11 @@ from torch import Tensor
 from diffuspec.models.kernels.triton import quantized_kernels as kernels
 
 NUM_WARPS = 8
-_NUM_PROGRAMS = 400  # about three for each multiprocessor of an H100
-_MIN_CHUNKS = 2  # of a split
+_NUM_PROGRAMS = 400  # programs of a launch: about three for each multiprocessor of an H100
+_MIN_CHUNKS = 2  # chunks of the smallest split
 _JOINED = 1024  # outputs in one program
 _STAGES = (3, 2)
-_SHARED_BYTES = 99 * 1024  # of the smallest of recent GPUs
+_SHARED_BYTES = 99 * 1024  # shared memory of a program on the smallest of recent GPUs
 
 
 def splits_for(num_blocks: int, num_chunks: int) -> tuple[int, int]:

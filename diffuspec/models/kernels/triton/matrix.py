@@ -13,9 +13,9 @@ from torch.nn.functional import pad
 
 from diffuspec.models.kernels.quantized import Groups, Layout
 
-OUTPUTS = 128  # of a block
+OUTPUTS = 128  # outputs of a block
 _UNITS = (64, 32, 16)  # a product has 16 inputs at least
-_MAX_PADDING = 0.1  # of the inputs, unless the smallest unit needs more
+_MAX_PADDING = 0.1  # share of the inputs that padding may add; more with the smallest unit alone
 _SLICE = 1 << 24  # weights that are packed at a time
 
 
@@ -26,7 +26,7 @@ class Packing:
     bits: int
     unit: int  # successive inputs of which an output's words have the numbers at one place
     span: int  # inputs that share scales, within a chunk
-    ratio: int  # spans that share what their codes multiply
+    ratio: int  # spans that share the scale and offset that their codes multiply
     num_chunks: int
 
     @property
@@ -106,7 +106,7 @@ class GpuMatrix:
         assert packing is not None, "to be checked by `packing_for`"
         self.packing = packing
         numbers = groups.numbers.to(self.device)
-        if self.layout.bits == 8:  # without signs
+        if self.layout.bits == 8:  # words have numbers without signs
             numbers = numbers.view(torch.uint8) ^ 128
         times = self.layout.group // packing.span if has_groups else 1
 
@@ -171,7 +171,7 @@ class GpuMatrix:
         supers, codes, super_offsets, offset_codes, zeros = picked
         assert supers is not None
         scales = self._of_spans(supers, codes)
-        if super_offsets is None:  # without rounding but the last, whatever type scales have
+        if super_offsets is None:  # only the product rounds, whatever type scales have
             moved = parts.float() if zeros is None else parts - zeros[:, :, None]
             weights = moved * scales
         else:

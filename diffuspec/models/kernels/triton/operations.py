@@ -10,7 +10,7 @@ import triton
 
 from diffuspec.models.kernels.triton import kernels
 
-_GATE_SIZE = 1024  # of a row at a time
+_GATE_SIZE = 1024  # gates of a row in one program
 
 
 def normalise(

@@ -55,7 +55,7 @@ class GroupsProduct:
     ) -> None:
         self._matrices, self._bias, self._type = _joined(matrices), bias, dtype
         self.num_outputs = sum(matrix.num_outputs for matrix in matrices)
-        agreeing_tiles(dtype, matrices[0].device)  # not while steps are captured
+        agreeing_tiles(dtype, matrices[0].device)  # no trial can run while steps are captured
 
     @property
     def num_bytes(self) -> int:
@@ -83,7 +83,7 @@ class GroupsProduct:
 
 
 def _pieces(rows: Tensor, outputs: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    """Yield so many rows at a time that there is memory for their splits, and their outputs."""
+    """Yield at most _MAX_PIECE rows at a time, with the outputs to write for them."""
     return zip(torch.split(rows, _MAX_PIECE), torch.split(outputs, _MAX_PIECE), strict=True)
 
 

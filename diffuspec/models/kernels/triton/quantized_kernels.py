@@ -86,7 +86,7 @@ def multiply_groups(
     tile, block, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     KIND: tl.constexpr = inputs.dtype.element_ty
     PLACES: tl.constexpr = 32 // BITS
-    SPANS: tl.constexpr = UNIT * PLACES // SPAN  # of a chunk
+    SPANS: tl.constexpr = UNIT * PLACES // SPAN  # spans of a chunk
     UNITS: tl.constexpr = SPAN // UNIT
     row = tile * ROWS + tl.arange(0, ROWS)
     is_row = row < num_rows

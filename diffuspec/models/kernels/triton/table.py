@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 SPLIT = 512  # columns of attention in one program
 MIN_TILE = 16  # rows of the smallest matrix product
 ALL = 2**31 - 1  # columns
-MAX_STEP_ROWS = 256  # of a step, which is launched again and again
-PADDING = (0, -1, 0, 0)  # of the rows of a table: it is not written, and sees nothing
-_MAX_ROWS = 256  # whose splits are kept at a time
+MAX_STEP_ROWS = 256  # rows of the largest forward that counts as a step
+PADDING = (0, -1, 0, 0)  # row of a table that is not written and sees nothing
+_MAX_ROWS = 256  # rows of a chunk, whose splits are in memory together
 
 
 class Chunk(NamedTuple):

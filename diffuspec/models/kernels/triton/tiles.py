@@ -13,7 +13,7 @@ from diffuspec.models.kernels.triton.matrix import GpuMatrix
 
 TILES = (16, 32, 64)  # rows; a larger tile needs more registers than there are
 
-# Of the trial.
+# Sizes and exponents of the trial's matrix.
 _NUM_OUTPUTS, _NUM_INPUTS, _GROUP = 256, 4096, 128
 _MAX_EXPONENT = 5
 
