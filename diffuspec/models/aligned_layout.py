@@ -7,7 +7,7 @@ prefixes, which do not see each other, are one segment with a matrix.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from diffuspec.core.types import TokenIds
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.loading.families import DiffusionSettings
+from diffuspec.models.slot_drafts import JoinedRows, SlotDrafts
 
 
 def fill_block(num_known: int, masks: TokenIds, settings: DiffusionSettings) -> TokenIds:
@@ -48,70 +49,30 @@ def lay_out_chain(
         )
 
 
-def lay_out_drafts(
-    prefixes: Sequence[TokenIds],
-    blocks: Sequence[TokenIds],
-    slot: int,
-    start: int,
-    num_shared: int,
-    settings: DiffusionSettings,
-) -> Iterator[Segment]:
-    """Lay out drafts whose prefixes share num_shared leading tokens, those of whole blocks.
-
-    Shifted, start is below num_shared if a prefix ends there.
-    """
-    filled = [
+def lay_out_drafts(drafts: SlotDrafts, settings: DiffusionSettings) -> Iterator[Segment]:
+    """Lay out drafts whose prefixes share whole blocks."""
+    blocks = [
         fill_block(len(prefix), masks, settings)
-        for prefix, masks in zip(prefixes, blocks, strict=True)
+        for prefix, masks in zip(drafts.prefixes, drafts.masks, strict=True)
     ]
-    if len(prefixes) > 1:
-        yield _lay_out_several(prefixes, blocks, filled, slot, start, num_shared, settings)
+    slot, start, size = drafts.slot, drafts.start, settings.block_size
+    if len(blocks) > 1:
+        rows = drafts.joined(blocks, settings.is_shifted)
+        visible = _visible_rows(rows, drafts.num_common, size)
+        yield Segment(slot, start, rows.token_ids, rows.positions, visible, rows.logit_rows)
         return
-    [prefix], [masks], [rest] = prefixes, blocks, filled
+    [prefix], [masks], [block] = drafts.prefixes, drafts.masks, blocks
     first = len(prefix) - settings.is_shifted
-    chain = np.concatenate([prefix[start:], rest])
-    logits = range(first, first + len(masks))
-    yield from lay_out_chain(chain, slot, start, settings.block_size, logits)
+    chain = np.concatenate([prefix[start:], block])
+    yield from lay_out_chain(chain, slot, start, size, range(first, first + len(masks)))
 
 
-def _lay_out_several(
-    prefixes: Sequence[TokenIds],
-    blocks: Sequence[TokenIds],
-    filled: Sequence[TokenIds],
-    slot: int,
-    start: int,
-    num_shared: int,
-    settings: DiffusionSettings,
-) -> Segment:
-    """Lay out the shared rows, then the rest of each prefix with its filled block."""
-    num_common = num_shared - start
-    token_ids, positions = [prefixes[0][start:num_shared]], [np.arange(start, num_shared)]
-    logit_rows, spans, row = [], [], num_common
-    for prefix, masks, rest in zip(prefixes, blocks, filled, strict=True):
-        tail = prefix[num_shared:]
-        token_ids += [tail, rest]
-        positions.append(np.arange(num_shared, len(prefix) + len(rest)))
-        first = row + len(tail) - settings.is_shifted
-        rows = np.arange(first, first + len(masks))
-        if settings.is_shifted and not len(tail):
-            rows[0] = num_common - 1
-        logit_rows.append(rows)
-        spans.append(slice(row, row + len(tail) + len(rest)))
-        row = spans[-1].stop
-    where = np.concatenate(positions)
-    visible = _visible_rows(where, num_common, spans, settings.block_size)
-    return Segment(
-        slot, start, np.concatenate(token_ids), where, visible, np.concatenate(logit_rows)
-    )
-
-
-def _visible_rows(
-    positions: NDArray[np.integer], num_common: int, spans: Sequence[slice], block_size: int
-) -> NDArray[np.bool_]:
+def _visible_rows(rows: JoinedRows, num_common: int, block_size: int) -> NDArray[np.bool_]:
     """Return the visibility matrix of common rows, then of several drafts."""
+    positions = rows.positions
     visible = np.zeros((len(positions), len(positions)), np.bool_)
     visible[:, :num_common] = True
-    for rows in (slice(0, num_common), *spans):
-        ends = (positions[rows] // block_size + 1) * block_size
-        visible[rows, rows] = positions[rows] < ends[:, None]
+    for part in (slice(0, num_common), *(slice(one.tail, one.end) for one in rows.spans)):
+        ends = (positions[part] // block_size + 1) * block_size
+        visible[part, part] = positions[part] < ends[:, None]
     return visible

@@ -17,6 +17,7 @@ from diffuspec.models.aligned_layout import lay_out_chain, lay_out_drafts
 from diffuspec.models.attention.segment import Segment, Visible
 from diffuspec.models.loading.families import DiffusionAttention, DiffusionSettings
 from diffuspec.models.runner import ModelRunner
+from diffuspec.models.slot_drafts import DraftSpan, SlotDrafts
 
 
 def lay_out(
@@ -44,7 +45,9 @@ def lay_out(
             if num_rows > max_rows and last > first:
                 break
             last += 1
-        yield from make(prefixes[first:last], blocks[first:last], slot, start, shared, settings)
+        part = slice(first, last)
+        drafts = SlotDrafts(prefixes[part], blocks[part], slot, start, shared)
+        yield from make(drafts, settings)
         first = last
         if settings.has_exact_prefix:
             start = max(num_shared - 1, 0)  # the last shared row is repeated for its logits
@@ -75,14 +78,7 @@ def feed(
     return end
 
 
-def _lay_out(
-    prefixes: Sequence[TokenIds],
-    blocks: Sequence[TokenIds],
-    slot: int,
-    start: int,
-    num_shared: int,
-    settings: DiffusionSettings,
-) -> Iterator[Segment]:
+def _lay_out(drafts: SlotDrafts, settings: DiffusionSettings) -> Iterator[Segment]:
     """Lay out drafts in one segment.
 
     Shifted, a token's row predicts the next token: the logits of draft position 1 come from the row
@@ -92,41 +88,21 @@ def _lay_out(
     them, block rows the prefix and all of their block. Full: every row sees all of its draft, so
     that no new prefix row can be shared (num_shared is start).
     """
-    if len(prefixes) == 1:
-        yield _lay_out_one(prefixes[0], blocks[0], slot, start, settings)
+    if len(drafts.prefixes) == 1:
+        yield _lay_out_one(drafts, settings)
         return
-    num_common = num_shared - start
-    token_ids = [prefixes[0][start:num_shared]]
-    positions = [np.arange(start, num_shared)]
-    logit_rows, spans, row = [], [], num_common
-    for prefix, block in zip(prefixes, blocks, strict=True):
-        length, num_masks = len(prefix) - num_shared, len(block)
-        token_ids += [prefix[num_shared:], block]
-        positions.append(np.arange(num_shared, len(prefix) + num_masks))
-        first = row + length - settings.is_shifted
-        rows = np.arange(first, first + num_masks)
-        if settings.is_shifted and not length:
-            rows[0] = num_common - 1
-        logit_rows.append(rows)
-        spans.append((row, row + length, row + length + num_masks))
-        row += length + num_masks
-    yield Segment(
-        slot,
-        start,
-        np.concatenate(token_ids),
-        np.concatenate(positions),
-        _visible_rows(num_common, spans, settings.attention),
-        np.concatenate(logit_rows),
-    )
+    rows = drafts.joined(drafts.masks, settings.is_shifted)
+    visible = _visible_rows(drafts.num_common, rows.spans, settings.attention)
+    slot, start = drafts.slot, drafts.start
+    yield Segment(slot, start, rows.token_ids, rows.positions, visible, rows.logit_rows)
 
 
-def _lay_out_one(
-    prefix: TokenIds, block: TokenIds, slot: int, start: int, settings: DiffusionSettings
-) -> Segment:
+def _lay_out_one(drafts: SlotDrafts, settings: DiffusionSettings) -> Segment:
+    [prefix], [block], start = drafts.prefixes, drafts.masks, drafts.start
     num_tail, num_masks = len(prefix) - start, len(block)
     first = num_tail - settings.is_shifted
     return Segment(
-        slot,
+        drafts.slot,
         start,
         np.concatenate([prefix[start:], block]),
         np.arange(start, len(prefix) + num_masks),
@@ -136,13 +112,10 @@ def _lay_out_one(
 
 
 def _visible_rows(
-    num_common: int, spans: Sequence[tuple[int, int, int]], attention: DiffusionAttention
+    num_common: int, spans: Sequence[DraftSpan], attention: DiffusionAttention
 ) -> Visible:
-    """Return the visibility matrix of several drafts.
-
-    A span is (first row of a draft's tail, first row of its block, end of its block).
-    """
-    num_rows = spans[-1][2]
+    """Return the visibility matrix of several drafts."""
+    num_rows = spans[-1].end
     visible = np.zeros((num_rows, num_rows), np.bool_)
     visible[:, :num_common] = True
     _make_causal(visible, 0, num_common, num_common)
