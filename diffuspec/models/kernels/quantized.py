@@ -10,7 +10,7 @@ one with the same weights in float32, and a row's do not depend on the other row
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -75,22 +75,15 @@ class QuantizedMatrix:
         """The slices are successive outputs, each but the last a multiple of 64 of them."""
         self.layout, (self.num_outputs, self.num_inputs) = layout, shape
         num_blocks = -(-self.num_outputs // _BLOCK)
-        self._fields: list[Tensor | None] = []
-        block = 0
-        for one in slices:
-            fields = _words(one.numbers, layout.bits), *one[1:]
-            packed = [None if field is None else _in_blocks(field) for field in fields]
-            if not self._fields:
-                self._fields = [
-                    None
-                    if field is None
-                    else huge_pages.empty((num_blocks, *field.shape[1:]), field.dtype)
-                    for field in packed
-                ]
-            for whole, field in zip(self._fields, packed, strict=True):
-                if whole is not None and field is not None:
-                    whole[block : block + len(field)] = field
-            block += -(-len(one.numbers) // _BLOCK)
+        packed = (self._packed(one) for one in slices)
+        self._fields = joined_blocks(
+            packed, lambda like: huge_pages.empty((num_blocks, *like.shape[1:]), like.dtype)
+        )
+
+    def _packed(self, groups: Groups) -> list[Tensor | None]:
+        """Return what the kernels read of some outputs, in the order of `Groups`."""
+        fields = _words(groups.numbers, self.layout.bits), *groups[1:]
+        return [None if field is None else _in_blocks(field) for field in fields]
 
     @property
     def num_bytes(self) -> int:
@@ -164,6 +157,27 @@ class QuantizedProduct(MatrixProduct):
         matrices = self.matrices
         rows = [matrix.rows(torch.arange(matrix.num_outputs)) for matrix in matrices]
         return torch.cat(rows).to(self._type)
+
+
+def joined_blocks(
+    slices: Iterable[Sequence[Tensor | None]], make_whole: Callable[[Tensor], Tensor]
+) -> list[Tensor | None]:
+    """Return fields, [blocks, ...] each, from successive slices of their blocks.
+
+    Slices are made and copied one by one, so that no field is in memory twice. make_whole returns a
+    tensor with room for all blocks, given a field of the first slice.
+    """
+    wholes: list[Tensor | None] = []
+    end = 0
+    for fields in slices:
+        if not wholes:
+            wholes = [None if field is None else make_whole(field) for field in fields]
+        first = end
+        for whole, field in zip(wholes, fields, strict=True):
+            if whole is not None and field is not None:
+                end = first + len(field)
+                whole[first:end] = field
+    return wholes
 
 
 def slice_size(num_inputs: int) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffuspec.models.kernels.quantized import Groups, Layout
+from diffuspec.models.kernels.quantized import Groups, Layout, joined_blocks
 
 OUTPUTS = 128  # outputs of a block
 _UNITS = (64, 32, 16)  # a product has 16 inputs at least
@@ -81,22 +81,13 @@ class GpuMatrix:
         self.layout, self.device = layout, device
         self.num_outputs, self.num_inputs = shape
         self.num_blocks = -(-self.num_outputs // OUTPUTS)
-        self.fields: list[Tensor | None] = []
-        block = 0
-        for one in slices:
-            packed = self._packed(one)
-            first = packed[0]
-            assert first is not None
-            if not self.fields:
-                self.fields = [
-                    None if field is None else field.new_empty(self.num_blocks, *field.shape[1:])
-                    for field in packed
-                ]
-            for whole, field in zip(self.fields, packed, strict=True):
-                if whole is not None and field is not None:
-                    whole[block : block + len(field)] = field
-            block += len(first)
-            self.device = first.device  # with its number
+        packed = (self._packed(one) for one in slices)
+        self.fields = joined_blocks(
+            packed, lambda like: like.new_empty(self.num_blocks, *like.shape[1:])
+        )
+        words = self.fields[0]
+        assert words is not None
+        self.device = words.device  # has its number, as `device` need not
 
     def _packed(self, groups: Groups) -> list[Tensor | None]:
         """Return what the kernels read of some outputs, in the order of `Groups`."""
