@@ -47,6 +47,14 @@ class HeadCheckpoint:
             raise ModelLoadError(f"{self.path}: {key} must be 1 or more, got {value!r}")
         return value
 
+    def check_size(self, key: str, found: object, wanted: int) -> None:
+        """Raises ModelLoadError unless a number of config.json is the target's."""
+        if found != wanted:
+            raise ModelLoadError(
+                f"{self.path} was trained for another target: its {key} is {found!r}, the "
+                f"target's {wanted}"
+            )
+
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """Return a tensor of a shape. Raises ModelLoadError if there is none."""
         tensor = self.weights.get(name)

@@ -82,11 +82,8 @@ class DFlashSettings:
     ) -> None:
         wanted = {"num_target_layers": target.num_layers, "vocab_size": target.vocab_size}
         for key, value in wanted.items():
-            if own.get(key) not in (value, None):
-                raise ModelLoadError(
-                    f"{checkpoint.path} was trained for another target: its {key} is "
-                    f"{own[key]!r}, the target's {value}"
-                )
+            if own.get(key) is not None:
+                checkpoint.check_size(key, own[key], value)
         known = range(target.num_layers)
         if not self.target_layer_ids or any(one not in known for one in self.target_layer_ids):
             raise ModelLoadError(
@@ -124,11 +121,7 @@ def _section(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _model_config(
     checkpoint: HeadCheckpoint, fields: Mapping[str, Any], target: TargetLayers
 ) -> Qwen3Config:
-    if fields.get("hidden_size") != target.hidden_size:
-        raise ModelLoadError(
-            f"{checkpoint.path} was trained for another target: its hidden_size is "
-            f"{fields.get('hidden_size')!r}, the target's {target.hidden_size}"
-        )
+    checkpoint.check_size("hidden_size", fields.get("hidden_size"), target.hidden_size)
     known = {key: fields[key] for key in _MODEL_KEYS if fields.get(key) is not None}
     types: Sequence[str] = known.get("layer_types", ())
     try:

@@ -99,11 +99,7 @@ def _layer_config(
 ) -> LlamaConfig | Qwen2Config:
     """Return the configuration of its layer, Llama's, or with biases Qwen2's."""
     fields = {k: v for k, v in checkpoint.config.items() if k not in ("architectures", "dtype")}
-    if fields.get("hidden_size") != target.hidden_size:
-        raise ModelLoadError(
-            f"{checkpoint.path} was trained for another target: its hidden_size is "
-            f"{fields.get('hidden_size')!r}, the target's {target.hidden_size}"
-        )
+    checkpoint.check_size("hidden_size", fields.get("hidden_size"), target.hidden_size)
     family = Qwen2Config if has_bias else LlamaConfig
     try:
         return family(**{**fields, "num_hidden_layers": 1, "layer_types": None})
