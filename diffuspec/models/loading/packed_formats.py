@@ -11,7 +11,8 @@ from torch import Tensor
 
 from diffuspec.models.kernels.products import Int8Matrix
 from diffuspec.models.layers.matrices import AnyQuantized
-from diffuspec.models.loading.packed_layer import WORD, PackedLayer
+from diffuspec.models.loading.packed_layer import PackedLayer
+from diffuspec.models.loading.quantization import WORD
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # places of successive outputs in a word
 

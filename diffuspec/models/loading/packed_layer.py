@@ -13,9 +13,8 @@ from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.kernels.quantized import MAX_GROUP, Groups, Layout
 from diffuspec.models.kernels.triton.matrix import packing_for
 from diffuspec.models.layers.matrices import AnyQuantized, matrix_of, slice_size
+from diffuspec.models.loading.quantization import WORD
 from diffuspec.models.loading.stored_tensors import StoredTensor
-
-WORD = 8  # numbers of 4 bits; groups of inputs have whole words
 
 # Returns the numbers of the outputs from one to another, [outputs, inputs].
 Unpack: TypeAlias = Callable[[int, int], Tensor]

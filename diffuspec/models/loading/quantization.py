@@ -25,7 +25,7 @@ _INSTEAD: Mapping[str, str] = {
 _GPTQ_SHIFTS = {"gptq": 1, "gptq_v2": 0}  # what is added to zeros as they are stored
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")
 _NUM_BITS = (4, 8)
-_WORD = 8  # inputs of 4 bits; groups have whole words
+WORD = 8  # numbers of 4 bits in a word; groups of inputs have whole words
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ def _refuse(where: str, key: str, value: Any, expected: str, instead: str = _RUN
 
 
 def _check_group_size(where: str, key: str, size: Any) -> None:
-    is_whole = isinstance(size, int) and (size == -1 or (size > 0 and size % _WORD == 0))
+    is_whole = isinstance(size, int) and (size == -1 or (size > 0 and size % WORD == 0))
     if size is not None and not is_whole:
-        expected = f"a multiple of {_WORD}, or -1 for all inputs"
+        expected = f"a multiple of {WORD}, or -1 for all inputs"
         raise _refuse(where, key, size, expected)
 
 
@@ -74,8 +74,8 @@ def _read_awq(where: str, data: dict[str, Any]) -> Quantization:
     version = data.get("version", "gemm")
     if str(version).lower() != "gemm":
         raise _refuse(where, "version", version, "'gemm'")
-    _check_group_size(where, "group_size", data.get("group_size", data.get("q_group_size")))
     size = data.get("group_size", data.get("q_group_size"))
+    _check_group_size(where, "group_size", size)
     return Quantization("awq", f"AWQ, 4 bits{_groups(size)}")
 
 
@@ -155,8 +155,13 @@ def _rounds_rows(where: str, group: Any, default_format: Any) -> bool:
 
 def _check_activations(where: str, inputs: dict[str, Any], weights: dict[str, Any]) -> None:
     """Check that inputs are rounded as our products round rows."""
-    expected = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
-    expected["symmetric"] = True
+    expected = {
+        "num_bits": 8,
+        "type": "int",
+        "strategy": "token",
+        "dynamic": True,
+        "symmetric": True,
+    }
     for key, value in expected.items():
         if (found := inputs.get(key, "int" if key == "type" else None)) != value:
             raise _refuse(where, f"input_activations.{key}", found, f"{value!r}", _PLAIN)
