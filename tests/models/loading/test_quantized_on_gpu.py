@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -29,9 +30,11 @@ FILES = {
 START = 85
 ALL = (*FORMATS, "W8A8", *FILES)
 
+Save: TypeAlias = Callable[[str], tuple[Path, Path]]
+
 
 @pytest.fixture
-def save(tmp_path: Path) -> Callable[[str], tuple[Path, Path]]:
+def save(tmp_path: Path) -> Save:
     """Save a model in a format, and the same weights in float32; return where both are."""
 
     def save(form: str) -> tuple[Path, Path]:
@@ -52,9 +55,7 @@ def runner_of(path: Path) -> ModelRunner:
 
 
 @pytest.mark.parametrize("form", ALL)
-def test_logits_are_those_of_the_same_weights_on_a_cpu(
-    form: str, save: Callable[[str], tuple[Path, Path]]
-) -> None:
+def test_logits_are_those_of_the_same_weights_on_a_cpu(form: str, save: Save) -> None:
     path, plain = save(form)
     expected = logits_of(plain)
     most = {"float32": 0.1 if form == "W8A8" else 1e-4, "bfloat16": 0.1}
@@ -64,9 +65,7 @@ def test_logits_are_those_of_the_same_weights_on_a_cpu(
 
 
 @pytest.mark.parametrize("form", ALL)
-def test_a_row_has_the_same_bits_with_any_number_of_rows(
-    form: str, save: Callable[[str], tuple[Path, Path]]
-) -> None:
+def test_a_row_has_the_same_bits_with_any_number_of_rows(form: str, save: Save) -> None:
     path, _ = save(form)
     runner = runner_of(path)
     assert runner.takes_trees, "rows are independent, not of a fixed number"
@@ -80,7 +79,7 @@ def test_a_row_has_the_same_bits_with_any_number_of_rows(
         assert torch.equal(captured, runner.forward([step], HiddenStates([0])))
 
 
-def test_weights_stay_quantised_in_memory(save: Callable[[str], tuple[Path, Path]]) -> None:
+def test_weights_stay_quantised_in_memory(save: Save) -> None:
     path, _ = save("Q4_K")
     layers = [module for module in runner_of(path).model.modules() if hasattr(module, "product")]
     kinds = [getattr(one.product, "layer", one) for one in layers]

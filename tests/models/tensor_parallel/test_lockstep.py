@@ -43,13 +43,6 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
-def follower() -> Iterator[Follower]:
-    follower = Follower()
-    yield follower
-    follower.close()
-
-
-@pytest.fixture(scope="module")
 def qwen2(tmp_path_factory: pytest.TempPathFactory, follower: Follower) -> Iterator[Ranks]:
     with Ranks(save_family(tmp_path_factory.mktemp("qwen2"), "qwen2"), follower) as ranks:
         yield ranks

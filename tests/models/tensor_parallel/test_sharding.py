@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +20,6 @@ from tests.models.test_target import PROMPT, SAMPLED, decode, request, with_wron
 from tests.support.models import make_model
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture(scope="module")
-def follower() -> Iterator[Follower]:
-    follower = Follower()
-    yield follower
-    follower.close()
 
 
 async def _decode_with_trees(target: LockstepTarget, truth: list[int]) -> list[int]:
