@@ -75,7 +75,7 @@ def test_forwards_are_counted_and_timed(runner: ModelRunner) -> None:
 
 
 EXACT_FAMILIES = sorted(FAMILIES.keys() - {"gpt-oss"})
-PADDED_FAMILIES = {"gemma2", "gpt2"}  # whose layers need one fixed shape
+PADDED_FAMILIES = {"gemma2", "gpt2"}  # their layers need one fixed shape
 
 
 @pytest.fixture(params=["float32", "float32 by oneDNN", "bfloat16", "bfloat16 by oneDNN"])

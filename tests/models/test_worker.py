@@ -46,7 +46,7 @@ async def test_no_call_keeps_the_loop_before_those_in_the_thread_have_ended(monk
     monkeypatch.setattr(workers, "_may_keep_loop", True)
     worker, calls = Worker("role", is_inline=False), list[int]()
     first_may_end, second_may_end = threading.Event(), threading.Event()
-    first = asyncio.create_task(worker.run(first_may_end.wait))  # in the thread: it may take long
+    first = asyncio.create_task(worker.run(first_may_end.wait))  # may take long: goes to the thread
     await asyncio.sleep(0)
     worker.post(lambda: calls.append(second_may_end.wait()))
     first_may_end.set()

@@ -33,7 +33,7 @@ def test_a_tree_lists_the_columns_of_its_branches() -> None:
     table = batch(segment(0, 7, 3, visible)).step_table(1)
     assert table is not None
     assert table.tiles.view(3, 6)[2].tolist() == [2, 0, 7, 3, 9, 0]
-    assert table.columns[3:5].tolist() == [7, 9]  # which stand for 7 and 8
+    assert table.columns[3:5].tolist() == [7, 9]  # seen as columns 7 and 8
 
 
 def test_rows_of_a_step_share_whole_splits_of_what_all_of_them_see() -> None:

@@ -28,7 +28,7 @@ from diffuspec.models.target import CausalTarget
 from tests.support.heads import DFLASH_BLOCK, DFLASH_MASK, dflash_model, save_dflash
 from tests.support.models import edit_json
 
-H, V = 32, 264  # of the random targets
+H, V = 32, 264  # sizes of the random targets
 ALL = Pruning(1.0, V, ())  # nothing is pruned
 
 
@@ -134,7 +134,7 @@ def test_hypothetical_prefixes_begin_blocks_after_what_is_known(
     states = torch.randn(2, 12, 2 * H, generator=torch.Generator().manual_seed(1))
     prefix, other = [*range(40, 53)], [*range(60, 69)]
     asked = [("a", prefix), ("a", [*prefix, 7]), ("b", other), ("a", [*prefix, 7, 8, 9, 10])]
-    asked.append(("a", [*prefix[:8], 5]))  # of another past
+    asked.append(("a", [*prefix[:8], 5]))  # another past of the same request
     known = [states[0, :12], states[0, :12], states[1, :8], states[0, :12], states[0, :8]]
     requests = [request(name, tokens) for name, tokens in asked]
     found = drafter.lattices(requests, [Features(0, rows) for rows in known])

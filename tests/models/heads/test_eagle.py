@@ -24,7 +24,7 @@ from diffuspec.models.target import CausalTarget
 from tests.support.heads import save_eagle
 from tests.support.models import edit_json
 
-H, V = 32, 264  # of the random targets
+H, V = 32, 264  # sizes of the random targets
 Weights = dict[str, torch.Tensor]
 
 

@@ -19,7 +19,7 @@ from diffuspec.models.target import CausalTarget
 from tests.support.heads import save_hydra
 from tests.support.models import edit_json
 
-H, V, NUM_KNOWN = 32, 264, 258  # of the random targets
+H, V, NUM_KNOWN = 32, 264, 258  # sizes of the random targets
 
 
 def request(name: str, last: int) -> DraftRequest:

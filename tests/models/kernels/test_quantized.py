@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -16,13 +14,6 @@ NUM_INPUTS = 192
 HERE = CPU_LEVELS[1 : CPU_LEVELS.index(levels.own_level()) + 1]
 
 pytestmark = pytest.mark.skipif(not HERE, reason="needs compiled kernels on x86-64-v3")
-
-
-@pytest.fixture(autouse=True)
-def own_level_afterwards() -> Iterator[None]:
-    level = levels.level()
-    yield
-    levels.use_level(level)
 
 
 def simple(num_outputs: int) -> QuantizedMatrix:

@@ -146,7 +146,7 @@ def write_arpa_without_suffixes(path: Path) -> None:
 
 ARPA = read_reference_arpa("small", 3).encode()
 BINARY = (DATA / "small.order3.bin").read_bytes()
-PARAMETERS_AT = 88  # after magic and sanity values: order, multiplier, ...
+PARAMETERS_AT = 88  # order, multiplier and so on, after magic and sanity values
 
 BAD_FILES: dict[str, tuple[bytes | Callable[[Path], None], str]] = {
     "empty": (b"", "is empty; expected an ARPA file"),

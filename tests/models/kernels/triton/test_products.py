@@ -123,7 +123,7 @@ def test_weights_of_some_outputs_are_those_of_the_format() -> None:
     picked = torch.tensor([129, 0, 64])
     expected = (numbers.float() - 8) * scales.float().repeat_interleave(32, 1)
     found = stored.rows(picked.to(DEVICE))
-    assert found.is_contiguous()  # as kernels take the rows of an embedding
+    assert found.is_contiguous()  # kernels take rows of an embedding like this
     assert torch.equal(found.cpu(), expected[picked])
 
 
