@@ -12,6 +12,7 @@ from functools import cache, cached_property
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from diffuspec.models.attention.cache import CacheShape, KVCache
 from diffuspec.models.attention.scoring import Scoring
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 _MAX_ROWS = 64  # rows of a chain in one piece
 
 
-def can_attend(like: torch.Tensor) -> bool:
+def can_attend(like: Tensor) -> bool:
     """Whether there is a kernel for tensors like this."""
     is_known = operations.is_available and like.is_cpu and like.dtype in operations.TYPES
     return is_known and _are_rows_independent(like.dtype)
@@ -54,7 +55,7 @@ def _is_row_independent(dtype: torch.dtype, num_heads: int) -> bool:
     random = torch.Generator().manual_seed(0)
     new = [torch.randn(n, end, dim, generator=random).to(dtype) for n in (num_heads, 1, 1)]
 
-    def attend(start: int, end: int, transposes_keys: bool) -> torch.Tensor:
+    def attend(start: int, end: int, transposes_keys: bool) -> Tensor:
         filled = KVCache(CacheShape(1, 1, dim), 1, end, dtype, transposes_keys=transposes_keys)
         for first, last in ((0, start), (start, end)):
             positions = np.arange(first, last)
@@ -89,13 +90,8 @@ class CpuAttention:
         return list(pieces(self._segment, self._cache))
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scoring: Scoring,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
         assert scoring.is_plain, "the kernel takes a scaling and a window only"
         keys, values = self._layers[2 * layer], self._layers[2 * layer + 1]
         output = query.new_empty(self.num_rows, query.shape[0], query.shape[2])

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from diffuspec.models.attention.scoring import Scoring
@@ -25,13 +26,8 @@ class Attention(Protocol):
     """Computes the attention of one forward, layer by layer."""
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scoring: Scoring,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
         """query [heads, T, dim], key and value [kv_heads, T, dim] -> [T, heads, dim]."""
         ...
 
@@ -58,11 +54,11 @@ def current_attention() -> Attention:
 
 def run_packed(
     model: torch.nn.Module,
-    token_ids: torch.Tensor,
-    positions: torch.Tensor,
-    keep_rows: torch.Tensor,
+    token_ids: Tensor,
+    positions: Tensor,
+    keep_rows: Tensor,
     attention: Attention,
-) -> torch.Tensor:
+) -> Tensor:
     """Run packed rows, [T] token ids and positions; return the logits of keep_rows, [R, V]."""
     with attending(attention):
         output: Any = model(
@@ -71,22 +67,22 @@ def run_packed(
             use_cache=False,
             logits_to_keep=keep_rows,
         )
-    logits: torch.Tensor = output.logits[0]
+    logits: Tensor = output.logits[0]
     return logits
 
 
 def packed_attention(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     attention_mask: int | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """transformers' attention function: [1, heads, T, dim] -> [1, T, heads, dim].
 
     attention_mask is None in normal forwards; in the self-test it is the mask's window (see

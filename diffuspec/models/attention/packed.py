@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from diffuspec.models.attention import triton as triton_attention
 from diffuspec.models.attention.cache import KVCache
@@ -70,13 +71,8 @@ class PackedBatch:
         )
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scoring: Scoring,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
         if self.on_gpu is not None and scoring.is_plain:
             return self.on_gpu.attend(layer, query, key, value, scoring)
         if len(self._parts) == 1 and not self._num_padding:
@@ -108,13 +104,8 @@ class _SegmentAttention:
         self.rows = CpuAttention(segment, cache) if has_kernel else None
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scoring: Scoring,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
         if self.rows is not None and scoring.is_plain:
             return self.rows.attend(layer, query, key, value, scoring)
         view = self._view(scoring.window)
@@ -155,7 +146,7 @@ class _SegmentAttention:
     def _make_view(self, first: int, window: int | None) -> View:
         segment, num_rows = self._segment, self.num_rows
         num_before = 0 if window is None else self._start - first
-        mask: torch.Tensor | None = None
+        mask: Tensor | None = None
         if not isinstance(segment.visible, (str, int)):
             mask = listed_mask(
                 segment.visible, segment.positions, self._start, num_before, window
@@ -171,6 +162,6 @@ class _SegmentAttention:
         mask[:, : self._end - first] = self._ordered_mask(self._start - first, window)
         return View(first, end - first, mask)
 
-    def _ordered_mask(self, num_before: int, window: int | None) -> torch.Tensor:
+    def _ordered_mask(self, num_before: int, window: int | None) -> Tensor:
         num_causal, like = self._segment.num_causal, self._layers[0]
         return ordered_mask(self.num_rows, num_causal, num_before, window, like.dtype, like.device)

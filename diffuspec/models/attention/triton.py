@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.scoring import Scoring
@@ -33,7 +34,7 @@ with contextlib.suppress(ImportError):  # a torch without Triton: see `can_atten
 _FEW_ROWS = 64  # each has a tile of its own, so that more processors take part
 
 
-def can_attend(like: torch.Tensor) -> bool:
+def can_attend(like: Tensor) -> bool:
     """Whether there are kernels for tensors like this."""
     return like.is_cuda and is_available()
 
@@ -60,13 +61,8 @@ class TritonAttention:
         return table if table.is_step else None
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scoring: Scoring,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
         """See `Attention`."""
         group = len(query) // len(key)
         if len(self._waves) == 1:
@@ -87,13 +83,8 @@ class TableAttention:
         self._cache, self._table = cache, table
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scoring: Scoring,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
         assert scoring.is_plain, "the kernel takes a scaling and a window only"
         keys, values = self._cache.all_slots(layer)
         gpu_attention.write_cache(key, value, keys, values, self._table)

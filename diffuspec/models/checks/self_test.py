@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.attention.cache import CacheShape
@@ -77,13 +78,8 @@ class _Recorder:
         self.num_heads = 0
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scoring: Scoring,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
         if key.shape != value.shape:
             raise ModelLoadError(f"layer {layer} has keys and values of different shapes")
         self.has_plain_scoring &= scoring.is_plain

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from diffuspec.algorithm.lattice import Pruning, build_lattices
 from diffuspec.core.interfaces import TargetInfo
@@ -192,7 +193,7 @@ class DFlashRunner(HeadRunner):
         found = most_probable(noisy, self._pruning.max_candidates)
         return build_lattices(*found, lengths, self._pruning, keeps)
 
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _logits(self, hidden: Tensor) -> Tensor:
         """Return logits of the target's ids, [R, V] float32; -inf where nothing is drafted."""
         model, num_ids = self._model, self._target.vocab_size
         if model.head is None or model.token_ids is None:
@@ -226,13 +227,8 @@ class _BlockAttention:
         }
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scoring: Scoring,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
         return self._parts[self._is_causal[layer]].attend(layer, query, key, value, scoring)
 
 
