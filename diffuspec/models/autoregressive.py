@@ -20,12 +20,12 @@ from diffuspec.algorithm.draft_tree import chain
 from diffuspec.algorithm.sampling import perturb_logits
 from diffuspec.algorithm.shaping import History
 from diffuspec.core.drafter_config import AutoregressiveConfig
-from diffuspec.core.errors import DrafterError, VocabularyError
+from diffuspec.core.errors import DrafterError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.types import Draft, DraftRequest
 from diffuspec.models.attention.segment import Segment
-from diffuspec.models.draft_requests import check_draft_request, draft_rounds
+from diffuspec.models.draft_requests import check_draft_request, check_vocabulary, draft_rounds
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
@@ -65,11 +65,7 @@ class AutoregressiveDrafter:
         target: TargetInfo,
         max_positions: int,
     ) -> None:
-        if target.vocab_size > runner.vocab_size:
-            raise VocabularyError(
-                f"the target knows {target.vocab_size} token ids, the drafter only "
-                f"{runner.vocab_size}: they must share a tokenizer"
-            )
+        check_vocabulary(target.vocab_size, runner.vocab_size)
         self.runner = runner
         self._config = config
         self._target = target

@@ -19,7 +19,12 @@ from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.types import DraftRequest, Lattice, TokenIds, num_shared_tokens
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.diffusion_layout import feed, lay_out
-from diffuspec.models.draft_requests import check_draft_request, is_noiseless, with_noise
+from diffuspec.models.draft_requests import (
+    check_draft_request,
+    check_vocabulary,
+    is_noiseless,
+    with_noise,
+)
 from diffuspec.models.kernels.largest import most_probable
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.models.loading.families import DiffusionSettings, find_warnings
@@ -62,7 +67,8 @@ class DiffusionDrafter:
         target: TargetInfo,
         max_positions: int,
     ) -> None:
-        _check_vocabulary(runner.vocab_size, settings.mask_token_id, target.vocab_size)
+        check_vocabulary(target.vocab_size, runner.vocab_size)
+        _check_mask(settings.mask_token_id, runner.vocab_size)
         self.runner = runner
         self._target = target
         self._masks = np.full(MAX_DRAFT_TOKENS, settings.mask_token_id, np.int32)
@@ -284,12 +290,7 @@ def _cut(prefix: TokenIds, limit: int) -> TokenIds:
     return prefix[math.ceil((len(prefix) - limit) / step) * step :]
 
 
-def _check_vocabulary(vocab_size: int, mask_token_id: int, num_known_ids: int) -> None:
-    """Raises VocabularyError if the drafter lacks ids of the target, or its mask_token_id."""
-    if num_known_ids > vocab_size:
-        raise VocabularyError(
-            f"the target knows {num_known_ids} token ids, the drafter only {vocab_size}: "
-            "they must share a tokenizer"
-        )
+def _check_mask(mask_token_id: int, vocab_size: int) -> None:
+    """Raises VocabularyError if the drafter has no id for its mask."""
     if not 0 <= mask_token_id < vocab_size:
         raise VocabularyError(f"mask_token_id must be below {vocab_size}, got {mask_token_id}")

@@ -1,4 +1,4 @@
-"""Requests for drafts: how they are checked and grouped, and the noise of their sampling."""
+"""What drafters do alike with their target and its requests: checks, rounds, and sampling noise."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ import torch
 
 from diffuspec.algorithm.sampling import perturb_logits
 from diffuspec.algorithm.shaping import History
-from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.errors import InvalidRequestError, VocabularyError
 from diffuspec.core.types import DraftRequest
 from diffuspec.text.tokenizer import unknown_token_id
+
+
+def check_vocabulary(num_ids: int, vocab_size: int) -> None:
+    """Raises VocabularyError if a drafter of vocab_size ids lacks some of the target's num_ids."""
+    if num_ids > vocab_size:
+        raise VocabularyError(
+            f"the target knows {num_ids} token ids, the drafter only {vocab_size}: "
+            "they must share a tokenizer"
+        )
 
 
 def check_draft_request(request: DraftRequest, num_ids: int) -> None:
