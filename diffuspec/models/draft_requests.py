@@ -1,4 +1,4 @@
-"""What drafters do alike with their target and its requests: checks, rounds, and sampling noise."""
+"""Parts that drafters share: checks of vocabulary and requests, rounds, and sampling noise."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ class ModelRunner:
 
 
 class _ModelInputs(NamedTuple):
-    """What a model is fed: token ids, positions and rows that give logits, in one array."""
+    """The inputs of a model: token ids, positions and rows that give logits, in one array."""
 
     values: NDArray[np.int64]  # [2 * size + number of logits, padding included]
     size: int  # number of rows, padding included

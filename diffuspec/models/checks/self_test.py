@@ -23,7 +23,7 @@ _FAR = 100  # a position far enough from 0 to turn all but the slowest rotary an
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What a runner must know of a model."""
+    """Facts about a model that its runner needs."""
 
     cache: CacheShape  # this process's cache: a tensor-parallel rank has a share of the heads
     num_heads: int  # query heads in this process

@@ -18,7 +18,7 @@ from diffuspec.text.directory import read_json
 
 @dataclass(frozen=True, slots=True)
 class HeadCheckpoint:
-    """What the files of a directory say; `weights` are on the CPU."""
+    """The configuration and the weights in a directory; weights are on the CPU."""
 
     path: Path
     config: dict[str, Any]

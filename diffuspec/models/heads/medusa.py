@@ -34,7 +34,7 @@ class ResidualBlock(nn.Module):
         self.linear = nn.Linear(num_inputs * hidden_size, hidden_size)
         if num_inputs > 1:
             self.res_connection = nn.Linear(num_inputs * hidden_size, hidden_size)
-        nn.init.zeros_(self.linear.weight)  # untrained, a block passes on what it is given
+        nn.init.zeros_(self.linear.weight)  # an untrained block returns its residual
         self._is_wide = num_inputs > 1
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,7 @@ _QUESTION = "What is the capital of France?"
 
 @dataclass(frozen=True, slots=True)
 class ImportedModel:
-    """What an import has written."""
+    """The result of an import."""
 
     model_class: str
     num_weights: int

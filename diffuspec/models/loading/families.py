@@ -44,7 +44,7 @@ class DiffusionSettings:
 
     @property
     def has_exact_prefix(self) -> bool:
-        """Whether the states of known text stay what they are as text and drafts follow it."""
+        """Whether text and drafts leave the states of the known text before them unchanged."""
         return self.attention != "full"
 
     def num_settled(self, num_tokens: int) -> int:

@@ -92,7 +92,7 @@ def _q6_k(blocks: Tensor) -> Groups:
     return Groups(numbers.flatten(1), _halves(blocks, 208), codes)
 
 
-# By the number of the type in GGUF files.
+# Formats by the number of their type in GGUF files.
 FORMATS: Mapping[int, BlockFormat] = {
     2: BlockFormat("Q4_0", 32, 18, Layout(4, 32, zero=8), _q4_0),
     3: BlockFormat("Q4_1", 32, 20, Layout(4, 32), _q4_1),
