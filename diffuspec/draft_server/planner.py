@@ -173,8 +173,7 @@ class Planner:
 
     def reading_seconds(self, requests: Sequence[EngineRequest]) -> float:
         """Return how much longer drafts for these requests take for the prompts to be read."""
-        unread = sum([one.num_unread for one in requests])
-        return self._mine.seconds(1, 1, unread) - self._mine.seconds(1, 1) if unread else 0.0
+        return self._mine.reading_seconds(sum([one.num_unread for one in requests]))
 
     def num_nodes(self, reaches: Sequence[Sequence[float]], num_requests: int) -> list[int]:
         """Return how many of its likeliest nodes to send of each draft."""

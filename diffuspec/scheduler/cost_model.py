@@ -168,6 +168,15 @@ class DraftCosts:
             return seconds + self.reading.at(num_unread)
         return self.calls.seconds(num_positions + num_unread, num_requests)
 
+    def reading_seconds(
+        self, num_unread: int, num_positions: float = 1, num_requests: float = 1
+    ) -> float:
+        """Expected seconds that reading `num_unread` tokens of prompts adds to a call."""
+        if not num_unread:
+            return 0.0
+        size = num_positions, num_requests
+        return self.seconds(*size, num_unread) - self.seconds(*size)
+
     def observe(
         self, num_positions: int, num_requests: int, num_unread: int, seconds: float
     ) -> None:

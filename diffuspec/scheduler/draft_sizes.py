@@ -197,9 +197,7 @@ def load_of(s: Snapshot, name: str, requests: Sequence[Request]) -> Load:
     lanes = [one for one in s.lanes if one.chosen_by == name and one.is_available]
     running = max(s.num_running, len(requests))
     number = running if len(s.costs.drafters) == 1 else len(requests)
-    unread = _num_unread(s, requests)
-    costs = s.costs.drafters[name]
-    reading = costs.seconds(1, 1, unread) - costs.seconds(1, 1) if unread else 0.0
+    reading = s.costs.drafters[name].reading_seconds(_num_unread(s, requests))
     reading /= sum([1 + one.room for one in requests])
     return Load(s.costs, name, running, number, max(len(lanes), 1), reading)
 
@@ -281,8 +279,8 @@ def _saved_reading(s: Snapshot, call: DraftCall) -> float:
         return 0.0
     tokens = sum([1 + one.expectation.at(k) for one, k in call.lengths.items()])
     left = 1 - min(tokens / sum([1 + one.room for one in call.lengths]), 1.0)
-    costs, size = s.costs.drafters[call.lane.chosen_by], (call.num_positions, len(call.lengths))
-    return left * (costs.seconds(*size, call.num_unread) - costs.seconds(*size))
+    costs = s.costs.drafters[call.lane.chosen_by]
+    return left * costs.reading_seconds(call.num_unread, call.num_positions, len(call.lengths))
 
 
 def new_call(s: Snapshot, lane: Lane, lengths: dict[Request, int]) -> DraftCall:

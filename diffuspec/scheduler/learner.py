@@ -57,8 +57,8 @@ class Learner:
         number = len(call.lengths) + len(call.jobs)
         costs.observe(call.num_positions, number, call.num_unread, seconds)
         if call.num_unread:
-            name, size = call.lane.chosen_by, (call.num_positions, number)
-            reading = costs.seconds(*size, call.num_unread) - costs.seconds(*size)
+            name = call.lane.chosen_by
+            reading = costs.reading_seconds(call.num_unread, call.num_positions, number)
             self._reading[name] = self._reading.get(name, 0.0) + min(reading, seconds)
         if call.awaited and not call.jobs:
             self._draft_call = call
