@@ -99,29 +99,26 @@ class Loop:
         )
         self._plan = Plan()
         self._turns_left = 0  # turns of the event loop before calls may begin
-        self._num_running = 0  # running requests of the latest snapshot
 
     async def run(self) -> None:
         """Decode, until it is cancelled."""
         while True:
             for event in await self.events.take(until=self._plan.wait_until):
-                self._update(event)
-            self._plan = schedule(self._snapshot())
-            self._launch(self._plan)
-
-    def _update(self, event: Event) -> None:
-        event()
+                event()
+            snapshot = self._snapshot()
+            self._plan = schedule(snapshot)
+            self._launch(self._plan, snapshot.num_running)
 
     def _snapshot(self) -> Snapshot:
         verifications, config = self.verifications, self._config
         self._turns_left = max(self._turns_left - 1, 0)
-        self._num_running = self.num_decoding
-        seconds = max(config.max_prefill_seconds, self.costs.plain_seconds(self._num_running))
+        running = self.num_decoding
+        seconds = max(config.max_prefill_seconds, self.costs.plain_seconds(running))
         most_read = self.costs.num_rows_within(seconds, config.prefill_chunk_tokens)
         return Snapshot(
             now=time.monotonic(),
             ready=[*verifications.ready],
-            num_running=self._num_running,
+            num_running=running,
             lanes=self._pool.lanes,
             home=self._pool.home,
             verification=verifications.in_flight,
@@ -140,10 +137,10 @@ class Loop:
         """Let a client whose answer has ended ask again before the next calls begin."""
         self._turns_left = _NUM_TURNS
 
-    def _launch(self, plan: Plan) -> None:
+    def _launch(self, plan: Plan, running: int) -> None:
+        """Begin the calls of a plan for this many running requests."""
         if self.explain is not None and (plan.verify or plan.drafts or plan.considered):
             self.explain(plan.explain())
-        running = self._num_running
         if plan.verify:
             self.verifications.begin(plan, running)
             for trial in self._pool.trials(plan.verify, time.monotonic()):
