@@ -32,7 +32,6 @@ class DrafterPool:
         `names`: those that requests may choose; requests that choose none get the first.
         """
         self._num_expected = num_expected
-        self._homes: dict[Request, Lane] = {}
         self.names = tuple(names)
         self.lanes: list[Lane] = []  # a lane that leaves stays until its last call is over
         self.on_change: Callable[[], None] = lambda: None  # called when a drafter joins or leaves
@@ -97,9 +96,10 @@ class DrafterPool:
 
     def home(self, request: Request) -> Lane | None:
         """Return the lane that a request is placed with, if it still drafts for it."""
-        lane = self._homes.get(request)
-        fits = lane is not None and lane.is_available and lane.chosen_by == request.drafter
-        return lane if fits else None
+        for lane in self.lanes:
+            if request in lane.homed:
+                return lane if lane.is_available and lane.chosen_by == request.drafter else None
+        return None
 
     def place(self, request: Request) -> Lane | None:
         """Return the lane that drafts for a request; None while no drafter is well."""
@@ -108,9 +108,9 @@ class DrafterPool:
             named = [one for one in self.lanes if one.chosen_by == request.drafter]
             wells = [one for one in named if one.is_available]
             lane = min(wells, key=lambda one: (request not in one.known, one.load), default=None)
-            self._leave_home(request)
+            for one in self.lanes:
+                one.homed.discard(request)
             if lane is not None:
-                self._homes[request] = lane
                 lane.homed.add(request)
                 lane.held_request_ids.add(request.request_id)
         return lane
@@ -130,11 +130,6 @@ class DrafterPool:
                     lane.held_request_ids.add(request.request_id)
                     yield DraftCall(lane, {}, trial=request, wanted_by={request})
 
-    def _leave_home(self, request: Request) -> None:
-        lane = self._homes.pop(request, None)
-        if lane is not None:
-            lane.homed.discard(request)
-
     def slow_down(self, now: float, seconds: float, costs: CostModel) -> float:
         """Expect draft calls to end later, as a verification of `seconds` begins beside them.
 
@@ -143,25 +138,21 @@ class DrafterPool:
         longest = seconds
         for lane in self.lanes:
             if lane.call is not None and lane.call.ends_at > now:
-                interference, left = (
-                    costs.drafters[lane.chosen_by].interference,
-                    lane.call.ends_at - now,
-                )
-                end, lane_end = together(seconds, left, interference)
+                interference = costs.drafters[lane.chosen_by].interference
+                end, lane_end = together(seconds, lane.call.ends_at - now, interference)
                 lane.call.ends_at, longest = now + lane_end, max(longest, end)
         return longest
 
     def drop(self, request: Request) -> None:
         """Stop drafting for a request that has ended, at every drafter."""
-        self._leave_home(request)
         for lane in self.lanes:
+            lane.homed.discard(request)
             lane.known.discard(request)
             if lane.call is not None:
                 lane.call.drop(request)
 
     def reset(self) -> None:
         """Forget all requests: the next coordinator begins with idle lanes."""
-        self._homes.clear()
         self.on_change = lambda: None
         for lane in list(self.lanes):
             lane.call = None
