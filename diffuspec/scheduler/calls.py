@@ -79,8 +79,6 @@ class DraftCall:
     verify_busy_seconds: float = 0.0  # total of the verifier at the beginning
     wanted_by: set[Request] = field(default_factory=set)  # a call that no request wants ends
     task: asyncio.Task[list[Draft] | Exception] | None = None
-    deadline: asyncio.TimerHandle | None = None
-    is_ended: bool = False  # The loop has ended it: late, or wanted by no request any more.
 
     @property
     def num_positions(self) -> int:
@@ -119,8 +117,7 @@ class DraftCall:
 
     def end(self) -> None:
         """Cancel the call. Its end is an event all the same."""
-        if self.task is not None and not self.is_ended:
-            self.is_ended = True
+        if self.task is not None and not self.task.cancelling():
             self.task.cancel()
 
     def lose_jobs(self) -> None:

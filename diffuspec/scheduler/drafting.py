@@ -133,7 +133,8 @@ class Drafting:
             self._learner.busy[call.lane.chosen_by].begin(now)
         call.task = task = asyncio.create_task(self._answer(call))
         self._tasks.add(task)
-        call.deadline = asyncio.get_running_loop().call_later(self._max_seconds, call.end)
+        deadline = asyncio.get_running_loop().call_later(self._max_seconds, call.end)
+        task.add_done_callback(lambda _: deadline.cancel())
         task.add_done_callback(functools.partial(self._on_end, call))
 
     async def _answer(self, call: DraftCall) -> list[Draft] | Exception:
@@ -149,8 +150,6 @@ class Drafting:
 
     def _on_end(self, call: DraftCall, task: asyncio.Task[list[Draft] | Exception]) -> None:
         self._tasks.discard(task)
-        if call.deadline is not None:
-            call.deadline.cancel()
         call.ended_at = call.ended_at or time.monotonic()  # cancelled before it began
         if call.trial is None:
             self.busy.end(call.ended_at)
