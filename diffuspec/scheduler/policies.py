@@ -99,7 +99,6 @@ class DrafterRates:
     """What all requests of a coordinator have measured of its drafters."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
         self.rates = {name: _Rate() for name in names}
         # Steps since each drafter was used last, counted by the request that took the latest step.
         self.num_steps_without = dict.fromkeys(names, 0)
@@ -114,14 +113,14 @@ class DrafterChoice:
 
     def __init__(self, shared: DrafterRates) -> None:
         self._shared = shared
-        self._own = {name: _Rate() for name in shared.names}
+        self._own = {name: _Rate() for name in shared.rates}
         self._num_steps_without = dict(shared.num_steps_without)
         self._on_trial: str | None = None  # drafter whose next step is measured
 
     def choose(self) -> str:
         """Return the drafter of the coming step."""
         if self._on_trial is None:
-            rates = {name: self._with_prior(name) for name in self._shared.names}
+            rates = {name: self._with_prior(name) for name in self._own}
             best = max(rates, key=lambda name: rates[name].tokens_per_second)
             is_new = not rates[best].seconds
             self._on_trial = best if is_new else self._most_overdue(rates, rates[best])
@@ -132,7 +131,7 @@ class DrafterChoice:
         """Learn from a step with a drafter: how many tokens it committed, in what time."""
         self._own[name].add(num_tokens, seconds, 1, _DECAY)
         self._shared.rates[name].add(num_tokens, seconds, 1, 0.98)
-        for other in self._shared.names:
+        for other in self._own:
             self._num_steps_without[other] += 1
         self._num_steps_without[name] = 0
         self._shared.num_steps_without.update(self._num_steps_without)

@@ -189,11 +189,10 @@ class Request:
     @property
     def expectation(self) -> Expectation:
         """What drafts of its drafter are worth to it."""
-        found = self._expectations.get(self.drafter)
-        if found is None:
+        if self.drafter not in self._expectations:
             assert self._expect is not None
-            found = self._expectations[self.drafter] = self._expect(self.drafter)
-        return found
+            self._expectations[self.drafter] = self._expect(self.drafter)
+        return self._expectations[self.drafter]
 
     def draft_request(self, length: int, max_state_bytes: int = 0) -> DraftRequest:
         """Return the request for a draft of `length` tokens to verify.
