@@ -27,8 +27,8 @@ class _Append(NamedTuple):
     """What one append changed, so that it can be taken back."""
 
     token_id: int
-    num_states: int  # before it
-    last: int  # the state of the whole sequence before it
+    num_states: int  # number of states before the append
+    last: int  # state of the whole sequence before the append
     created: list[int]  # states that had no transition on the token
     redirected: list[int]  # states whose transition led to `split`
     split: int  # the state that was split; _NONE: no state

@@ -22,7 +22,7 @@ _LENGTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
 # Prices of a drafted position, in tokens: from one that only nearly certain tokens are worth, to 0,
 # at which drafts are as long as they may be.
 PRICES = (0.9, 0.75, 0.6, 0.45, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03, 0.015, 0.0)
-_FIRST = 0.95  # weight of a request's first draft: it tells more of it than those of all others
+_FIRST = 0.95  # weight of a request's first draft against the average of other requests
 _SMOOTHING = 0.4  # weight of a draft in its request's averages: easy stretches last a few steps
 _RELAXATION = 0.15  # weight of a request's own long averages in a step without a draft
 _USUAL_SMOOTHING = 0.1  # weight of a draft in its request's long averages
@@ -83,7 +83,7 @@ class Expectation:
         self.rows = replace(shared.rows)
         self.steps_without_draft = 0
         self._kept_share = 1.0  # share of a draft's expected tokens that the nodes verified have
-        self._offers: Offers | None = None  # a cache, emptied by whatever changes them
+        self._offers: Offers | None = None  # a cache; None: stale
         self._num_drafts = 0
 
     def reach(self, draft: Draft) -> list[float]:

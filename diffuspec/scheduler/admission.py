@@ -1,4 +1,4 @@
-"""Admission: with what requests begin, which run, which wait for a slot, and which are refused."""
+"""Admission: makes requests, and decides which run, which wait for a slot, which are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from diffuspec.text.detokenizer import Detokenizer
 
 
 class Beginnings:
-    """Gives requests what they begin with: a policy, and what earlier ones have told of drafts."""
+    """Makes requests, each with a policy and with the expectations learnt from earlier requests."""
 
     def __init__(
         self,

@@ -66,7 +66,7 @@ class _Account:
 
     @property
     def _enough(self) -> float:
-        return min(self._least + self.worst, 0.0)  # a drafter that hung once does not stop for ever
+        return min(self._least + self.worst, 0.0)  # bounded: one hung call may have cost very much
 
     def corrected(self, accepted: float, expected: float) -> float:
         """Return the tokens expected, by how right expectations were lately.
@@ -131,7 +131,7 @@ class Baseline:
         return found
 
     def allows(self, drafter: str, num_running: int) -> bool:
-        """Whether requests may draft, as far as plain decoding is not faster."""
+        """Whether the guard lets requests draft; `choose_lengths` still decides how much."""
         return not self._account(drafter, num_running).is_stopped
 
     def num_stopped_steps(self, drafter: str, num_running: int) -> float:

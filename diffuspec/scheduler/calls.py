@@ -71,7 +71,7 @@ class DraftCall:
     lengths: dict[Request, int]  # lengths of the drafts
     awaited: dict[Request, int] = field(default_factory=dict)  # lengths that a step waits for
     jobs: Sequence[PreDraftJob] = ()
-    trial: Request | None = None  # a copy of its draft request tells whether the drafter is well
+    trial: Request | None = None  # A copy of its draft request tests the drafter.
     started_at: float = 0.0
     ends_at: float = 0.0  # expected end; points in time are time.monotonic()
     ended_at: float = 0.0
@@ -116,7 +116,7 @@ class DraftCall:
         return now - self.started_at > 2 * (self.ends_at - self.started_at)
 
     def end(self) -> None:
-        """Cancel the call. Its end is an event all the same."""
+        """Cancel the call. An event follows, as after an answer."""
         if self.task is not None and not self.task.cancelling():
             self.task.cancel()
 
@@ -126,7 +126,7 @@ class DraftCall:
             job.lose()
 
     def drop(self, request: Request) -> None:
-        """Want it no more for a request; a call that no other request wants ends at once."""
+        """Take a request out of the call; cancel the call if it was the last."""
         self.awaited.pop(request, None)
         self.wanted_by.discard(request)
         if not self.wanted_by:

@@ -36,7 +36,7 @@ from diffuspec.text.detokenizer import Detokenizer
 
 logger = logging.getLogger(__name__)
 
-MAX_UNREAD_OUTPUTS = 64  # A request with so many waits for its reader.
+MAX_UNREAD_OUTPUTS = 64  # unread outputs at which a request's next step waits for its reader
 _GRACE_SECONDS = 1.0  # time for workers to release requests at shutdown
 
 

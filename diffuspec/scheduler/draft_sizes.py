@@ -18,7 +18,7 @@ _TRIAL_TOKENS = 8  # length of a trial: the first tokens of a draft tell most, a
 
 
 class Drafted(Protocol):
-    """A request, as far as the length of its next draft depends on it."""
+    """The part of a request that the length of its next draft depends on."""
 
     @property
     def expectation(self) -> Expectation: ...

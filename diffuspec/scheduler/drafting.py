@@ -1,4 +1,4 @@
-"""Draft calls: what drafters are asked for the requests of a plan, and what comes of it.
+"""Draft calls: begins those of a plan, and hands their drafts or failures to the requests.
 
 A drafter that fails, is late or answers nonsense costs speed, never a request. Nor does a bug here:
 it is logged, and costs a draft.
@@ -195,7 +195,7 @@ class Drafting:
         for (request, length), draft in zip(call.lengths.items(), drafts, strict=False):
             request.is_first_draft = request not in lane.known
             lane.known.add(request)
-            if draft.states_wanted is not None:  # by a drafter in another process
+            if draft.states_wanted is not None:  # The drafter is in another process.
                 self._state_layers[request.drafter] = draft.states_wanted.layers
             request.note_states(draft)
             if request.early is not None:

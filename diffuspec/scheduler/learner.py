@@ -1,4 +1,4 @@
-"""The learner: what calls that have ended say of costs, and of what drafts gain."""
+"""The learner: updates the cost model and the guard from calls that have ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from diffuspec.telemetry.busy_time import BusyTime
 
 
 class Learner:
-    """Learns from calls that have ended: what they cost, and what drafts gain."""
+    """Learns the costs of calls, and the gains of drafts, from calls that have ended."""
 
     def __init__(self, costs: CostModel, baseline: Baseline, busy: Mapping[str, BusyTime]) -> None:
         """`busy` runs while a drafter of that name drafts."""

@@ -1,4 +1,4 @@
-"""What is told of steps and calls: statistics, outputs, metrics and the spans of a trace."""
+"""Reports of steps and calls: statistics, outputs, metrics and the spans of a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scheduler is given, what it decides, and how candidate plans are scored.
+"""The scheduler's input, its decision, and the scores of candidate plans.
 
 A score is expected tokens less the price of seconds and of awaited first tokens. A second costs as
 many tokens as the best way to go on commits in one. The price of a second for which one first token
@@ -29,7 +29,7 @@ class Snapshot:
     home: Callable[[Request], Lane | None]  # the lane that drafts for a request
     verification: VerifyCall | None  # the call in flight
     isolated: Sequence[Request]  # requests to verify alone: the verifier failed at one of them
-    verifier_at: float  # when an unavailable verifier may be asked again
+    verifier_at: float  # time of the next call of an unavailable verifier
     costs: CostModel
     baseline: Baseline
     prefill_chunk_tokens: int  # most tokens of one prompt in one verification

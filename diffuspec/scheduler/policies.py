@@ -1,4 +1,4 @@
-"""What a request may choose: a policy of draft lengths, and the drafter, or that it is chosen.
+"""Policies of draft lengths, and the choice of a drafter for requests that leave it open.
 
 `paper` follows Eqs. 9-11 to the letter. They pin the length to its floor after the first rejection:
 both averages are linear with equal weights and start at 0, so the accepted one equals the generated

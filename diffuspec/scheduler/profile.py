@@ -67,7 +67,7 @@ class _Calls:
             raise DiffuspecError(f"no answer within {self._max_wait_seconds:g} s") from None
 
     async def release(self, roles: Sequence[Verifier | Drafter]) -> None:
-        """Have roles forget the profile's requests, as far as they do so soon."""
+        """Have roles forget the profile's requests, each within _RELEASE_SECONDS."""
         await asyncio.gather(*[self._release(one, name) for one in roles for name in self._names])
 
     async def _release(self, role: Verifier | Drafter, name: str) -> None:
@@ -106,7 +106,7 @@ class _Calls:
             await self._release(drafter, f"profile-{size}")
 
     def _prompt_of(self, size: int) -> TokenIds:
-        """Return what is no prompt of a request: its rows stay in the target's cache."""
+        """Return a prompt that no request will have: its rows stay in the target's cache."""
         return (7919 * np.arange(1, 1 + size)).astype(np.int32) % self._info.vocab_size
 
     @property

@@ -247,9 +247,9 @@ class Request:
         step.is_settled, step.fallback = True, None
 
     def take_early_draft(self, target: TargetInfo) -> bool:
-        """Keep what an early draft says after the tokens committed since; see take_draft.
+        """Keep the part of an early draft after the tokens committed since; see take_draft.
 
-        Returns whether that is anything.
+        Returns whether any node is left.
         """
         early, self.early = self.early, None
         assert early is not None and early.draft is not None

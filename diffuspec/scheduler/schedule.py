@@ -138,7 +138,7 @@ def _verifying_plan(s: Snapshot, groups: _Groups, drafts: Drafts) -> Plan:
     if not drafts.calls and not coming.num_requests and not (prompts and groups.drafted):
         return Plan(verify=everything)  # nothing to choose
     if not coming.num_requests and len(everything) == len(free):
-        return Plan(drafts=drafts.calls, considered=_rates(s, drafts))  # by their lengths
+        return Plan(drafts=drafts.calls, considered=_rates(s, drafts))  # `sized` has chosen
     prompt_batch, drafted = batch_of(s, prompts), batch_of(s, groups.drafted)
     plain, opened = plain_batch(len(groups.plain)), plain_batch(len(free))
     scorer = Scorer(s, drafts.rate, _drafting(s, drafts))

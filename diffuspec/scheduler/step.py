@@ -36,7 +36,7 @@ State: TypeAlias = Literal["waiting", "drafting", "verifying", "finished"]
 
 
 class Progress:
-    """The state of a request, and for how long it has been in which."""
+    """The state of a request, and the seconds spent in each state."""
 
     def __init__(self) -> None:
         self.state: State = "waiting"

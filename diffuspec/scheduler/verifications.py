@@ -1,4 +1,4 @@
-"""Verifications: what the target is asked for the requests of a plan, and what comes of it.
+"""Verifications: begins that of a plan, and hands its verdicts or its failure to the requests.
 
 While the verifier is unavailable its requests are held, and verified again after a pause, with
 their prefixes read again. A request that the verifier fails at ends alone.
@@ -55,7 +55,7 @@ class Verifications:
         self.ready: dict[Request, None] = {}  # requests in no call that their step waits for
         self.busy = BusyTime()
         self.in_flight: VerifyCall | None = None
-        self.retry_at = 0.0  # when an unavailable verifier may be asked again
+        self.retry_at = 0.0  # time of the next call of an unavailable verifier
         self.isolated: deque[Sequence[Request]] = deque()  # the verifier failed at one of each
         self._verifier = verifier
         self._config = config
