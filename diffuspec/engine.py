@@ -216,6 +216,12 @@ class Engine(EngineBase):
         """
         await self._started()
 
+    async def profile(self) -> None:
+        """Measure what the calls of drafters cost that have joined the pool since the start."""
+        coordinator = await self._started()
+        if seconds := self.config.coordinator.profile_seconds:
+            await coordinator.profile(seconds)
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self

@@ -174,8 +174,9 @@ class CoordinatorActor:
     async def test_drafting(self, drafter: str | None = None) -> None:
         """Answer a short prompt with drafts of a drafter, of the default one if none is named.
 
-        Raises DrafterError when no step had one.
+        What its calls cost is measured first. Raises DrafterError when no step had a draft.
         """
+        await self.engine.profile()
         prompt = self_test.prompt(self.verifier.info)
         speculation = replace(self_test.SPECULATION, drafter=drafter)
         answer = await self.engine.complete(prompt, self_test.SAMPLING, speculation)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from diffuspec.draft_server.request import EngineRequest
 from diffuspec.scheduler.acceptance import PRICES, nodes_to_verify
 from diffuspec.scheduler.baseline import NUM_PLAIN, Baseline, Interval
-from diffuspec.scheduler.cost_model import MAX_JUMP, CostModel, DraftCosts
+from diffuspec.scheduler.cost_curve import MAX_JUMP
+from diffuspec.scheduler.cost_model import CostModel, DraftCosts
 from diffuspec.scheduler.draft_sizes import Load, with_trial
 
 _LEAST_TOKENS = 3  # fewest tokens of a draft made ahead

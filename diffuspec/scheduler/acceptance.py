@@ -16,7 +16,7 @@ from typing import NamedTuple
 from diffuspec.algorithm.calibration import AcceptanceModel
 from diffuspec.algorithm.draft_tree import depths, is_chain
 from diffuspec.core.types import Draft, DraftTree, Verdict
-from diffuspec.scheduler.cost_model import CostCurve
+from diffuspec.scheduler.cost_curve import CostCurve
 
 _LENGTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
 # Prices of a drafted position, in tokens: from one that only nearly certain tokens are worth, to 0,
@@ -25,7 +25,7 @@ PRICES = (0.9, 0.75, 0.6, 0.45, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03, 0.015,
 _FIRST = 0.95  # weight of a request's first draft against the average of other requests
 _SMOOTHING = 0.4  # weight of a draft in its request's averages: easy stretches last a few steps
 _RELAXATION = 0.15  # weight of a request's own long averages in a step without a draft
-_USUAL_SMOOTHING = 0.1  # weight of a draft in its request's long averages
+_USUAL_SMOOTHING = 0.1  # least weight of a draft in its request's long averages
 _SHARED_SMOOTHING = 0.04  # its weight in those of all requests: answers have about a dozen steps
 _PRIOR_DRAFTS = 4  # number of drafts as which the prior counts
 _MAX_SHARED_DRAFTS = 12  # drafts of one request that count: long answers do not rule the averages
@@ -43,6 +43,25 @@ class SharedExpectation:
         self.rows = _Rows()
         self.num_drafts = 0  # drafts verified
         self._num_learnt = 0
+        # Sums of squares and products of what first drafts of requests and later ones were above
+        # the average: how much of it lasts. They begin with a half, from as many drafts as a prior.
+        typical = _PRIOR_DRAFTS * (self.tokens[-1] / 2) ** 2
+        self._squares, self._products = typical, typical / 2
+
+    def observe_later(self, first: Sequence[float], tokens: Sequence[float]) -> None:
+        """Learn from a request's first draft and a later one what they have in common."""
+        one, other = first[-1] - self.tokens[-1], tokens[-1] - self.tokens[-1]
+        rate = 1 - _SHARED_SMOOTHING / 4
+        self._squares = rate * self._squares + (one * one + other * other) / 2
+        self._products = rate * self._products + one * other
+
+    def credibility(self, num_drafts: int) -> float:
+        """Weight of the average of a request's drafts, against the average of all requests.
+
+        Bühlmann's: drafts of one request have `kept` of their variance in common.
+        """
+        kept = min(max(self._products / self._squares, 0.02), 0.98)
+        return num_drafts * kept / (1 + (num_drafts - 1) * kept)
 
     def observe(self, tokens: Sequence[float]) -> None:
         """Learn how many tokens of a draft of each length are expected to be accepted."""
@@ -78,13 +97,14 @@ class Expectation:
         self._shared = shared
         self._acceptance = AcceptanceModel(shared.acceptance)
         self.lengths = shared.lengths
-        self.tokens = shared.tokens  # accepted tokens of a draft of each length, lately
-        self._usual = shared.tokens  # accepted tokens over a long time
+        self.tokens: Sequence[float] = shared.tokens  # those of a draft of each length, lately
+        self._mean: Sequence[float] = shared.tokens  # accepted tokens over a long time; at first
+        self._usual = shared.tokens  # what to expect of a draft after many steps without
         self.rows = replace(shared.rows)
         self.steps_without_draft = 0
         self._kept_share = 1.0  # share of a draft's expected tokens that the nodes verified have
         self._offers: Offers | None = None  # a cache; None: stale
-        self._num_drafts = 0
+        self._num_drafts = self._num_found = 0  # drafts verified, and drafts that came
 
     def reach(self, draft: Draft) -> list[float]:
         """Return the probability of each node to be accepted with all of its ancestors."""
@@ -100,19 +120,29 @@ class Expectation:
             seen[end:] = accumulate(repeat(ratio, most - end), mul, initial=seen[end])
         accepted = [*accumulate(seen)]
         found = [accepted[k] for k in self.lengths]
-        is_first = not self._num_drafts
-        rate, usual_rate = (_FIRST, _FIRST) if is_first else (_SMOOTHING, _USUAL_SMOOTHING)
-        self.tokens = _moved(self.tokens, found, rate)
-        self._usual = _moved(self._usual, found, usual_rate)
+        self._learn(found)
         if self._num_drafts < _MAX_SHARED_DRAFTS:
             self._shared.observe(found)
         self.steps_without_draft, self._offers = 0, None
         return reach
 
+    def _learn(self, found: Sequence[float]) -> None:
+        shared, self._num_found = self._shared, self._num_found + 1
+        if self._num_found == 1:
+            self._mean = self._first = found
+            self.tokens = _moved(self.tokens, found, _FIRST)
+        else:
+            shared.observe_later(self._first, found)
+            rate = max(_USUAL_SMOOTHING, 1 / self._num_found)
+            self._mean = _moved(self._mean, found, rate)
+            self.tokens = _moved(self.tokens, found, _SMOOTHING)
+        credibility = shared.credibility(self._num_found)
+        self._usual = _moved(shared.tokens, self._mean, credibility)
+
     def observe_no_draft(self) -> None:
         """Note a step without a draft: what was seen of the text says less of what comes next."""
         self.steps_without_draft += 1
-        if not self._num_drafts:
+        if not self._num_found:
             self._usual = self._shared.tokens
         self.tokens = _moved(self.tokens, self._usual, _RELAXATION)
         self._kept_share += _SHARED_SMOOTHING * (1 - self._kept_share)

@@ -245,7 +245,7 @@ class Coordinator:
     # ---- the coordinator's own life
 
     async def profile(self, max_seconds: float = 1.0) -> None:
-        """Measure what calls cost, before the first request, for about `max_seconds` at most.
+        """Measure what calls cost, as far as it is not known, for about `max_seconds` at most.
 
         A role that hangs is given up after `max_draft_seconds` of the configuration.
         """

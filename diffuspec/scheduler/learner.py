@@ -74,7 +74,10 @@ class Learner:
         seconds = call.ended_at - max(self._ended_at, begun)
         drafting = _growth(busy, self._busy_at_end)
         self._ended_at, self._busy_at_end = call.ended_at, busy
-        if call.num_running:
+        drafted = [one for one in call.requests if one.step.draft.tree.num_nodes]
+        if drafted and all([one.policy.num_draft_tokens is not None for one in drafted]):
+            self.baseline.skip(call.num_running)  # Clients chose these lengths, not the schedule.
+        elif call.num_running:
             self._account(call, verdicts, seconds, drafting, num_read)
 
     def _account(

@@ -151,15 +151,16 @@ class Profile(_Calls):
         self._costs = costs
 
     async def run(self, lanes: Sequence[Lane]) -> None:
-        """Measure the verifier, then one drafter of each name, the default first.
+        """Measure the verifier, then one drafter of each name, as far as costs are not known yet.
 
         A role that fails, or hangs, is left out.
         """
         drafters: dict[str, Drafter] = {}
         for lane in lanes:
-            if lane.is_available:
+            if lane.is_available and not self._costs.drafters[lane.chosen_by].is_known:
                 drafters.setdefault(lane.chosen_by, lane.drafter)
-        await self._try("the verifier", self._measure_verifier())
+        if not self._costs.verification.curve.is_known:
+            await self._try("the verifier", self._measure_verifier())
         for name, drafter in drafters.items():
             measuring = self._measure(drafter, self._costs.drafters[name])
             await self._try(f"drafter {name}".strip(), measuring)

@@ -79,6 +79,31 @@ def test_without_drafts_what_was_seen_lately_gives_way_to_what_is_usual():
     assert low < one.at(8) < usual and one.steps_without_draft == 40
 
 
+def usual_after_a_poor_draft(differ: bool) -> tuple[float, float]:
+    """What a request with one poor draft is expected to have in the end, and what others are.
+
+    Either half of the requests before had poor drafts all the time, or all had every other one.
+    """
+    shared = SharedExpectation(32)
+    for number in range(40):
+        one = Expectation(shared)
+        for place in range(6):
+            draft = draft_of(16, -2.0 if (number if differ else place) % 2 else -0.05)
+            one.observe_draft(draft, 16)
+    one = Expectation(shared)
+    one.observe_draft(draft_of(16, -2.0), 16)
+    for _ in range(60):
+        one.observe_no_draft()
+    return one.at(16), Expectation(shared).at(16)
+
+
+def test_a_poor_draft_says_the_more_of_a_request_the_more_requests_differ():
+    poor, others = usual_after_a_poor_draft(differ=True)
+    assert poor < 0.4 * others
+    poor, others = usual_after_a_poor_draft(differ=False)
+    assert poor > 0.8 * others
+
+
 def test_a_draft_that_its_end_cut_short_is_not_expected_to_go_on():
     ended, going_on = Expectation(SharedExpectation(32)), Expectation(SharedExpectation(32))
     ended.observe_draft(Draft(chain(range(4)), (-0.01,) * 4, 4), 16)

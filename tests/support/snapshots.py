@@ -16,7 +16,8 @@ from diffuspec.core.types import Draft
 from diffuspec.scheduler.acceptance import Expectation, SharedExpectation
 from diffuspec.scheduler.baseline import Baseline, Interval
 from diffuspec.scheduler.calls import UNNAMED, DraftCall, Lane, VerifyCall
-from diffuspec.scheduler.cost_model import CostCurve, CostModel
+from diffuspec.scheduler.cost_curve import CostCurve
+from diffuspec.scheduler.cost_model import CostModel
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.plan import Snapshot
 from diffuspec.scheduler.policies import make_policy

@@ -28,7 +28,7 @@ FIXED_LENGTHS = (2, 4, 8, 12, 16, 24, 48)
 
 _PLAIN = SpeculationParams(policy="off")
 _DRAFT_LENGTH = DraftLengthConfig(max_draft_tokens=64)
-_MIN_ANSWERS = 16  # fewest answers in a run
+_MIN_ANSWERS = 64  # fewest answers in a run
 _ROUNDS = 4  # answers to each asker
 
 

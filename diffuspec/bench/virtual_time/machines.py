@@ -15,6 +15,10 @@ class Machine(ABC):
     num_drafters: ClassVar[int] = 1
     overlap: ClassVar[bool] = False  # the key of CoordinatorConfig
 
+    def slowness(self, now: float) -> float:
+        """Factor by which calls that begin now take longer: other programs have the processor."""
+        return 1.0
+
     @abstractmethod
     def verify_seconds(self, num_requests: int, num_rows: int) -> float:
         """Seconds of a verification alone; `num_rows` counts prompt tokens that it reads too."""
@@ -35,6 +39,24 @@ class TwoCores(Machine):
 
     def draft_seconds(self, num_requests: int, num_positions: int, num_unread: int) -> float:
         return 0.005 + 0.0015 * num_requests + 0.0001 * num_positions + 0.00005 * num_unread
+
+
+class BusyCores(Machine):
+    """Two cores with a process for each role, and other programs in one of every four seconds."""
+
+    name = "busy_cores"
+    interference = 0.1
+    network_seconds = 400e-6
+    overlap = True
+
+    def slowness(self, now: float) -> float:
+        return 4.0 if now % 4 < 1 else 1.0
+
+    def verify_seconds(self, num_requests: int, num_rows: int) -> float:
+        return 0.0018 + 0.0004 * num_requests + 0.0001 * num_rows
+
+    def draft_seconds(self, num_requests: int, num_positions: int, num_unread: int) -> float:
+        return 0.0035 + 0.0008 * num_requests + 0.00008 * num_positions + 0.00003 * num_unread
 
 
 class SlowCpu(Machine):
@@ -100,5 +122,6 @@ class EightGpus(Machine):
 
 
 MACHINES: dict[str, Machine] = {
-    machine.name: machine for machine in (TwoCores(), SlowCpu(), OneGpu(), OwnGpu(), EightGpus())
+    machine.name: machine
+    for machine in (TwoCores(), BusyCores(), SlowCpu(), OneGpu(), OwnGpu(), EightGpus())
 }

@@ -42,7 +42,8 @@ class SimulatedVerifier:
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
         num_rows = sum([self._num_rows(request) for request in requests])
         started = time.monotonic()
-        await self._worker.run(self._machine.verify_seconds(len(requests), num_rows))
+        alone = self._machine.verify_seconds(len(requests), num_rows)
+        await self._worker.run(alone * self._machine.slowness(started))
         seconds = time.monotonic() - started
         return [self._verdict(request, seconds) for request in requests]
 
@@ -96,7 +97,7 @@ class SimulatedDrafter:
         seconds = self._machine.draft_seconds(len(requests), num_positions, self._read(requests))
         await self._cross_network()
         started = time.monotonic()
-        await self._worker.run(seconds)
+        await self._worker.run(seconds * self._machine.slowness(started))
         spent = time.monotonic() - started
         await self._cross_network()
         return [self._draft(request, spent) for request in requests]

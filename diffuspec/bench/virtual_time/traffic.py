@@ -30,28 +30,56 @@ Range: TypeAlias = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
+class Text:
+    """Shares as in text: log-odds that differ between answers, and drift inside each.
+
+    The drift is an autoregressive process of order 1. As recorded of drafts that begin at each
+    token of an answer (`docs/experiments.md`).
+    """
+
+    mean: float
+    between: float  # standard deviation of the answers' means
+    within: float  # standard deviation inside an answer
+    kept: float  # correlation from one token to the next
+
+    def shares(self, number: int, num_positions: int) -> list[float]:
+        rng = np.random.default_rng((number, 1))
+        mean = self.mean + self.between * rng.standard_normal()
+        steps = self.within * rng.standard_normal(num_positions)
+        drift, shares = steps[0], []
+        for step in steps:
+            drift = self.kept * drift + math.sqrt(1 - self.kept**2) * step
+            shares.append(1 / (1 + math.exp(-mean - drift)))
+        return shares
+
+
+@dataclass(frozen=True, slots=True)
 class Regime:
     """What share of the drafted tokens is right, and what the drafter says of it.
 
     Requests take turns at the ranges; within one, their shares are spread evenly. `later` holds the
     ranges of the second half of a run's answers, if they differ. `stretches`, if any, take turns
-    inside each answer instead: numbers of tokens, and the share that is right.
+    inside each answer instead: numbers of tokens, and the share that is right. `text`, if any,
+    makes shares that drift.
     """
 
     name: str
     ranges: tuple[Range, ...] = ()
     later: tuple[Range, ...] = ()
     stretches: tuple[tuple[int, float], ...] = ()
+    text: Text | None = None
     is_sampled: bool = False
     exponent: float = 1.0  # the drafter states share ** exponent: below 1, too much
 
     @property
     def thresholds(self) -> tuple[float, ...]:
         """Shares above which a client that knows them may have a request drafted."""
-        return (0.0,) if self.stretches else (0.0, 0.4, 0.7)
+        return (0.0,) if self.stretches or self.text else (0.0, 0.4, 0.7)
 
     def shares(self, number: int, num_requests: int, num_positions: int) -> list[float]:
         """Return the chance that a drafted token is right, for each position of an answer."""
+        if self.text is not None:
+            return self.text.shares(number, num_positions)
         if self.stretches:
             period = [share for size, share in self.stretches for _ in range(size)]
             return [period[place % len(period)] for place in range(num_positions)]
@@ -76,6 +104,8 @@ REGIMES: dict[str, Regime] = {
         Regime("sampled_pays", ((0.6, 0.85),), is_sampled=True, exponent=0.5),
         Regime("sampled_poor", ((0.05, 0.3),), is_sampled=True, exponent=0.5),
         Regime("easy_and_hard", stretches=((60, 0.99), (30, 0.3))),
+        Regime("easy_text", text=Text(2.8, 1.6, 2.2, 0.9)),
+        Regime("hard_text", text=Text(1.4, 0.8, 2.0, 0.5)),
         Regime("turns_bad", _PAYS, later=_POOR),
         Regime("turns_good", _POOR, later=_PAYS),
     )
