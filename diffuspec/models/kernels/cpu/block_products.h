@@ -22,6 +22,11 @@ struct Sums {
   Sum* to;
   int64_t stride;
   const Sum* first;  // what they begin with, or null: they have begun
+
+  // Those of the outputs from one of the block on.
+  Sums from(int output) const {
+    return {to + output, stride, first ? first + output : nullptr};
+  }
 };
 
 // Calls `compute(block)` for all blocks, in as many threads as that is worth.

@@ -1,0 +1,230 @@
+// Products by vectors of one width. `vector_products.cpp` and `narrow_products.cpp` include this behind
+// their definitions of what differs, so that each compiles it for its own generation of processors:
+//
+// - ON_LEVEL and ON_LEVEL_INLINE: the attributes of functions for that generation;
+// - kWidth: numbers in a vector; kPart: outputs that are computed together; kGroup: rows whose sums
+//   with those outputs fill the registers; kHoldsWeights: whether registers hold a step's weights
+//   beside the sums, or a step's numbers of the rows; kAhead: how many steps before their use weights
+//   are fetched, or 0;
+// - `to_whole(vector)`: the nearest whole numbers, ties to even;
+// - kinds Float32, Float32WithBfloat16, Float32WithFloat16 and Int8, with kRows, the most rows whose
+//   sums are in registers together.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "block_products.h"
+#include "vectors.h"
+
+namespace kernels {
+namespace {
+
+constexpr int kWorthWidening = 2 * kGroup;  // rows for which weights are widened once
+constexpr int kSecondLevel = 2;             // cache into which weights are fetched
+
+// Adds what some steps contribute to the sums of N rows with V vectors of outputs. A step's weights
+// follow those of the step before at a distance of kDistance.
+template <class Kind, int N, int V, int kDistance>
+ON_LEVEL_INLINE void add_group(
+    const typename Kind::Input* inputs, int64_t stride, const typename Kind::Weight* weights,
+    int num_steps, int num_ahead, Sums<typename Kind::Sum> sums) {
+  decltype(Kind::load(nullptr)) found[N][V];
+#pragma GCC unroll 6
+  for (int i = 0; i < N; ++i)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v)
+      found[i][v] = Kind::load((sums.first ? sums.first : sums.to + i * sums.stride) + v * kWidth);
+  for (int step = 0; step < num_steps; ++step, weights += kDistance) {
+    if constexpr (kHoldsWeights) {
+      decltype(Kind::load_weights(nullptr)) weight[V];
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        if (num_ahead)
+          __builtin_prefetch(weights + num_ahead * kDistance + v * kWidth, 0, kSecondLevel);
+        weight[v] = Kind::load_weights(weights + v * kWidth);
+      }
+#pragma GCC unroll 6
+      for (int i = 0; i < N; ++i) {
+        const auto number = Kind::spread(inputs[i * stride + step]);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) found[i][v] = Kind::add(found[i][v], number, weight[v]);
+      }
+    } else {
+      decltype(Kind::spread(0)) numbers[N];
+#pragma GCC unroll 6
+      for (int i = 0; i < N; ++i) numbers[i] = Kind::spread(inputs[i * stride + step]);
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        const auto weight = Kind::load_weights(weights + v * kWidth);
+#pragma GCC unroll 6
+        for (int i = 0; i < N; ++i) found[i][v] = Kind::add(found[i][v], numbers[i], weight);
+      }
+    }
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < N; ++i)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) Kind::store(sums.to + i * sums.stride + v * kWidth, found[i][v]);
+}
+
+// Adds what some steps contribute to the sums of `num_rows` rows, at most N, with kPart outputs.
+template <class Kind, int N, int kDistance>
+ON_LEVEL_INLINE void add_few_rows(
+    const typename Kind::Input* inputs, int64_t stride, int num_rows,
+    const typename Kind::Weight* weights, int num_steps, int num_ahead,
+    Sums<typename Kind::Sum> sums) {
+  if (num_rows == N)
+    return add_group<Kind, N, kPart / kWidth, kDistance>(
+        inputs, stride, weights, num_steps, num_ahead, sums);
+  if constexpr (N > 1)
+    add_few_rows<Kind, N - 1, kDistance>(
+        inputs, stride, num_rows, weights, num_steps, num_ahead, sums);
+}
+
+// Adds what some steps contribute to the sums of any number of rows with kPart outputs.
+template <class Kind, int kDistance>
+ON_LEVEL void add_rows(
+    const typename Kind::Input* inputs, int64_t stride, int num_rows,
+    const typename Kind::Weight* weights, int num_steps, int num_ahead,
+    const Sums<typename Kind::Sum>& sums) {
+  typename Kind::Sum* to = sums.to;
+  for (int num_groups = divided_up(num_rows, Kind::kRows); num_groups; --num_groups) {
+    const int size = divided_up(num_rows, num_groups);
+    add_few_rows<Kind, Kind::kRows, kDistance>(
+        inputs, stride, size, weights, num_steps, num_ahead, {to, sums.stride, sums.first});
+    inputs += size * stride;
+    to += size * sums.stride;
+    num_rows -= size;
+    if (num_ahead) num_ahead = kChunk;  // these are in the cache now: fetch those of the next chunk
+  }
+}
+
+// Adds what some steps contribute to the sums of four rows with a block of outputs: one group, of
+// half as many outputs at a time, reads the weights once.
+template <class Kind>
+ON_LEVEL void add_four_rows(
+    const typename Kind::Input* inputs, int64_t stride, const typename Kind::Weight* weights,
+    int num_steps, Sums<typename Kind::Sum> sums) {
+  constexpr int V = 2;
+  for (int part = 0; part < kBlock; part += V * kWidth)
+    add_group<Kind, 4, V, kBlock>(inputs, stride, weights + part, num_steps, 0, sums.from(part));
+}
+
+// Adds what some steps contribute to the sums of one row with a block of outputs: as many chains of
+// additions as a processor works on at a time.
+template <class Kind>
+ON_LEVEL void add_row(
+    const typename Kind::Input* inputs, const typename Kind::Weight* weights, int num_steps,
+    Sums<typename Kind::Sum> sums) {
+  add_group<Kind, 1, kBlock / kWidth, kBlock>(inputs, 0, weights, num_steps, 0, sums);
+}
+
+// Writes kPart outputs of some steps' weights as float32 numbers, [num_steps, kPart], and has those of
+// the next chunk fetched where weights are fetched at all.
+template <class Kind>
+ON_LEVEL void widen_part(const typename Kind::Weight* weights, int num_steps, float* to) {
+  for (int step = 0; step < num_steps; ++step, weights += kBlock) {
+    if (kAhead) {
+      __builtin_prefetch(weights + kChunk * kBlock, 0, kSecondLevel);
+      __builtin_prefetch(weights + kChunk * kBlock + kPart - 1, 0, kSecondLevel);
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < kPart; v += kWidth, to += kWidth)
+      Float32::store(to, Kind::load_weights(weights + v));
+  }
+}
+
+// Adds up all steps of rows, [num_rows, num_steps], with a block of outputs.
+template <class Kind>
+void add_up(
+    const Matrix& matrix, int block, const typename Kind::Input* inputs, int num_rows,
+    int num_steps, Sums<typename Kind::Sum> sums) {
+  constexpr bool is_widened = std::is_same_v<typename Kind::Weight, uint16_t>;
+  const auto* weights = reinterpret_cast<const typename Kind::Weight*>(matrix.weights);
+  weights += int64_t{block} * num_steps * kBlock;
+  if (num_rows == 1) return add_row<Kind>(inputs, weights, num_steps, sums);
+  const int num_ahead = num_rows > kGroup ? kAhead : 0;  // one group reads as fast as memory gives
+  alignas(64) float wide[is_widened ? kChunk * kPart : 1];
+  for (int step = 0; step < num_steps; step += kChunk, sums.first = nullptr) {
+    const int count = std::min(kChunk, num_steps - step);
+    const auto* from = weights + step * kBlock;
+    if constexpr (is_widened && kGroup < 4) {
+      if (num_rows == 4) {
+        add_four_rows<Kind>(inputs + step, num_steps, from, count, sums);
+        continue;
+      }
+    }
+    for (int part = 0; part < kBlock; part += kPart) {
+      if constexpr (is_widened) {
+        if (num_rows >= kWorthWidening) {
+          widen_part<Kind>(from + part, count, wide);
+          add_rows<Float32, kPart>(
+              inputs + step, num_steps, num_rows, wide, count, 0, sums.from(part));
+          continue;
+        }
+      }
+      add_rows<Kind, kBlock>(
+          inputs + step, num_steps, num_rows, from + part, count, num_ahead, sums.from(part));
+    }
+  }
+}
+
+using Reals = typename VectorOf<kWidth>::Floats;
+using Wholes = typename VectorOf<kWidth>::Ints;
+typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
+
+// See RoundedRows.
+ON_LEVEL float round_row(const float* numbers, int count, uint8_t* to) {
+  constexpr int kParts = RoundedRows::kPadding / kWidth;  // numbers are padded with zeros
+  Reals largest[kParts] = {}, rest[kParts] = {};
+  for (int i = 0; i < count; i += RoundedRows::kPadding)
+    for (int p = 0; p < kParts; ++p) {
+      const Reals found = read<Reals>(numbers + i + p * kWidth);
+      largest[p] = larger(larger(found, -found), largest[p]);
+      rest[p] += found * 0.f;  // NaN if one is not finite
+    }
+  const float magnitude = largest_of(largest) + sum_of(rest);
+  const float factor = magnitude > 0.f ? 127.f / magnitude : 0.f;
+  for (int i = 0; i < count; i += kWidth) {
+    const Wholes moved = to_whole(read<Reals>(numbers + i) * factor) + 128;
+    const Bytes bytes = __builtin_convertvector(moved, Bytes);
+    if (i + kWidth <= count) write(to + i, bytes);
+    else std::memcpy(to + i, &bytes, count - i);
+  }
+  return magnitude / 127.f;
+}
+
+// Writes the outputs of a row for a block.
+ON_LEVEL void unround(
+    const int32_t* sums, float scale, const float* scales, const float* biases, float* outputs) {
+  for (int i = 0; i < kBlock; i += kWidth) {
+    const Reals sum = __builtin_convertvector(read<Wholes>(sums + i), Reals);
+    const Reals factor = scale * read<Reals>(scales + i);
+    write(outputs + i, sum * factor + read<Reals>(biases + i));
+  }
+}
+
+// See `multiply_by`.
+struct VectorKernels {
+  using Float32 = kernels::Float32;
+  using Float32WithBfloat16 = kernels::Float32WithBfloat16;
+  using Float32WithFloat16 = kernels::Float32WithFloat16;
+  using Int8 = kernels::Int8;
+
+  template <class Kind>
+  static void add_up(
+      const Matrix& matrix, int block, const typename Kind::Input* inputs, int num_rows,
+      int num_steps, Sums<typename Kind::Sum> sums) {
+    kernels::add_up<Kind>(matrix, block, inputs, num_rows, num_steps, sums);
+  }
+
+  static constexpr auto round_row = kernels::round_row;
+  static constexpr auto unround = kernels::unround;
+};
+
+}  // namespace
+}  // namespace kernels
