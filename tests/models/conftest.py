@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from diffuspec.models.kernels import levels
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
 from tests.support.models import (
@@ -25,6 +26,12 @@ from tests.support.models import (
 def drafters_do_not_round() -> Iterator[None]:
     with without_rounding():
         yield
+
+
+@pytest.fixture(autouse=True, scope="package")
+def wanted_level() -> None:
+    """Use the level that the environment asks for in models that are not loaded, too."""
+    levels.use_wanted_level()
 
 
 @pytest.fixture
