@@ -139,11 +139,11 @@ def test_vllm_s_answers_in_float32_are_the_same_with_drafts_and_when_their_serve
     log = tmp_path / "server.log"
     with draft_server(address, log, num_draft_tokens=4) as process:
         with vllm(SMOLLM2.absolute(), "float32", 2, "plain", address, tmp_path / "a.log") as one:
-            expected = one.ask(prompts, 24, num_at_once=2)
+            expected = one.ask(prompts=prompts, max_tokens=24, num_at_once=2)
         with vllm(SMOLLM2.absolute(), "float32", 2, "diffuspec", address, tmp_path / "b") as one:
-            found = one.ask(prompts, 24, num_at_once=2)
+            found = one.ask(prompts=prompts, max_tokens=24, num_at_once=2)
             process.kill()
             process.wait()
-            after = one.ask(prompts, 24, num_at_once=2)
+            after = one.ask(prompts=prompts, max_tokens=24, num_at_once=2)
     assert found["tokens"] == after["tokens"] == expected["tokens"]
     assert found["counts"]["num_accepted_tokens"] > 0

@@ -7,13 +7,10 @@ speed changes changes for all of them.
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +20,7 @@ from rich.console import Console
 
 from diffuspec.bench.machine import cpu_model
 from diffuspec.bench.questions import rotated
+from diffuspec.bench.studies.json_worker import started
 from diffuspec.bench.studies.peer_models import gguf_model, openvino_model
 from diffuspec.bench.studies.vllm import read_prompts
 from diffuspec.bench.text_table import TextTable
@@ -31,7 +29,7 @@ from diffuspec.pairs import smollm2
 
 ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENT = ROOT / ".venv-peers"
-PACKAGES = ENVIRONMENT / "node_modules"  # of Node
+PACKAGES = ENVIRONMENT / "node_modules"
 FOLDER = ROOT / "models" / "peers"
 WORKERS = Path(__file__).parent / "peer_workers"
 BITS = (16, 8, 4)
@@ -45,7 +43,7 @@ class Sums:
 
     num_prompt_tokens: int = 0
     prefill_seconds: float = 0.0
-    num_decoded: int = 0  # after each answer's first token
+    num_decoded: int = 0  # tokens, without the first of each answer
     decoding_seconds: float = 0.0
     answers: list[list[int]] = field(default_factory=list)
 
@@ -63,51 +61,6 @@ class Sums:
     @property
     def decoding_rate(self) -> float:
         return self.num_decoded / max(self.decoding_seconds, 1e-9)
-
-
-class Worker:
-    """An engine in a process of its own."""
-
-    def __init__(self, name: str, process: subprocess.Popen[str], log: Path) -> None:
-        self._name, self._process, self._log = name, process, log
-        self._read()  # that it is ready
-
-    def ask(self, prompt: Sequence[int], max_tokens: int, drafts: bool) -> dict[str, Any]:
-        """Have a prompt answered. Raises ConfigError if the engine has ended."""
-        asked = {"prompt": prompt, "max_tokens": max_tokens, "drafts": drafts}
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asked) + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("{"):  # engines may write other lines
-                found: dict[str, Any] = json.loads(line)
-                return found
-        code, log = self._process.wait(), self._log.read_text().strip()[-500:]
-        raise ConfigError(f"{self._name} ended with exit code {code}: {log}")
-
-
-@contextmanager
-def started(name: str, command: Sequence[str], num_threads: int, log: Path) -> Iterator[Worker]:
-    """Start an engine. Raises ConfigError."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads)}
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=file,
-            text=True,
-            env=environment,
-        )
-        try:
-            yield Worker(name, process, log)
-        finally:
-            process.kill()
-            process.communicate()
 
 
 def own_command(bits: int) -> list[str]:
@@ -157,21 +110,23 @@ def measure(
     logs: Path,
 ) -> dict[str, Sums]:
     """Ask all engines the same in turns; ours twice, without and with drafts."""
+    environment = {"OMP_NUM_THREADS": str(num_threads)}
     with ExitStack() as stack:
         workers = {}
         for name in names:
             command = [*COMMANDS[name](bits), str(num_threads), clock]
-            engine = started(name, command, num_threads, logs / f"{name}.log")
+            engine = started(name, command, environment, logs / f"{name}.log")
             workers[name] = stack.enter_context(engine)
         asked = {name: (worker, False) for name, worker in workers.items()}
         asked["diffuspec, drafted"] = workers["diffuspec"], True
         sums = {name: Sums() for name in asked}
         for worker, drafts in asked.values():
-            worker.ask(prompts[0], 8, drafts)  # what is made at the first request is made
+            worker.ask(prompt=prompts[0], max_tokens=8, drafts=drafts)  # warm-up, not counted
         for number, prompt in enumerate(prompts):
             for name in rotated(asked, number):
                 worker, drafts = asked[name]
-                sums[name].add(prompt, worker.ask(prompt, max_tokens, drafts))
+                answer = worker.ask(prompt=prompt, max_tokens=max_tokens, drafts=drafts)
+                sums[name].add(prompt, answer)
     return sums
 
 

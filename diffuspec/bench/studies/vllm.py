@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +24,7 @@ from rich.progress import track
 
 from diffuspec.bench.questions import first_per_family, load_questions, rotated
 from diffuspec.bench.report import print_tables
+from diffuspec.bench.studies.json_worker import JsonWorker, started
 from diffuspec.bench.text_table import TextTable
 from diffuspec.core.errors import ConfigError
 from diffuspec.pairs import smollm2
@@ -78,31 +79,6 @@ class Sums:
         return self.num_tokens / self.seconds
 
 
-class Worker:
-    """One vLLM in a process of its own."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        self._read()  # that it is ready
-
-    def ask(self, prompts: Sequence[Sequence[int]], max_tokens: int, **more: Any) -> dict[str, Any]:
-        """Have prompts answered. Raises ConfigError if vLLM has ended."""
-        asked = {"prompts": prompts, "max_tokens": max_tokens, **more}
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asked) + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise ConfigError(f"vLLM ended with exit code {self._process.wait()}")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-
-@contextmanager
 def vllm(
     model: Path,
     dtype: str,
@@ -112,32 +88,19 @@ def vllm(
     log: Path,
     python: Path = PYTHON,
     deadline_seconds: float = 0.25,
-) -> Iterator[Worker]:
+) -> AbstractContextManager[JsonWorker]:
     """Start vLLM with the drafts of one system. Raises ConfigError."""
     if not python.exists():
         raise ConfigError(f"{python} is not there: run `make vllm` first")
     processors = sorted(os.sched_getaffinity(0))
-    command = [str(python), str(WORKER), str(model), dtype, str(max_sequences)]
+    command = ["taskset", "-c", str(processors[0]), str(python), str(WORKER), str(model), dtype]
+    command += [str(max_sequences), json.dumps(SPECULATIVE[system])]
     environment = {
-        **os.environ,
         "DIFFUSPEC_DRAFT_SERVER": server,
         "DIFFUSPEC_DRAFT_DEADLINE_SECONDS": str(deadline_seconds),
         "VLLM_CPU_OMP_THREADS_BIND": str(processors[0]),
     }
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            ["taskset", "-c", str(processors[0]), *command, json.dumps(SPECULATIVE[system])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=file,
-            text=True,
-            env=environment,
-        )
-        try:
-            yield Worker(process)
-        finally:
-            process.kill()
-            process.communicate()
+    return started("vLLM", command, environment, log)
 
 
 @contextmanager
@@ -181,7 +144,7 @@ def read_prompts(model: Path, questions: Path, limit: int) -> list[list[int]]:
 
 
 def measure(
-    workers: dict[str, Worker],
+    workers: dict[str, JsonWorker],
     prompts: Sequence[Sequence[int]],
     load: int,
     max_tokens: int,
@@ -196,7 +159,8 @@ def measure(
     progress = track(batches, f"{load} at a time", console=Console(stderr=True))
     for number, batch in enumerate(progress):
         for name in rotated(workers, number):
-            sums[name].add(workers[name].ask(batch, max_tokens, num_at_once=load))
+            answer = workers[name].ask(prompts=batch, max_tokens=max_tokens, num_at_once=load)
+            sums[name].add(answer)
     return sums
 
 
@@ -258,7 +222,7 @@ def run(
                     for name in names
                 }
                 for worker in workers.values():
-                    worker.ask(prompts[:2], 32, num_at_once=load)
+                    worker.ask(prompts=prompts[:2], max_tokens=32, num_at_once=load)
                 found = measure(workers, prompts, load, max_tokens, rounds)
             print_tables([table_of(load, found)], [], Console())
 

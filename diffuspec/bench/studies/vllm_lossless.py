@@ -23,15 +23,16 @@ from rich.console import Console
 from rich.progress import track
 
 from diffuspec.bench.report import print_tables
-from diffuspec.bench.studies.vllm import PYTHON, Worker, draft_server, read_prompts, vllm
+from diffuspec.bench.studies.json_worker import JsonWorker
+from diffuspec.bench.studies.vllm import PYTHON, draft_server, read_prompts, vllm
 from diffuspec.bench.text_table import TextTable
 from diffuspec.pairs import PAIRS, find_pair
 from diffuspec.text.tokenizer import load_tokenizer
 
-_LEAST_EXPECTED = 5.0  # of a category; rarer ones are counted as one
+_LEAST_EXPECTED = 5.0  # answers in a category; rarer ones are joined
 _PATIENCE = 20.0  # seconds that a step waits for drafts: on a busy machine all are to be verified
 _TURN = 250  # sampled answers to each prompt that are asked for in one message
-_TEXTS = (  # that drafts of different worth follow
+_TEXTS = (  # prompts whose continuations are guessed right more and less often
     "one two three four one two three four one two three",
     "The capital of France is Paris. The capital of Italy is",
     "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return",
@@ -106,25 +107,28 @@ class Asked:
 
 
 def decode(
-    worker: Worker, prompts: Sequence[Sequence[int]], max_tokens: int, at_once: int
+    worker: JsonWorker, prompts: Sequence[Sequence[int]], max_tokens: int, at_once: int
 ) -> Asked:
     """Have each prompt answered once, greedily."""
     found = Asked([])
     starts = range(0, len(prompts), 2 * at_once)
     for start in track(starts, "greedy", console=Console(stderr=True)):
         batch = prompts[start : start + 2 * at_once]
-        found.add(worker.ask(batch, max_tokens, num_at_once=at_once))
+        found.add(worker.ask(prompts=batch, max_tokens=max_tokens, num_at_once=at_once))
     return found
 
 
 def sample(
-    worker: Worker, prompts: Sequence[Sequence[int]], number: int, max_tokens: int, at_once: int
+    worker: JsonWorker, prompts: Sequence[Sequence[int]], number: int, max_tokens: int, at_once: int
 ) -> Asked:
     """Have each prompt answered `number` times at temperature 1."""
     found = Asked([])
     for start in track(range(0, number, _TURN), "sampled", console=Console(stderr=True)):
         batch = [*prompts] * min(_TURN, number - start)
-        found.add(worker.ask(batch, max_tokens, num_at_once=at_once, temperature=1.0))
+        answer = worker.ask(
+            prompts=batch, max_tokens=max_tokens, num_at_once=at_once, temperature=1.0
+        )
+        found.add(answer)
     return found
 
 
