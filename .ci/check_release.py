@@ -19,14 +19,15 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LEFT_OUT = (  # in the repository alone
+LEFT_OUT = (  # paths that only a checkout has
     "diffuspec/pairs/smollm2/weights/",
     "diffuspec/pairs/tiny/corpus/",
     "diffuspec/pairs/tiny/train",
     "diffuspec/bench/virtual_time/",
     "diffuspec/bench/studies/",
 )
-STUDIES = ("__init__", "ablations", "load", "overlap", "pre_drafts", "sweeps")  # of `bench`
+# Studies that a wheel has, as options of `diffuspec bench`.
+STUDIES = ("__init__", "ablations", "load", "overlap", "pre_drafts", "sweeps")
 TESTING = ("abuse", "bench", "chaos", "demo")  # modules of deploy
 
 # What a program of a user is checked with, and a line in it that is wrong.

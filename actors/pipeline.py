@@ -57,7 +57,7 @@ class Pipeline:
         self._placement: Placement | None = None
         self._coordinator: CoordinatorSupervisor | None = None
         self._drafters: tuple[DrafterSupervisor, ...] = ()
-        self._answers: set[ResumedAnswer] = set()  # not finished
+        self._answers: set[ResumedAnswer] = set()  # unfinished answers
         self._is_draining = False
 
     async def __aenter__(self) -> Self:

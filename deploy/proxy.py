@@ -115,7 +115,7 @@ class _Exchange:
             self._left -= len(message.get("body", b""))
             if self._left < 0:
                 self._is_too_large.set()
-                await asyncio.Event().wait()  # until it is cancelled
+                await asyncio.Event().wait()  # forever: `run` cancels it
             return message
 
         async def noted(message: Message) -> None:

@@ -162,7 +162,7 @@ serve: {api_keys: keys.yaml, max_body_bytes: 262144, request_seconds: 120}
 ```
 """
 
-EXAMPLES = {  # by the class that reads the section
+EXAMPLES = {  # keys: classes that read the sections
     "TargetConfig": "target: {path: models/Qwen2.5-7B-Instruct, max_sequences: 16}",
     "DiffuSpecConfig": "drafter: {path: models/Dream-v0-Instruct-7B, num_refinement_steps: 2}",
     "AutoregressiveConfig": "drafter: {kind: sps, path: models/Qwen2.5-0.5B-Instruct}",
@@ -266,7 +266,7 @@ def _alternatives(value: Schema) -> list[Schema]:
 
 
 _TYPES = {"integer": "integer", "number": "number", "boolean": "boolean", "string": "text"}
-_UNITS = ("seconds", "tokens", "bytes")  # as the last word of a key
+_UNITS = ("seconds", "tokens", "bytes")  # units that a key may end with
 
 
 def _type(key: str, value: Schema) -> str:

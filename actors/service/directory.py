@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from diffuspec.core.interfaces import TargetInfo
 
 ANNOUNCE_SECONDS = 0.5  # pause between two announcements of a pipeline
-EXPIRY_SECONDS = 5.0  # after the last announcement
+EXPIRY_SECONDS = 5.0  # how long a pipeline stays listed after its last announcement
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Directory:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._members: dict[str, tuple[Member, float]] = {}  # and the time of its announcement
+        self._members: dict[str, tuple[Member, float]] = {}  # each with its announcement's time
         self._metrics: dict[str, str] = {}
 
     async def announce(self, member: Member) -> None:

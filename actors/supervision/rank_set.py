@@ -16,7 +16,7 @@ from actors.supervision.role_actor import explain, kill
 from diffuspec.core.errors import DiffuspecError, VerifierUnavailableError
 
 _STOP_SECONDS = 10.0  # time for ranks to finish their steps and end by themselves
-_ECHO_SECONDS = 0.1  # after the first rank's loss, for the reasons of the others
+_ECHO_SECONDS = 0.1  # pause after the first loss, in which other ranks give their reasons
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class VerifierGroup(Supervisor[RankSet]):
         self._num_ranks = num_ranks
         self._deadlines = deadlines
         self._host = host
-        self._complaint: asyncio.Queue[str]  # about the ranks in service
+        self._complaint: asyncio.Queue[str]  # the first trouble with the ranks
 
     @property
     def ranks(self) -> RankSet | None:

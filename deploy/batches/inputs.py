@@ -181,7 +181,7 @@ def _refuse_duplicates(source: Source, ids: Sequence[int]) -> None:
         names = {
             line.number: line.custom_id for line in source.lines() if line.number in (first, second)
         }
-        if names[first] == names[second]:  # and not only their digests
+        if names[first] == names[second]:  # the ids themselves are equal, not only their digests
             raise ConfigError(
                 f"{source.name}, line {second}: custom_id {names[second]!r:.80} was used in line "
                 f"{first} already"

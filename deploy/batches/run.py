@@ -120,7 +120,7 @@ class Run:
     async def _ask(self, url: str, body: Mapping[str, Any], request_id: str) -> Reply:
         """Ask until there is a reply; see the module for when to give up."""
         backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
-        num_losses = 0  # after which the service was there
+        num_losses = 0  # losses after which the service was still up
         while True:
             try:
                 reply = await self._service.ask(url, body, request_id)

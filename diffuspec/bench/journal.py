@@ -19,7 +19,7 @@ from diffuspec.core.errors import ConfigError
 from diffuspec.core.files import cut_torn_line
 from diffuspec.core.types import StepStats
 
-Plan: TypeAlias = Mapping[str, Any]  # as JSON, the facts that must be the same for a run to go on
+Plan: TypeAlias = Mapping[str, Any]  # facts, as JSON, that must be the same when a run is resumed
 
 _STEP_FIELDS = [field.name for field in fields(StepStats)]
 

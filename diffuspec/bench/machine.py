@@ -22,7 +22,7 @@ class Machine:
 
     cpu: str
     num_threads: int
-    device: str  # where the models run
+    device: str  # device on which the models run
     dtype: str
     platform: str
     python: str

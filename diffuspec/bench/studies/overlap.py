@@ -52,7 +52,7 @@ class OverlapRow:
     mean_acceptance_length: float
     tokens_per_second: float
     speedup: float  # over sequential
-    ideal_tokens_per_second: float  # if only verification and the drafts after a miss took time
+    ideal_tokens_per_second: float  # if verification and drafts after misses took all the time
     verify_idle_share: float
     num_wasted_draft_tokens: float  # tokens wasted for each committed one
 

@@ -12,7 +12,7 @@ from diffuspec.core.errors import ConfigError
 from diffuspec.text.gguf_file import gguf_path
 
 _TYPES = {16: GGMLQuantizationType.F16, 8: GGMLQuantizationType.Q8_0}
-_OWN_BITS = 4  # of the file that is published, in Q4_1
+_OWN_BITS = 4  # bits of a weight in the published file, Q4_1
 _WEIGHT_FORMATS: dict[int, Sequence[str]] = {
     16: ("fp16",),
     8: ("int8",),

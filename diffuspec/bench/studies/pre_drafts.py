@@ -44,7 +44,7 @@ class HitRates:
     """Share of verdicts among the first ranked outcomes, by number of outcomes."""
 
     family: str
-    num_steps: int  # after which a next draft was needed
+    num_steps: int  # steps after which another draft was needed
     mean_acceptance_length: float
     hit_rates: Mapping[int, float]
     expected: Mapping[int, float]  # the same shares by the ranking's own probabilities

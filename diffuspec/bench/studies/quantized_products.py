@@ -27,8 +27,8 @@ from diffuspec.models.kernels.triton.matrix import GpuMatrix
 
 SHAPES = ((27648, 5120), (5120, 27648))  # outputs and inputs
 NUM_ROWS = (1, 4, 16, 64, 256)
-_READ_BYTES = 600_000_000  # of the copies of a weight
-_NUM_CALLS = 24  # in a launch
+_READ_BYTES = 600_000_000  # size of all copies of a weight
+_NUM_CALLS = 24  # calls in a launch
 _NUM_LAUNCHES = 9
 
 app = typer.Typer(add_completion=False)
