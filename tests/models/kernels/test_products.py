@@ -69,17 +69,18 @@ def test_a_row_does_not_depend_on_the_others(kind: Kind, shape: tuple[int, int])
         assert torch.equal(multiply(inputs[3 : 3 + size]), outputs[3 : 3 + size]), size
 
 
-def test_threads_divide_the_outputs_only(kind: Kind) -> None:
+@pytest.mark.parametrize("num_rows", [3, 256, 700])
+def test_threads_change_no_bit(kind: Kind, num_rows: int) -> None:
     multiply = kind.product(random_numbers(1030, 520))
-    inputs = random_numbers(3, 520).to(kind.dtype)
+    inputs = random_numbers(num_rows, 520).to(kind.dtype)
     num_threads, outputs = torch.get_num_threads(), []
     try:
-        for count in (1, 3):
+        for count in (1, 2, 3):
             torch.set_num_threads(count)
             outputs.append(multiply(inputs))
     finally:
         torch.set_num_threads(num_threads)
-    assert torch.equal(*outputs)
+    assert all(torch.equal(one, outputs[0]) for one in outputs)
 
 
 @SHAPES

@@ -9,6 +9,9 @@ namespace kernels {
 namespace {
 
 constexpr int kMostRows = 256;  // at a time, so that they stay in the second-level cache
+// Rows of each thread from which on threads divide the rows, and not the blocks of outputs, of which a
+// small matrix has too few to divide them evenly. Each thread then reads all weights.
+constexpr int kWorthAThread = 128;
 
 void multiply_some(const Type& type, const Product& call, int num_threads) {
   if (call.matrix.num_parts) multiply_quantized(type, call, num_threads);
@@ -20,14 +23,17 @@ void multiply_some(const Type& type, const Product& call, int num_threads) {
 }  // namespace
 
 void multiply(const Type& type, const Product& call, int num_threads) {
-  const int num_parts = (call.num_rows + kMostRows - 1) / kMostRows;
+  int num_parts = (call.num_rows + kMostRows - 1) / kMostRows;
+  const bool divides_rows = num_threads > 1 && call.num_rows >= num_threads * kWorthAThread;
+  if (divides_rows) num_parts = (num_parts + num_threads - 1) / num_threads * num_threads;
+#pragma omp parallel for num_threads(num_threads) if (divides_rows)
   for (int part = 0; part < num_parts; ++part) {
     const int64_t first = int64_t{call.num_rows} * part / num_parts;
     const int64_t end = int64_t{call.num_rows} * (part + 1) / num_parts;
     multiply_some(
         type, {call.matrix, at(call.inputs, type, first * call.matrix.num_inputs),
                at(call.outputs, type, first * call.matrix.num_outputs), int(end - first)},
-        num_threads);
+        divides_rows ? 1 : num_threads);
   }
 }
 
