@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -15,12 +16,12 @@ DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 DEVICE_HELP = "Where the model runs; auto takes a GPU if there is one."
 DTYPE_HELP = "Type of weights and activations; auto is bfloat16 on a GPU and float32 on CPUs."
 
+# Generations of this machine's kind of processor; all but "none" have products of our own.
 CPU_LEVELS = (
-    "none",
-    "x86-64-v3",
-    "x86-64-v4",
-    "amx",
-)  # all but the first have products of our own
+    ("none", "aarch64")
+    if platform.machine() in ("aarch64", "arm64")
+    else ("none", "x86-64-v3", "x86-64-v4", "amx")
+)
 CPU_LEVEL_VARIABLE = "DIFFUSPEC_CPU_LEVEL"
 _FLAGS = {"amx_bf16", "avx512_bf16"}  # names in Linux's /proc/cpuinfo
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 
-from diffuspec.core.devices import CPU_LEVEL_VARIABLE, CPU_LEVELS, wanted_cpu_level
+from diffuspec.core.devices import CPU_LEVEL_VARIABLE, wanted_cpu_level
 from diffuspec.core.errors import ConfigError
 from diffuspec.models.kernels import operations
 
@@ -14,7 +14,7 @@ if operations.is_available:
 
 logger = logging.getLogger(__name__)
 
-_NUMBERS = dict(zip(CPU_LEVELS, (0, 3, 4, 5), strict=True))
+_NUMBERS = {"none": 0, "aarch64": 2, "x86-64-v3": 3, "x86-64-v4": 4, "amx": 5}
 
 
 def own_level() -> str:

@@ -5,8 +5,8 @@ of memory, in a third of the time of oneDNN's layout. A row's output does not de
 rows, to the last bit. There are kernels for
 
 - bfloat16 on processors with AMX: 16 rows take little longer than one;
-- float32 with AVX2 (x86-64-v3), or AVX-512 and VNNI, to the same bits; weights are kept in 16 bits
-  if that changes none of them, as in most checkpoints, which were saved in 16 bits;
+- float32 with AVX2 (x86-64-v3), AVX-512 and VNNI, or NEON (aarch64), to the same bits; weights are
+  kept in 16 bits if that changes none of them, as in most checkpoints, which were saved in 16 bits;
 - bfloat16 with AVX-512's bfloat16 instructions, twice as fast as float32.
 
 In int8 there is half as much to read. Rows are then rounded to 8 bits of their largest number as

@@ -9,7 +9,9 @@ namespace kernels {
 namespace {
 
 Level find_level() {
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__aarch64__)
+  return kNeon;
+#elif defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
   if (can_use_tiles()) return kTiled;
   if (__builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512vnni")) return kWide;
   if (__builtin_cpu_supports("x86-64-v3")) return kNarrow;
@@ -35,7 +37,7 @@ void use_level(Level lower) { lower_level = lower; }
 
 bool has_tiles() { return level() >= kTiled; }
 
-bool has_vectors() { return level() >= kNarrow; }
+bool has_vectors() { return level() >= kNeon; }
 
 bool has_bfloat16_vectors() {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)

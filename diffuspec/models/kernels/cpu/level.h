@@ -6,6 +6,7 @@ namespace kernels {
 
 enum Level {
   kNoProducts = 0,
+  kNeon = 2,    // aarch64
   kNarrow = 3,  // x86-64-v3: AVX2, FMA and F16C
   kWide = 4,    // x86-64-v4 with VNNI
   kTiled = 5,   // AMX

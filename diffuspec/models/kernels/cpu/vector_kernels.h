@@ -1,7 +1,7 @@
-// Products by vectors of one width. `vector_products.cpp` and `narrow_products.cpp` include this behind
-// their definitions of what differs, so that each compiles it for its own generation of processors:
+// Products by vectors of one width. `vector_products.cpp`, `narrow_products.cpp` and `neon_products.cpp`
+// include this behind their definitions of what differs, so that each compiles it for its processors:
 //
-// - ON_LEVEL and ON_LEVEL_INLINE: the attributes of functions for that generation;
+// - ON_LEVEL and ON_LEVEL_INLINE: the attributes of functions for these processors;
 // - kWidth: numbers in a vector; kPart: outputs that are computed together; kGroup: rows whose sums
 //   with those outputs fill the registers; kHoldsWeights: whether registers hold a step's weights
 //   beside the sums, or a step's numbers of the rows; kAhead: how many steps before their use weights

@@ -19,4 +19,7 @@ void multiply_by_wide_vectors(const Type& type, const Product& call, int num_thr
 // By AVX2: see kNarrow. bfloat16 rows only in 8 bits.
 void multiply_by_narrow_vectors(const Type& type, const Product& call, int num_threads);
 
+// By NEON: see kNeon. bfloat16 rows only in 8 bits.
+void multiply_by_neon_vectors(const Type& type, const Product& call, int num_threads);
+
 }  // namespace kernels
