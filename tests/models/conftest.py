@@ -21,17 +21,13 @@ from tests.support.models import (
     without_rounding,
 )
 
+levels.use_wanted_level()  # before test modules ask which products there are
+
 
 @pytest.fixture(autouse=True, scope="package")
 def drafters_do_not_round() -> Iterator[None]:
     with without_rounding():
         yield
-
-
-@pytest.fixture(autouse=True, scope="package")
-def wanted_level() -> None:
-    """Use the level that the environment asks for in models that are not loaded, too."""
-    levels.use_wanted_level()
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ NEEDS_X86_64 = pytest.mark.skipif("amx" not in CPU_LEVELS, reason="names levels 
 LOGITS = "e6fbc4e027ca4b6e9d1b89007b2f1ef50e129ba93e2f1529eb75ea1c02716d37"
 
 
+@pytest.mark.skipif(not HERE, reason="needs compiled kernels")
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 6, 7, 20, 300])
 @pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -34,6 +35,7 @@ def test_products_of_all_levels_have_the_same_bits(dtype, rounds, num_rows):
     generator = torch.Generator().manual_seed(num_rows)
     weight = torch.randn(150, 77, generator=generator).to(dtype).float()
     inputs = torch.randn(num_rows, 77, generator=generator)
+    levels.use_level(HERE[0])
     product = MatrixProduct(weight, torch.randn(150, generator=generator), rounds)
     outputs = []
     for level in HERE:
