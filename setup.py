@@ -7,11 +7,20 @@ from fnmatch import fnmatch
 from glob import glob
 from pathlib import Path
 from shutil import copytree, ignore_patterns
+from subprocess import run
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 _FOLDER = "diffuspec/models/kernels/cpu"
+
+_OF_GCC = [
+    # GCC 13 splits products and sums of some functions and not of others, for speed: a row computed
+    # alone would differ from the same row among others.
+    "--param=avoid-fma-max-bits=0",
+    "-Wno-maybe-uninitialized",
+]
 
 # Of the checkout alone: how the embedded pair was made, studies, and tools that test a service.
 _LEFT_OUT = (
@@ -29,6 +38,17 @@ _BESIDE_LEFT_OUT = ignore_patterns(
     *("__pycache__", "docker", "kuberay", "grafana"),
     *("abuse.py", "bench.py", "chaos.py", "demo.py", "recoveries.py", "rested.py", "step_cost.py"),
 )
+
+
+class BuildExt(build_ext):
+    """Compile with the options that GCC alone has where the compiler is GCC."""
+
+    def build_extensions(self) -> None:
+        version = run([self.compiler.compiler_so[0], "--version"], capture_output=True, text=True)
+        if "clang" not in version.stdout:
+            for extension in self.extensions:
+                extension.extra_compile_args += _OF_GCC
+        super().build_extensions()
 
 
 class BuildPy(build_py):
@@ -55,7 +75,7 @@ def _is_left_out(module: str) -> bool:
 
 
 setup(
-    cmdclass={"build_py": BuildPy},
+    cmdclass={"build_ext": BuildExt, "build_py": BuildPy},
     ext_modules=[
         Extension(
             "diffuspec.models.kernels._cpu",
@@ -66,11 +86,8 @@ setup(
                 "-std=c++17",
                 "-fopenmp",
                 "-fvisibility=hidden",
-                # GCC 13 splits products and sums of some functions and not of others, for speed:
-                # a row computed alone would differ from the same row among others.
-                "--param=avoid-fma-max-bits=0",
+                "-ffp-contract=fast",
                 "-Wno-psabi",
-                "-Wno-maybe-uninitialized",
             ],
             extra_link_args=["-fopenmp"],
             optional=True,

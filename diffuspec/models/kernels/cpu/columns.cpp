@@ -5,13 +5,20 @@
 namespace kernels {
 namespace {
 
+// Takes numbers of two rows in turns, from one of each on.
+template <int kFirst, int... kPlaces>
+INLINE Floats in_turns(Floats one, Floats other, std::integer_sequence<int, kPlaces...>) {
+  return picked<(kFirst + kPlaces / 2 + kPlaces % 2 * kLanes)...>(one, other);
+}
+
 // Interleaves each row of the first half with its fellow of the second half.
 INLINE void interleave(const Floats* rows, Floats* turned) {
-  const Ints low = kLane<kLanes> / 2 + kLane<kLanes> % 2 * kLanes, high = low + kLanes / 2;
+  constexpr std::make_integer_sequence<int, kLanes> places;
 #pragma GCC unroll 8
   for (int i = 0; i < kLanes / 2; ++i) {
-    turned[2 * i] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], low);
-    turned[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], high);
+    const Floats one = rows[i], other = rows[i + kLanes / 2];
+    turned[2 * i] = in_turns<0>(one, other, places);
+    turned[2 * i + 1] = in_turns<kLanes / 2>(one, other, places);
   }
 }
 

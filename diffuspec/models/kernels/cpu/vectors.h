@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #define INLINE inline __attribute__((always_inline))
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
@@ -49,16 +50,6 @@ INLINE void store(float* to, Floats value) { write(to, value); }
 
 constexpr int padded(int count) { return (count + kLanes - 1) / kLanes * kLanes; }
 
-template <int kCount>
-constexpr typename VectorOf<kCount>::Ints kLane = {};
-template <>
-inline constexpr VectorOf<4>::Ints kLane<4> = {0, 1, 2, 3};
-template <>
-inline constexpr VectorOf<8>::Ints kLane<8> = {0, 1, 2, 3, 4, 5, 6, 7};
-template <>
-inline constexpr VectorOf<16>::Ints kLane<16> = {0, 1, 2,  3,  4,  5,  6,  7,
-                                                 8, 9, 10, 11, 12, 13, 14, 15};
-
 template <class Vector>
 INLINE Vector larger(Vector one, Vector other) {
   return one > other ? one : other;
@@ -67,6 +58,22 @@ INLINE Vector larger(Vector one, Vector other) {
 template <class Vector>
 INLINE Vector smaller(Vector one, Vector other) {
   return one < other ? one : other;
+}
+
+// The numbers of two vectors, one behind the other, at some places.
+template <int... kPlaces, class Vector>
+INLINE Vector picked(Vector one, Vector other) {
+#if __has_builtin(__builtin_shufflevector)
+  return __builtin_shufflevector(one, other, kPlaces...);
+#else  // GCC before 12
+  return __builtin_shuffle(one, other, decltype(one > other){kPlaces...});
+#endif
+}
+
+// The numbers of a vector, each at the place of that at a distance, which is a power of two.
+template <int kDistance, class Vector, int... kPlaces>
+INLINE Vector swapped(Vector all, std::integer_sequence<int, kPlaces...>) {
+  return picked<(kPlaces ^ kDistance)...>(all, all);
 }
 
 // Joins kLanes numbers, which `parts` holds one after another: those at a distance of 8, 4, 2 and 1.
@@ -79,10 +86,11 @@ INLINE float join(Vector (&parts)[kParts], Join pair) {
 #pragma GCC unroll 2
     for (int i = 0; i < half; ++i) parts[i] = pair(parts[i], parts[i + half]);
   Vector all = parts[0];
-  if constexpr (kCount > 8) all = pair(all, __builtin_shuffle(all, kLane<kCount> ^ 8));
-  if constexpr (kCount > 4) all = pair(all, __builtin_shuffle(all, kLane<kCount> ^ 4));
-  all = pair(all, __builtin_shuffle(all, kLane<kCount> ^ 2));
-  all = pair(all, __builtin_shuffle(all, kLane<kCount> ^ 1));
+  constexpr std::make_integer_sequence<int, kCount> places;
+  if constexpr (kCount > 8) all = pair(all, swapped<8>(all, places));
+  if constexpr (kCount > 4) all = pair(all, swapped<4>(all, places));
+  all = pair(all, swapped<2>(all, places));
+  all = pair(all, swapped<1>(all, places));
   return all[0];
 }
 
