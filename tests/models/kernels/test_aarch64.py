@@ -1,4 +1,4 @@
-"""Products on aarch64, compiled for it and run in an emulator, have the bits of those of x86-64."""
+"""Kernels compiled for aarch64 and run in an emulator compute the bits of those of x86-64."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import shutil
 import struct
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,29 +18,44 @@ from diffuspec.models.kernels.products import MatrixProduct
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 ROOT = Path(__file__).parents[3]
 SOURCES = ROOT / "diffuspec" / "models" / "kernels" / "cpu"
-NAMES = [
-    *("products", "neon_products", "narrow_products", "vector_products", "quantized_products"),
-    *("tile_products", "tiles", "level", "numbers"),
-]
+FLAGS = (  # the second has products and sums fused
+    *("-O1", "-fexpensive-optimizations", "--param=avoid-fma-max-bits=0"),
+    *("-std=c++17", "-static", "-Wno-psabi", f"-I{SOURCES}"),
+)
+SHARED = ("level", "numbers", "tiles")
+PRODUCTS = (
+    *("products", "neon_products", "narrow_products", "vector_products"),
+    *("quantized_products", "tile_products"),
+)
+ATTENTION = ("attention", "block_sums", "columns", "elementwise", "tile_attention", "tile_sums")
+# What `native/checksums.cpp` writes on x86-64-v3 and on x86-64-v4.
+CHECKSUMS = """\
+norm a9deafc4a5b8596b
+gate c6d43e24fdac1fa1
+rotation b9820b7bd2ebf76b
+attention c251a37e320e75c3
+attention e18f02ccf3d19258
+attention eb718ffe6c820fff
+attention, transposed 67165d82eee860bb
+attention, transposed 6d9643102e01091a
+attention, transposed 417899c437eac9ef
+"""
 OUTPUTS, INPUTS = 150, 77
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not shutil.which(COMPILER), reason=f"needs {COMPILER}"),
     pytest.mark.skipif(not shutil.which(EMULATOR), reason=f"needs {EMULATOR}"),
-    pytest.mark.skipif(not products.has_vectors(), reason="needs products to compare with"),
 ]
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("aarch64") / "products"
-    files = [SOURCES / f"{name}.cpp" for name in NAMES]
-    files.append(Path(__file__).parent / "native" / "products_of_stdin.cpp")
-    flags = ["-O2", "--param=avoid-fma-max-bits=0", "-std=c++17", "-static", "-Wno-psabi"]
-    flags += [f"-I{SOURCES}", "-o", str(path)]
-    subprocess.run([COMPILER, *flags, *map(str, files)], check=True)
-    return path
+def compiled(folder: Path, program: str, names: Sequence[str]) -> list[str]:
+    """Return the command that runs a program of `native`, with the kernels' files of some names."""
+    path = folder / program
+    files = [SOURCES / f"{name}.cpp" for name in (*names, *SHARED)]
+    files.append(Path(__file__).parent / "native" / f"{program}.cpp")
+    subprocess.run([COMPILER, *FLAGS, "-o", str(path), *map(str, files)], check=True)
+    return [EMULATOR, str(path)]
 
 
 def described(product: MatrixProduct, inputs: torch.Tensor) -> bytes:
@@ -64,7 +80,8 @@ def described(product: MatrixProduct, inputs: torch.Tensor) -> bytes:
     return b"".join([header, weights, *parts, inputs.numpy().tobytes()])
 
 
-def test_products_have_the_bits_of_x86_64(program: Path) -> None:
+@pytest.mark.skipif(not products.has_vectors(), reason="needs products to compare with")
+def test_products_have_the_bits_of_x86_64(tmp_path: Path) -> None:
     random = torch.Generator().manual_seed(0)
     asked, expected = [], []
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -76,6 +93,11 @@ def test_products_have_the_bits_of_x86_64(program: Path) -> None:
                 inputs = torch.randn(num_rows, INPUTS, generator=random)
                 asked.append(described(product, inputs))
                 expected.append(product(inputs).numpy().tobytes())
-    command = [EMULATOR, str(program)]
+    command = compiled(tmp_path, "products_of_stdin", PRODUCTS)
     found = subprocess.run(command, input=b"".join(asked), stdout=subprocess.PIPE, check=True)
     assert found.stdout == b"".join(expected)
+
+
+def test_norms_gates_rotations_and_attention_have_the_bits_of_x86_64(tmp_path: Path) -> None:
+    command = compiled(tmp_path, "checksums", ATTENTION)
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == CHECKSUMS
