@@ -211,6 +211,7 @@ def _explanation(settings: DraftServerConfig, listen: str, security: Security) -
         "TLS": "off" if security.tls is None else "mutual",
         "drafter": settings.drafter.kind + (f", {path}" if path is not None else ""),
         "n-gram model": settings.search.ngram or "none",
+        "path search": f"drafter weight {settings.drafter_weight}",
         "tokenizer": settings.tokenizer,
         "vocabulary": f"{target.info.vocab_size} tokens, digest {target.vocabulary}",
         "ends answers": ", ".join(map(str, target.info.eos_token_ids)) or "nothing",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 from pydantic import Field, field_validator
 
 from diffuspec.core.config import SearchConfig
@@ -22,6 +24,11 @@ class DraftServerConfig(Section):
     )
     search: SearchConfig = Field(
         SearchConfig(), description="How a path through the drafter's lattice is found."
+    )
+    drafter_weight: Annotated[float, Field(ge=0, le=1)] | Literal["adaptive"] = Field(
+        0.5,
+        description="Weight of the drafter (1) against the causal proxy (0) in the path search, "
+        "lambda of Eq. 8; adaptive follows the side that was right lately.",
     )
     max_model_len: int = Field(
         4096,

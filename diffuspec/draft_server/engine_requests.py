@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from diffuspec.algorithm.outcomes import OutcomeModel
 from diffuspec.core.interfaces import TargetInfo
@@ -27,12 +28,18 @@ class EngineRequests:
     """Holds the requests of one engine, those of the latest steps last."""
 
     def __init__(
-        self, name: str, hello: Hello, info: TargetInfo, forget: Callable[[EngineRequest], None]
+        self,
+        name: str,
+        hello: Hello,
+        info: TargetInfo,
+        drafter_weight: float | Literal["adaptive"],
+        forget: Callable[[EngineRequest], None],
     ) -> None:
         """`name` is the engine's, unique. `forget` is called with each request that has ended."""
         self._name = name
         self._hello = hello
         self._info = info
+        self._weight = drafter_weight
         self._forget = forget
         self._shared = SharedExpectation(min(hello.max_draft_tokens, 128))
         self._outcomes = OutcomeModel()
@@ -62,7 +69,7 @@ class EngineRequests:
             if request is None and not row.base_length:
                 request, found.is_whole = self._new(row), False
             if request is None or row.base_length > request.num_tokens:
-                found.requests.append(EngineRequest("", 0, self._shared, self._outcomes))
+                found.requests.append(self._make("", 0))
                 found.unknown.add(number)
                 found.is_whole = False
                 continue
@@ -91,7 +98,10 @@ class EngineRequests:
             request.drop_tokens()
 
     def _new(self, row: RequestRow) -> EngineRequest:
-        name = f"{self._name}/{row.request_id}"
-        request = EngineRequest(name, row.num_prompt_tokens, self._shared, self._outcomes)
+        request = self._make(f"{self._name}/{row.request_id}", row.num_prompt_tokens)
         self._by_id[row.request_id] = request
         return request
+
+    def _make(self, name: str, num_prompt_tokens: int) -> EngineRequest:
+        shared, outcomes = self._shared, self._outcomes
+        return EngineRequest(name, num_prompt_tokens, shared, outcomes, self._weight)

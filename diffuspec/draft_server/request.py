@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from diffuspec.algorithm.draft_tree import draft_after, follow
+from diffuspec.algorithm.drafter_weight import AdaptiveWeight
 from diffuspec.algorithm.outcomes import OutcomeModel, OutcomeRanking, RankedOutcome
 from diffuspec.core.params import MAX_TREE_NODES, SamplingParams
 from diffuspec.core.types import (
@@ -43,6 +45,7 @@ class EngineRequest:
         num_prompt_tokens: int,
         shared: SharedExpectation,
         outcomes: OutcomeModel,
+        drafter_weight: float | Literal["adaptive"],
     ) -> None:
         """`request_id` is unique among the requests of all engines."""
         self.request_id = request_id
@@ -63,6 +66,13 @@ class EngineRequest:
         self._made: list[Made] = []
         self._is_dropped = False  # it has become too long: its tokens are not held
         self.num_tokens = 0
+        self._adaptive = AdaptiveWeight() if drafter_weight == "adaptive" else None
+        self._weight = 0.0 if drafter_weight == "adaptive" else drafter_weight
+
+    @property
+    def drafter_weight(self) -> float:
+        """Weight of the drafter against the causal proxy in the path search."""
+        return self._weight if self._adaptive is None else self._adaptive.value
 
     @property
     def prefix(self) -> TokenIds:
@@ -106,6 +116,8 @@ class EngineRequest:
             self._ranking.observe(self.sent, verdict)
         if verdict is not None and self.sent.tree.num_nodes:
             self.expectation.observe_verdict(self.sent, verdict)
+            if self._adaptive is not None:
+                self._adaptive.observe(self.sent, verdict)
         if token_ids:
             committed = tuple(token_ids)
             self._made = [one for made in self._made if (one := _after(made, committed))]
@@ -146,7 +158,7 @@ class EngineRequest:
             num_draft_tokens=length + 1,
             tree_shape="best_first",
             max_nodes=min(2 * (length + 1), MAX_TREE_NODES),
-            drafter_weight=0.5,
+            drafter_weight=self.drafter_weight,
             sampling=SamplingParams(),
             num_alternatives=MAX_ALTERNATIVES,
             num_prompt_tokens=self.num_prompt_tokens,

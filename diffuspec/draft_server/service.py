@@ -84,7 +84,8 @@ class DraftService:
         if self.spans is not None:
             spans = self.spans.engine(name, hello.engine, hello.tenant)
         stats = SessionStats(self.metrics, spans)
-        session = Session(name, hello, planner, self.info, self.dispatcher, tenant, stats)
+        weight = self.config.drafter_weight
+        session = Session(name, hello, planner, self.info, self.dispatcher, tenant, stats, weight)
         self.sessions.append(session)
         self.dispatcher.customers.append(session)
         logger.info("%s is connected: %s", name, hello.engine or "an engine without a name")

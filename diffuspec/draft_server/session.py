@@ -6,10 +6,11 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from diffuspec.algorithm.draft_tree import best_chain
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.core.types import EMPTY_DRAFT
+from diffuspec.core.types import EMPTY_DRAFT, Draft
 from diffuspec.draft_server.answers import likeliest, outcome_message, row_message
 from diffuspec.draft_server.dispatcher import Ahead, Dispatcher, DraftJob
 from diffuspec.draft_server.engine_requests import Advance, EngineRequests
@@ -59,6 +60,7 @@ class Session:
         dispatcher: Dispatcher,
         tenant: Tenant,
         stats: SessionStats,
+        drafter_weight: float | Literal["adaptive"],
     ) -> None:
         """`name` is unique among sessions."""
         self.name = name
@@ -67,7 +69,7 @@ class Session:
         self._hello, self._info = hello, info
         self._dispatcher, self._tenant = dispatcher, tenant
         self._takes_trees = hello.form == DRAFT_FORM_TREE
-        self.requests = EngineRequests(name, hello, info, self._forget)
+        self.requests = EngineRequests(name, hello, info, drafter_weight, self._forget)
         self._sent: Sent | None = None
         self._sent_at = 0.0
         self._verifying: list[EngineRequest] = []  # those that draft
@@ -196,19 +198,13 @@ class Session:
         return DraftJob(request, wanted, length, request.num_tokens, tokens, waited_until)
 
     def _answer(
-        self,
-        step: EngineStep,
-        rows: Sequence[_Row],
-        received: float,
-        waited: float,
-        reading: float,
+        self, step: EngineStep, rows: Sequence[_Row], received: float, waited: float, reading: float
     ) -> StepDrafts:
         """Cut the drafts to what is worth verifying, note them as sent, and return them."""
         drafted = [row for row in rows if row.made is not None]
         reaches = [self._reach(row) for row in drafted]
         kept = self.planner.num_nodes(reaches, len(rows))
-        num_nodes, num_expected = 0, 0.0
-        answers = {}
+        answers, num_nodes, num_expected = dict[int, Draft](), 0, 0.0
         for row, reach, number in zip(drafted, reaches, kept, strict=True):
             assert row.made is not None
             limit = min(number, row.request.room)
@@ -279,7 +275,7 @@ class Session:
         if not chosen:
             return None
         saved = sum([chance * costs.seconds(length, 1) for chance, _, _, length in chosen])
-        spent = costs.seconds(sum([length + 1 for *_, length in chosen]), len(chosen))
+        spent = costs.seconds(sum(lengths) + len(chosen), len(chosen))
         jobs = [self._job(one, tokens, length) for _, one, tokens, length in chosen]
         if self.on_outcomes is not None:
             jobs[-1].done.add_done_callback(lambda _: self._push())

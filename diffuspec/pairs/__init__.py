@@ -102,6 +102,7 @@ def fill_in_draft_server(server: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "drafter": engine.drafter.model_dump(),
         "search": engine.search.model_dump(),
+        "drafter_weight": engine.speculation.drafter_weight,
         "tokenizer": engine.target.path,
         **given,
     }

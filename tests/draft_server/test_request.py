@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from diffuspec.algorithm.draft_tree import chain
@@ -13,7 +15,11 @@ from diffuspec.scheduler.acceptance import SharedExpectation
 
 @pytest.fixture
 def request_() -> EngineRequest:
-    request = EngineRequest("e/a", 3, SharedExpectation(16), OutcomeModel())
+    return make_request(0.5)
+
+
+def make_request(drafter_weight: float | Literal["adaptive"]) -> EngineRequest:
+    request = EngineRequest("e/a", 3, SharedExpectation(16), OutcomeModel(), drafter_weight)
     request.advance(0, [1, 2, 3])
     return request
 
@@ -86,6 +92,14 @@ def test_prefixes_are_read_only_and_stay_as_they_were(request_: EngineRequest):
     assert before.tolist() == [1, 2, 3] and request_.num_tokens == 303
     with pytest.raises(ValueError, match="read-only"):
         request_.prefix[0] = 1
+
+
+def test_an_adaptive_weight_moves_to_the_side_that_was_right():
+    request = make_request("adaptive")
+    before = request.draft_request((), 4).drafter_weight
+    request.send(Draft(chain([5]), (-0.1,), 1, (6,), (5,)), 0.9)
+    request.advance(3, [5, 9])
+    assert request.draft_request((), 4).drafter_weight < before
 
 
 def test_outcomes_that_are_drafted_for_are_not_named_again(request_: EngineRequest):

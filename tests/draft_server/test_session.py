@@ -86,6 +86,13 @@ def test_good_drafts_are_made_ahead_and_answered_at_once():
     assert len(engine.output("a")) > 3 * 60
 
 
+def test_drafts_are_searched_with_the_weight_that_is_configured():
+    drafter = TimedDrafter(right_and_sure)
+    run(drafter, lambda _, session: FakeEngine(session, PROMPTS).run(4), drafter_weight=0.7)
+    weights = {request.drafter_weight for batch in drafter.batches for request in batch}
+    assert weights == {0.7}
+
+
 def test_what_an_engine_commits_does_not_depend_on_the_drafts():
     texts = [
         decode(TimedDrafter(strategy, 0.005), 40).output("a")[:41]

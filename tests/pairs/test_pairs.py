@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from diffuspec.core.errors import ConfigError
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
-from diffuspec.pairs import PAIRS, find_pair, load_config, parse_config, smollm2
+from diffuspec.pairs import (
+    PAIRS,
+    fill_in_draft_server,
+    find_pair,
+    load_config,
+    parse_config,
+    smollm2,
+)
 from diffuspec.pairs.tiny import DRAFTER, TARGET
 
 
@@ -46,3 +54,14 @@ def test_a_file_names_a_pair_and_overrides_keys_of_its_sections(tmp_path: Path) 
     assert parse_config({"preset": "tiny", "drafter": None}).drafter is None
     with pytest.raises(ConfigError, match=r"^preset must be tiny or smollm2, got 'small'$"):
         parse_config({"preset": "small"})
+
+
+def test_a_draft_server_searches_with_the_weight_of_its_pair(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = parse_config({"preset": "tiny", "speculation": {"drafter_weight": 0.7}})
+    pair = replace(PAIRS["tiny"], load_config=lambda: config)
+    monkeypatch.setitem(PAIRS, "tiny", pair)
+    assert fill_in_draft_server({"preset": "tiny"})["drafter_weight"] == 0.7
+    given = {"preset": "tiny", "drafter_weight": "adaptive"}
+    assert fill_in_draft_server(given)["drafter_weight"] == "adaptive"
