@@ -2,8 +2,9 @@
 
 vLLM's C++ stand-in for a Triton kernel fills a copy of its output unless that is of 64-bit
 integers, and leaves the output itself as it was allocated. So the temperature, top-k and top-p of
-each token that is verified are what the memory held before. vLLM 0.29 to 0.32 have it where Triton
-has no CPU backend. Greedy answers are right as long as no request of their batch is sampled.
+each token that is verified are what the memory held before. vLLM 0.29, 0.31 and 0.32 have it where
+Triton has no CPU backend; 0.30 does not start there with drafts of any kind. Greedy answers are
+right as long as no request of their batch is sampled.
 """
 
 from __future__ import annotations

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from diffuspec.algorithm.draft_tree import best_path, follow, prune_draft
 from diffuspec.core.types import Draft
-from diffuspec.draft_server.request import Made, root_of
-from diffuspec.v1.draft_service_pb2 import DraftedOutcome, DraftSource, RowDraft
+from diffuspec.draft_server.request import EngineRequest, Made, root_of
+from diffuspec.v1.draft_service_pb2 import DraftedOutcome, DraftSource, OutcomeTable, RowDraft
 
 
-def outcome_message(request_id: str, sent: Draft, made: Made) -> DraftedOutcome:
+def outcome_table(
+    step_id: int,
+    requests: Iterable[tuple[str, EngineRequest]],
+    pushed: set[tuple[EngineRequest, tuple[int, ...]]],
+) -> OutcomeTable:
+    """Return the drafts made ahead that are not among those `pushed`, and add them to these."""
+    table = OutcomeTable(step_id=step_id)
+    for request_id, request in requests:
+        for made in request.made_ahead():
+            if (request, made.tokens) not in pushed:
+                pushed.add((request, made.tokens))
+                table.outcomes.append(_outcome_message(request_id, request.sent, made))
+    return table
+
+
+def _outcome_message(request_id: str, sent: Draft, made: Made) -> DraftedOutcome:
     path = [made.draft.tree.token_ids[node] for node in best_path(made.draft.tree)]
     *accepted, token_id = made.tokens
     return DraftedOutcome(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -139,6 +139,10 @@ class Dispatcher:
             job.request is request and job.num_tokens == request.num_tokens and job.tokens == tokens
             for job in self._in_call
         )
+
+    def is_drafting_for(self, requests: Collection[EngineRequest]) -> bool:
+        """Whether the call under way drafts for any of these requests."""
+        return any([job.request in requests for job in self._in_call])
 
     def wake(self) -> None:
         """Look for work: an engine has begun to verify."""

@@ -29,7 +29,10 @@ class FixedLengths(Planner):
         return {one: one.length for one in requests}
 
     def lengths_ahead(
-        self, outcomes: Sequence[tuple[float, EngineRequest, int]], seconds_left: float
+        self,
+        outcomes: Sequence[tuple[float, EngineRequest, int]],
+        seconds_left: float,
+        num_requests: int,
     ) -> list[int]:
         """See Planner."""
         return [0] * len(outcomes)

@@ -17,6 +17,7 @@ from diffuspec.scheduler.cost_curve import MAX_JUMP
 from diffuspec.scheduler.cost_model import CostModel, DraftCosts
 from diffuspec.scheduler.draft_sizes import Load, with_trial
 
+_ASSUMED = 4  # measurements as which it counts that drafter and engine share nothing
 _LEAST_TOKENS = 3  # fewest tokens of a draft made ahead
 _SHOWN_ROWS = (1, 2, 4, 8, 16)
 _MAX_SILENT_STEPS = 64  # steps after which the cost of an answer hardly counts
@@ -50,9 +51,11 @@ class Planner:
         self._costs = CostModel([drafter], 0.0)
         self._mine = self._costs.drafters[drafter]
         self._mine.calls, self._mine.reading = drafting.calls, drafting.reading
+        self._mine.num_interferences = _ASSUMED
         self._mine.exposed_share = 0.0  # drafts are made ahead; waiting is decided on by itself
         self._baseline = Baseline([drafter])
         self._rate = 0.0  # tokens per second of the best way to go on
+        self._trials: dict[EngineRequest, int] = {}  # drafts that are to tell whether they pay
         self._num_held = 0  # latest steps in a row that could not be measured
 
     @property
@@ -89,7 +92,7 @@ class Planner:
         poor prospects have short ones.
         """
         may_draft = [one for one in requests if one.room > 0]
-        number = len(requests)
+        number, self._trials = len(requests), {}
         if not may_draft:
             return {}
         reading = self.reading_seconds(may_draft) / sum([1 + one.room for one in may_draft])
@@ -100,6 +103,7 @@ class Planner:
         )
         for steps in trials.values():
             self._baseline.take_trial(self._drafter, number, steps)
+        self._trials = {one: found[one] for one in trials}
         if not self._baseline.allows(self._drafter, number):
             return found
         self._num_held += 1
@@ -136,41 +140,78 @@ class Planner:
         return chosen
 
     def lengths_ahead(
-        self, outcomes: Sequence[tuple[float, EngineRequest, int]], seconds_left: float
+        self,
+        outcomes: Sequence[tuple[float, EngineRequest, int]],
+        seconds_left: float,
+        num_requests: int,
     ) -> list[int]:
         """Return how much to draft ahead for possible outcomes; 0: not at all.
 
-        Each has its probability, its request, and the room that it leaves. A position is worth the
-        chance that its token will be accepted. The price of one is that at which what is gained is
-        the most above what it costs the engine: the time beyond the `seconds_left` of the
-        verification, and what that is slowed down by.
+        Each has its probability, its request, and the room that it leaves. `num_requests` are
+        verified. A position is worth the chance that its token will be accepted. The price of one
+        is that at which what is gained is the most above what it costs the engine: the time beyond
+        the `seconds_left` of the verification, and what that is slowed down by.
         """
-        costs, rate = self._mine, self._rate
-        now = {
-            one: max(one.expectation.at(one.length) - rate * costs.seconds(one.length + 1, 1), 0.0)
-            for _, one, _ in outcomes  # what drafts are worth that are made while the engine waits
-        }
+        requests = {one for _, one, _ in outcomes}
+        now = {one: self._worth_now(one, num_requests) for one in requests}
+        # The first tokens of an answer share the cost of reading its prompt.
+        reading = {one: self.reading_seconds([one]) / (1 + one.room) for one in requests}
         best, chosen = 0.0, [0] * len(outcomes)
         for price in PRICES:
             lengths = [
                 request.expectation.length_at(price / max(chance, 1e-6), room)
                 for chance, request, room in outcomes
             ]
-            number = len([length for length in lengths if length])
-            seconds = costs.seconds(sum(lengths) + number, number)
-            lost = max(seconds - seconds_left, 0.0) + costs.interference * min(
-                seconds, seconds_left
-            )
+            drafted = [
+                (*one, length) for one, length in zip(outcomes, lengths, strict=True) if length
+            ]
+            seconds = self._mine.seconds(sum(lengths) + len(drafted), len(drafted))
+            seconds += sum([reading[one] for one in {request for _, request, *_ in drafted}])
             gained = sum(
                 [
-                    chance * max(request.expectation.at(length) - now[request], 0.0)
-                    for length, (chance, request, _) in zip(lengths, outcomes, strict=True)
-                    if length
+                    chance * (self._worth(request, length, num_requests) - now[request])
+                    for chance, request, _, length in drafted
                 ]
             )
-            if number and gained - rate * lost > best:
-                best, chosen = gained - rate * lost, lengths
-        return chosen
+            gained -= self._rate * self._lost_seconds(seconds, seconds_left)
+            if drafted and gained > best:
+                best, chosen = gained, lengths
+        return self._with_trials(chosen, outcomes)
+
+    def _lost_seconds(self, seconds: float, seconds_left: float) -> float:
+        """Seconds that a draft call costs an engine whose verification takes seconds_left more."""
+        interference = self._mine.interference
+        return max(seconds - seconds_left, 0.0) + interference * min(seconds, seconds_left)
+
+    def _with_trials(
+        self, chosen: list[int], outcomes: Sequence[tuple[float, EngineRequest, int]]
+    ) -> list[int]:
+        """Add a draft for the likeliest outcome of each request on trial that has none ahead."""
+        left = {one for one in self._trials if not one.made_ahead()}
+        left -= {one for length, (_, one, _) in zip(chosen, outcomes, strict=True) if length}
+        lengths = [*chosen]
+        for place, (_, request, room) in enumerate(outcomes):
+            if request in left:
+                lengths[place] = min(self._trials[request], room)
+                left.remove(request)
+        return lengths
+
+    def _worth_now(self, request: EngineRequest, num_requests: int) -> float:
+        """Return what the request's next draft is worth if the engine waits for it."""
+        seconds = self._mine.seconds(request.length + 1, 1)
+        worth = self._worth(request, request.length, num_requests)
+        return max(worth - self._rate * seconds, 0.0)
+
+    def _worth(self, request: EngineRequest, length: int, num_requests: int) -> float:
+        """Return the tokens that a draft gains, less what its verification costs in tokens.
+
+        Its share of a step in which all requests have drafts like it counts as its cost.
+        """
+        expectation, verify = request.expectation, self._costs.verification.curve
+        tokens = expectation.at(length)
+        rows = min(expectation.rows_per_token * tokens, 2.0 * length)
+        seconds = verify.at(num_requests * (1 + rows)) - verify.at(num_requests)
+        return max(tokens - self._rate * seconds / num_requests, 0.0)
 
     def reading_seconds(self, requests: Sequence[EngineRequest]) -> float:
         """Return how much longer drafts for these requests take for the prompts to be read."""
@@ -223,7 +264,8 @@ class Planner:
             verify = min(verify, MAX_JUMP * expected)
         drafting = min(busy_seconds - sent.busy_seconds, verify)
         costs.observe_verification(sent.num_rows, number, verify, {name: drafting})
-        self._mine.observe_overhead(wait - sent.draft_seconds)
+        # Of an answer that was held up, no more counts than the step itself takes.
+        self._mine.observe_overhead(min(wait - sent.draft_seconds, verify))
         plain = costs.plain_seconds(number)
         interval = Interval(number, wait + verify, plain, plain)
         if sent.num_nodes or drafting or sent.draft_seconds:

@@ -11,7 +11,7 @@ from typing import Literal
 from diffuspec.algorithm.draft_tree import best_chain
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import EMPTY_DRAFT, Draft
-from diffuspec.draft_server.answers import likeliest, outcome_message, row_message
+from diffuspec.draft_server.answers import likeliest, outcome_table, row_message
 from diffuspec.draft_server.dispatcher import Ahead, Dispatcher, DraftJob
 from diffuspec.draft_server.engine_requests import Advance, EngineRequests
 from diffuspec.draft_server.metrics import SessionStats
@@ -225,6 +225,7 @@ class Session:
                 row.request.send(EMPTY_DRAFT, 0.0)
         busy = self._dispatcher.busy.seconds(now)
         self._sent = Sent(len(rows), num_nodes, num_expected, waited, reading, busy)
+        self._sent_at = now
         self._pushed.clear()
         self._step_id = step.step_id
         messages = [
@@ -239,9 +240,17 @@ class Session:
         """Return how many of its next steps the engine need not report."""
         most = self._hello.max_silent_steps
         is_known = all([row.source == DRAFT_SOURCE_NOT_WORTH_IT for row in rows])
-        if self._verifying or not most or not rows or not is_known:
+        if not most or not rows or not is_known or self._is_drafting():
             return 0
         return min(self.planner.num_silent_steps([row.request for row in rows]), most)
+
+    def _is_drafting(self) -> bool:
+        """Whether drafts are under way for the coming steps, or worth it."""
+        if not self._verifying:
+            return False
+        if self.planner.is_patient or self._dispatcher.is_drafting_for(self._verifying):
+            return True
+        return self.ahead(time.monotonic()) is not None
 
     def _reach(self, row: _Row) -> list[float]:
         """Return the reach of the nodes of a row's draft; 0 for what the engine cannot take."""
@@ -270,7 +279,7 @@ class Session:
         found = [one for one in found if one[1].room_after(len(one[2])) and not is_sent(*one[1:])]
         found = sorted(found, key=lambda one: one[0], reverse=True)[:_MAX_AHEAD]
         rooms = [(chance, one, one.room_after(len(tokens))) for chance, one, tokens in found]
-        lengths = self.planner.lengths_ahead(rooms, left)
+        lengths = self.planner.lengths_ahead(rooms, left, sent.num_requests)
         chosen = [(*one, length) for one, length in zip(found, lengths, strict=True) if length]
         if not chosen:
             return None
@@ -285,11 +294,6 @@ class Session:
         """Send the drafts made ahead that have not been sent yet."""
         if self.on_outcomes is None:
             return
-        table = OutcomeTable(step_id=self._step_id)
-        for request_id, request in self.requests.items():
-            for made in request.made_ahead():
-                if (request, made.tokens) not in self._pushed:
-                    self._pushed.add((request, made.tokens))
-                    table.outcomes.append(outcome_message(request_id, request.sent, made))
+        table = outcome_table(self._step_id, self.requests.items(), self._pushed)
         if table.outcomes:
             self.on_outcomes(table)

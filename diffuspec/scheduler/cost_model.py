@@ -24,6 +24,7 @@ from diffuspec.scheduler.cost_curve import (
 # requests, it halves in 350 of them, and batches are tried again.
 _KEPT_BY_SINGLE_CALLS = 0.998
 _LEAST_ROWS = 64
+_ASSUMED = 40  # measurements that an assumed interference counts as
 
 
 class CallCosts:
@@ -85,6 +86,7 @@ class DraftCosts:
         self._overhead_seconds = 0.0  # on a machine with a slowness of 1
         self.exposed_share = 1.0  # share of a draft call for which its requests wait
         self.interference = interference  # see CostModel
+        self.num_interferences = _ASSUMED  # measurements of it, the assumed one counted as some
 
     @property
     def is_known(self) -> bool:
@@ -189,7 +191,13 @@ class CostModel:
             if together > 0.05 * seconds and expected > 0:  # else noise outweighs it
                 slower = min(max((seconds - expected) / together, 0.0), 0.5)
                 interference = slower / (1 - slower)
+<<<<<<< HEAD
                 costs.interference = _moved(costs.interference, interference, SMOOTHING / 4)
+=======
+                costs.num_interferences += 1
+                rate = max(SMOOTHING / 4, 1 / costs.num_interferences)
+                costs.interference = _moved(costs.interference, interference, rate)
+>>>>>>> 7936853 (A draft server counts the verification and the reading of drafts made ahead, and is not asked where nothing is worth drafting)
             seconds -= costs.lost_seconds(together)
         is_plain = num_rows == num_requests and not beside
         self.verification.observe(num_rows, num_requests, max(seconds, 0.0), is_plain=is_plain)

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from diffuspec.algorithm.outcomes import OutcomeModel
 from diffuspec.draft_server.planner import Planner, Sent
+from diffuspec.draft_server.request import EngineRequest
 from diffuspec.draft_server.service import DraftService
 from diffuspec.draft_server.session import Session
+from diffuspec.scheduler.acceptance import SharedExpectation
 from diffuspec.scheduler.cost_model import DraftCosts
 from diffuspec.v1.draft_service_pb2 import (
     DRAFT_FORM_TREE,
@@ -139,6 +142,63 @@ def test_plain_decoding_is_measured_without_the_wait_for_answers():
     silent.observe_silence(1, 8, 0.08)
     assert asked.plain_seconds(1) == pytest.approx(0.012)
     assert silent.plain_seconds(1) == pytest.approx(0.01)
+
+
+MANY = {f"r{number}": [3, 4, 5 + number] for number in range(8)}
+
+
+def decode_many(drafter: TimedDrafter, num_steps: int, **given: Any) -> FakeEngine:
+    """Decode eight requests in an engine that can be silent."""
+
+    async def work(service: DraftService, session: Session) -> FakeEngine:
+        engine = FakeEngine(session, MANY, **given)
+        await engine.run(num_steps)
+        return engine
+
+    found = run(drafter, work, {"max_silent_steps": 16})
+    assert isinstance(found, FakeEngine)
+    return found
+
+
+@pytest.mark.parametrize(("row_seconds", "is_drafted"), [(0.006, False), (0.0005, True)])
+def test_drafts_are_made_ahead_where_they_gain_more_than_their_verification_costs(
+    row_seconds: float, is_drafted: bool
+):
+    planner = Planner("pld", DraftCosts(0.0))
+    for num_nodes in (0, 8, 16, 0):
+        verify = 0.03 + row_seconds * num_nodes
+        for _ in range(8):
+            planner.observe(Sent(8, num_nodes, 0.0, 0.0, 0.0, 0.0), 0.0, verify, 0.0, 0.0)
+    shared, outcomes = SharedExpectation(8), OutcomeModel()
+    requests = [EngineRequest(name, 3, shared, outcomes, 0.5) for name in MANY]
+    for one in requests:
+        one.num_left, one.max_draft_tokens = 100, 8
+    planner.costs.observe(8, 1, 0, 0.005)
+    planner.lengths(requests)
+    lengths = planner.lengths_ahead([(0.6, one, 8) for one in requests], 0.03, 8)
+    assert any(lengths) == is_drafted
+
+
+def test_an_engine_is_not_asked_while_nothing_is_worth_drafting():
+    drafter = TimedDrafter(right_and_sure, 0.005)
+    engine = decode_many(drafter, 100, step_seconds=0.03, row_seconds=0.006)
+    assert len(engine.answers) < 40 and drafter.num_calls < 20
+
+
+def test_trials_go_on_while_no_draft_is_worth_it():
+    drafter = TimedDrafter(sometimes_right, 0.005)
+    decode_many(drafter, 60, row_seconds=0.004)
+    before, drafter.num_calls = drafter.num_calls, 0
+    engine = decode_many(drafter, 240, row_seconds=0.004)
+    assert before < drafter.num_calls < 3 * before
+    assert len(engine.answers) < 120
+
+
+def test_an_answer_that_is_held_up_once_does_not_end_drafts():
+    planner = Planner("pld", DraftCosts(0.0))
+    for wait in (0.001, 2.0):
+        planner.observe(Sent(1, 3, 1.0, 0.0, 0.0, 0.0), 1.0, 0.01, wait, 0.0)
+    assert planner.costs.overhead_seconds < 0.002
 
 
 def test_an_engine_is_asked_to_report_a_draft_that_pays():

@@ -150,6 +150,18 @@ def test_verifications_that_are_never_alone_are_measured_too():
     assert costs.verify_seconds(20, 1) == pytest.approx(0.08, rel=0.02)
 
 
+def test_an_interference_that_is_hardly_known_is_learnt_sooner():
+    found = []
+    for number in (4, 40):
+        costs = model(interference=0.0)
+        costs.drafters["one"].num_interferences = number
+        costs.observe_verification(8, 1, 0.03, {})
+        for _ in range(5):
+            costs.observe_verification(8, 1, 0.033, {"one": 0.033})
+        found.append(costs.drafters["one"].interference)
+    assert found[0] > 3 * found[1] > 0
+
+
 def test_a_draft_call_that_was_beside_a_verification_for_a_moment_tells_no_interference():
     costs = model(interference=0.3)
     for _ in range(100):
