@@ -26,6 +26,7 @@ from diffuspec_client.draft_service_pb2 import (
     StepDrafts,
 )
 from diffuspec_client.in_process import InProcess, LocalConnection
+from diffuspec_client.patience import Patience
 from diffuspec_client.problems import Problems
 from diffuspec_client.settings import Settings
 from diffuspec_client.silence import MAX_SILENT_STEPS, Silence
@@ -58,8 +59,8 @@ class Draft:
     token_ids: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)  # natural log
-    # Where it comes from, or why there is none: a DraftSource in lower case, or "silent" if the
-    # server has said that there would be none.
+    # Where it comes from, or why there is none: a DraftSource in lower case, "silent" if the
+    # server has said that there would be none, "paused" if it has not answered lately.
     source: str = ""
 
 
@@ -99,6 +100,7 @@ class DraftClient:
         self._returned_at = 0.0  # end of the last reported step; 0: none yet
         self._wait_seconds = 0.0  # time that the last reported step took
         self._silence = Silence()
+        self._patience = Patience()
         self._problems = Problems(logger)
         self._on_outcomes = on_outcomes
         hello = Hello(
@@ -161,11 +163,15 @@ class DraftClient:
         number = self._connection.number
         if number != self._connection_number:  # another connection holds nothing yet
             self._connection_number, self._silence = number, Silence()
+            self._patience = Patience()
             self._held, self._ended, self._step_id, self._returned_at = {}, [], 0, 0.0
         self._ended += [one for one in ended if self._held.pop(one, None) is not None]
         if self._silence.covers([row.request_id for row in rows]):
             return [Draft(source="silent") for _ in rows]
         started = time.monotonic()
+        if not self._patience.allows(started):
+            self._returned_at = 0.0  # what is not reported is not measured
+            return [Draft(source="paused") for _ in rows]
         try:
             return self._report(rows, number, started)
         finally:
@@ -190,6 +196,12 @@ class DraftClient:
         self._ended = []
         self._connection.send(step)
         answer = self._wait(started + self._deadline + _GRACE_SECONDS, number)
+        now = time.monotonic()
+        if answer is not None:
+            self._patience.on_answer()
+        elif self._connection.number == number:
+            self._problems.show("the draft server does not answer in time; it is asked less often")
+            self._patience.on_silence(now - started, now)
         if answer is None or len(answer.rows) != len(rows):
             return [Draft() for _ in rows]
         drafts = [self._checked(one, row) for one, row in zip(answer.rows, rows, strict=True)]

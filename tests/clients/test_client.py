@@ -23,6 +23,7 @@ from diffuspec_client.draft_service_pb2 import (
     StepDrafts,
     Welcome,
 )
+from diffuspec_client.patience import Patience
 from diffuspec_client.vocabulary import Vocabulary
 from tests.support.draft_streams import StreamServer
 
@@ -214,6 +215,24 @@ def test_a_server_that_does_not_answer_costs_the_deadline_and_no_more(scripted: 
     started = time.monotonic()
     assert client.step(rows(text_of(9))) == [Draft()]
     assert time.monotonic() - started < 2.0
+
+
+def test_a_server_that_does_not_answer_is_asked_less_and_less(scripted: Any):
+    _, client = scripted(lambda step: None, deadline=0.05)
+    sources = [client.step(rows(text_of(9 + number)))[0].source for number in range(3)]
+    assert sources == ["", "paused", "paused"]
+
+
+def test_pauses_grow_with_the_steps_that_are_missed_and_end_with_an_answer():
+    patience, now, pauses = Patience(), 10.0, []
+    for _ in range(6):
+        patience.on_silence(0.25, now)
+        pauses.append(next(k for k in range(1000) if patience.allows(now + 0.25 * k)))
+        now += 100.0
+    assert pauses == [1, 4, 16, 50, 50, 50]
+    patience.on_answer()
+    patience.on_silence(0.25, now)
+    assert not patience.allows(now + 0.2) and patience.allows(now + 0.25)
 
 
 def test_an_answer_to_another_step_or_with_other_rows_is_no_answer(scripted: Any):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,6 +57,8 @@ def test_a_step_that_is_refused_opens_another_session(caplog: pytest.LogCaptureF
     client = connect(SERVER)
     assert client.step([row(20), row(21, "b"), row(22, "c")])[0].token_ids == []
     assert "rows of a step must be from 0 to 2, got 3" in caplog.text
+    while not client.is_connected:
+        time.sleep(0.01)
     found = [client.step([row(size)])[0].token_ids for size in range(20, 30)]
     assert found[-1] and found[-1] == TEXT[29 : 29 + len(found[-1])]
     client.close()
