@@ -17,7 +17,7 @@ from diffuspec.core.errors import WorkerError
 from diffuspec.core.types import TokenIds, num_shared_tokens
 from diffuspec.models.kernels import huge_pages
 from diffuspec.models.kernels.decoder import SlotMemory
-from diffuspec.models.kernels.operations import KEY_BLOCK, ChainColumns
+from diffuspec.models.kernels.operations import KEY_BLOCK
 
 # More uncached tokens than this are worth a pass of their own, or a copy of cached rows.
 MANY_TOKENS = 32
@@ -80,7 +80,6 @@ class KVCache:
         self._tables = [self._store[:, :, i].flatten(0, 1) for i in range(num_slots)]  # views
         self._layers = [table.unbind(0) for table in self._tables]
         self._memory = [self._memory_of(i) for i in range(num_slots)]
-        self.chains = ChainColumns(max_len)
         self._slots = [Slot(i, np.zeros(max_len, np.int32)) for i in range(num_slots)]
         self._by_request: dict[str, Slot] = {}
         self._step = 0

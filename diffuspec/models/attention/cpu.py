@@ -15,14 +15,11 @@ import torch
 from torch import Tensor
 
 from diffuspec.models.attention.cache import CacheShape, KVCache
+from diffuspec.models.attention.interface import Attention, Projections
 from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.attention.segment import Segment
-from diffuspec.models.attention.visible_columns import (
-    listed_columns,
-    num_chained,
-    partly_causal_columns,
-)
 from diffuspec.models.kernels import operations
+from diffuspec.models.kernels.visible_columns import VisibleColumns
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +57,8 @@ def _is_row_independent(dtype: torch.dtype, num_heads: int) -> bool:
         for first, last in ((0, start), (start, end)):
             positions = np.arange(first, last)
             part = CpuAttention(Segment(0, first, positions, positions, "causal", ()), filled)
-            query, key, value = (x[:, first:last] for x in new)
-            output = part.attend(0, query, key, value, Scoring(0.3))
+            rows = Projections(*(x[:, first:last] for x in new))
+            output = part.attend(0, rows, Scoring(0.3))
         return output
 
     together = attend(first, end, transposes_keys=False)
@@ -77,29 +74,25 @@ def transposes_keys(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.float32 and can_attend(torch.empty(0, dtype=dtype, device=device))
 
 
-class CpuAttention:
+class CpuAttention(Attention):
     """The attention of one segment, by the kernel that was compiled on installation."""
 
     def __init__(self, segment: Segment, cache: KVCache) -> None:
-        self.num_rows = segment.num_rows
         self._layers = cache.layers(segment.slot)
         self._segment, self._cache = segment, cache
 
     @cached_property
-    def _pieces(self) -> list[operations.ColumnAddresses]:
-        return list(pieces(self._segment, self._cache))
+    def _pieces(self) -> list[VisibleColumns]:
+        return list(pieces(self._segment))
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
-    ) -> Tensor:
+    def attend(self, layer: int, rows: Projections, scoring: Scoring) -> Tensor:
         assert scoring.is_plain, "the kernel takes a scaling and a window only"
         keys, values = self._layers[2 * layer], self._layers[2 * layer + 1]
-        output = query.new_empty(self.num_rows, query.shape[0], query.shape[2])
+        num_heads, num_rows, dim = rows.query.shape
+        output = rows.query.new_empty(num_rows, num_heads, dim)
         for piece in self._pieces:
             operations.attend(
-                query,
-                key,
-                value,
+                *rows,
                 keys,
                 values,
                 output,
@@ -111,17 +104,17 @@ class CpuAttention:
         return output
 
 
-def pieces(segment: Segment, cache: KVCache) -> Iterator[operations.ColumnAddresses]:
+def pieces(segment: Segment) -> Iterator[VisibleColumns]:
     """Cut a segment: chains of _MAX_ROWS rows first, what is left of it last."""
-    count = num_chained(segment)
+    start, count = segment.start, segment.num_chained
     num_left = segment.num_rows - count
     first = 0
     while count - first > (_MAX_ROWS if num_left == 0 else 2 * _MAX_ROWS):
-        yield cache.chains.rows(first, _MAX_ROWS, segment.start)
+        yield VisibleColumns.chain(first, _MAX_ROWS, start)
         first += _MAX_ROWS
     if isinstance(segment.visible, np.ndarray) and num_left:
-        yield operations.ColumnAddresses.listed(*listed_columns(segment, segment.visible, first))
+        yield VisibleColumns.listed(first, start, segment.visible, segment.positions)
     elif num_left:
-        yield operations.ColumnAddresses.listed(*partly_causal_columns(segment, first, num_left))
+        yield VisibleColumns.partly_causal(first, segment.num_rows - first, start, num_left)
     else:
-        yield cache.chains.rows(first, segment.num_rows - first, segment.start)
+        yield VisibleColumns.chain(first, segment.num_rows - first, start)

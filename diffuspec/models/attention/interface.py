@@ -8,9 +8,9 @@ families do not hand keyword arguments down to their attention layers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,13 +22,24 @@ ATTENTION_NAME = "diffuspec"
 SELF_TEST_NAME = "diffuspec-self-test"  # the same, but each layer's mask tells its window
 
 
+class Projections(NamedTuple):
+    """What a layer makes of the forward's T rows."""
+
+    query: Tensor  # [heads, T, dim]
+    key: Tensor  # [kv_heads, T, dim]
+    value: Tensor  # [kv_heads, T, dim]
+
+    def split(self, sizes: Sequence[int]) -> Iterator[Self]:
+        """Yield successive rows, sizes[0] of them first; the sizes add up to T."""
+        parts = (torch.split(tensor, list(sizes), dim=1) for tensor in self)
+        yield from map(type(self), *parts)
+
+
 class Attention(Protocol):
     """Computes the attention of one forward, layer by layer."""
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
-    ) -> Tensor:
-        """query [heads, T, dim], key and value [kv_heads, T, dim] -> [T, heads, dim]."""
+    def attend(self, layer: int, rows: Projections, scoring: Scoring) -> Tensor:
+        """Keep the rows' keys and values; return their attention, [T, heads, dim]."""
         ...
 
 
@@ -97,7 +108,7 @@ def packed_attention(
         scaling = query.shape[-1] ** -0.5
     scoring = Scoring(scaling, sliding_window, softcap, s_aux)
     layer: Any = module.layer_idx
-    output = _current.get().attend(layer, query[0], key[0], value[0], scoring)
+    output = _current.get().attend(layer, Projections(query[0], key[0], value[0]), scoring)
     return output.unsqueeze(0), None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,40 +18,34 @@ _MAX_CACHED_ELEMENTS = 1 << 14  # larger masks are built for every forward
 _MAX_CACHED_MASKS = 256
 
 
-def ordered_mask(
-    num_rows: int,
-    num_causal: int,
-    num_before: int,
-    window: int | None,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor:
-    """Return the mask of rows at consecutive positions, [num_rows, num_before + num_rows].
+class OrderedMask(NamedTuple):
+    """The mask of rows at consecutive positions, [num_rows, num_before + num_rows].
 
-    The first num_causal rows see no later row, the others see all rows. Small masks are cached:
-    the caller must not write to the result.
+    The first num_causal rows see no later row, the others see all rows.
     """
-    is_small = num_rows * (num_before + num_rows) <= _MAX_CACHED_ELEMENTS
-    make = _cached_mask if is_small else _ordered_mask
-    return make(num_rows, num_causal, num_before, window, dtype, device)
+
+    num_rows: int
+    num_causal: int
+    num_before: int
+    window: int | None
+    dtype: torch.dtype
+    device: torch.device
+
+    def tensor(self) -> torch.Tensor:
+        """Return the mask. Small ones are cached: the caller must not write to the result."""
+        is_small = self.num_rows * (self.num_before + self.num_rows) <= _MAX_CACHED_ELEMENTS
+        return _cached_tensor(self) if is_small else _make_tensor(self)
 
 
-def _ordered_mask(
-    num_rows: int,
-    num_causal: int,
-    num_before: int,
-    window: int | None,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor:
-    shape = num_rows, num_before + num_rows
-    nothing = torch.full(shape, -torch.inf, dtype=dtype, device=device)
-    mask = nothing.triu(num_before + 1)
-    mask[num_causal:] = 0
-    return mask if window is None else mask.add_(nothing.tril_(num_before - window))
+def _make_tensor(rows: OrderedMask) -> torch.Tensor:
+    shape = rows.num_rows, rows.num_before + rows.num_rows
+    nothing = torch.full(shape, -torch.inf, dtype=rows.dtype, device=rows.device)
+    mask = nothing.triu(rows.num_before + 1)
+    mask[rows.num_causal :] = 0
+    return mask if rows.window is None else mask.add_(nothing.tril_(rows.num_before - rows.window))
 
 
-_cached_mask = lru_cache(maxsize=_MAX_CACHED_MASKS)(_ordered_mask)
+_cached_tensor = lru_cache(maxsize=_MAX_CACHED_MASKS)(_make_tensor)
 
 
 def listed_mask(

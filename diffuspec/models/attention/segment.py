@@ -44,3 +44,15 @@ class Segment:
             return self.num_rows
         assert isinstance(self.visible, (str, int)), "a matrix has no number of causal rows"
         return self.visible if isinstance(self.visible, int) else 0
+
+    @property
+    def num_chained(self) -> int:
+        """Number of leading rows that form a chain which every later row sees."""
+        if not isinstance(self.visible, np.ndarray):
+            return self.num_causal
+        num_rows, num_columns = self.visible.shape
+        if num_rows != num_columns:
+            return 0
+        is_chained = (self.visible == np.tri(num_rows, dtype=np.bool_)).all(axis=1)
+        count = num_rows if is_chained.all() else int(is_chained.argmin())
+        return count if self.visible[count:, :count].all() else 0

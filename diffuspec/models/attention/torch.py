@@ -1,23 +1,107 @@
-"""Two kernels for the attention of one segment's rows over columns of the cache.
+"""Attention of one segment by torch's operations, with masks.
 
-query [heads, rows, dim], keys and values [kv_heads, columns, dim] -> [rows, heads, dim]. Heads that
-share a key head are treated as additional rows of it. Masks are additive.
+There are two kernels: query [heads, rows, dim], keys and values [kv_heads, columns, dim] ->
+[rows, heads, dim]. Heads that share a key head are treated as additional rows of it. Masks are
+additive.
 """
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
+from diffuspec.models.attention.cache import KVCache
+from diffuspec.models.attention.interface import Attention, Projections
+from diffuspec.models.attention.masks import OrderedMask, View, listed_mask
 from diffuspec.models.attention.scoring import Scoring
+from diffuspec.models.attention.segment import Segment
+
+MAX_SCORES = 1 << 24  # attention scores held at a time; longer segments go in chunks of rows
+
+
+class TorchAttention(Attention):
+    """The attention of one segment, with any scoring and on any device.
+
+    With a block size, columns are taken in blocks of that size, so that a row's output does not
+    depend, to the last bit, on the number of rows after it.
+    """
+
+    def __init__(self, segment: Segment, cache: KVCache, block_size: int | None = None) -> None:
+        self._segment, self._block_size = segment, block_size
+        self._start, self._end = segment.start, segment.start + segment.num_rows
+        self._layers = cache.layers(segment.slot)
+        self._views: dict[int | None, View] = {}  # a view for each window
+
+    def attend(self, layer: int, rows: Projections, scoring: Scoring) -> Tensor:
+        view = self._view(scoring.window)
+        keys, values, mask = self._layers[2 * layer], self._layers[2 * layer + 1], view.mask
+        keys.narrow(1, self._start, self._segment.num_rows).copy_(rows.key)
+        values.narrow(1, self._start, self._segment.num_rows).copy_(rows.value)
+        keys = keys.narrow(1, view.first, view.num_columns)
+        values = values.narrow(1, view.first, view.num_columns)
+        if self._block_size is not None:
+            assert mask is not None
+            return attend_in_blocks(rows.query, keys, values, mask, scoring, self._block_size)
+        num_rows, num_scores = self._segment.num_rows, len(rows.query) * keys.shape[1]
+        if num_rows * num_scores <= MAX_SCORES:
+            return attend(rows.query, keys, values, mask, scoring)
+        step = max(1, MAX_SCORES // num_scores)
+        queries = torch.split(rows.query, step, dim=1)
+        masks = [None] * len(queries) if mask is None else torch.split(mask, step)
+        return torch.cat(
+            [
+                attend(query, keys, values, its_mask, scoring)
+                for query, its_mask in zip(queries, masks, strict=True)
+            ]
+        )
+
+    def _view(self, window: int | None) -> View:
+        """Return the view of layers with that window: position p sees positions > p - window.
+
+        All rows are at or after the segment's start, so columns further back are left out.
+        """
+        if window is not None and window >= self._end:
+            window = None
+        if window not in self._views:
+            first = 0 if window is None else max(0, self._start + 1 - window)
+            if self._block_size is None:
+                self._views[window] = self._make_view(first, window)
+            else:
+                self._views[window] = self._make_block_view(first, window, self._block_size)
+        return self._views[window]
+
+    def _make_view(self, first: int, window: int | None) -> View:
+        segment, num_rows = self._segment, self._segment.num_rows
+        num_before = 0 if window is None else self._start - first
+        mask: Tensor | None = None
+        if not isinstance(segment.visible, (str, int)):
+            mask = listed_mask(
+                segment.visible, segment.positions, self._start, num_before, window
+            ).to(self._layers[0])
+        elif num_rows > 1 and (window is not None or segment.num_causal):
+            mask = self._ordered_mask(num_before, window)
+        return View(first, self._end - first, mask)
+
+    def _make_block_view(self, first: int, window: int | None, size: int) -> View:
+        """Return a view of whole blocks, with a mask for all of their columns."""
+        first, end = first // size * size, -(-self._end // size) * size
+        mask = torch.full((self._segment.num_rows, end - first), -torch.inf).to(self._layers[0])
+        mask[:, : self._end - first] = self._ordered_mask(self._start - first, window)
+        return View(first, end - first, mask)
+
+    def _ordered_mask(self, num_before: int, window: int | None) -> Tensor:
+        segment, like = self._segment, self._layers[0]
+        shape = segment.num_rows, segment.num_causal, num_before
+        return OrderedMask(*shape, window, like.dtype, like.device).tensor()
 
 
 def attend(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
     scoring: Scoring,
-) -> torch.Tensor:
+) -> Tensor:
     """Attend in three operations. The mask covers the last columns; the others are seen by all."""
     num_heads, num_rows, dim = query.shape
     num_kv_heads, num_columns, _ = keys.shape
@@ -38,13 +122,13 @@ def attend(
 
 
 def attend_in_blocks(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
     scoring: Scoring,
     block_size: int,
-) -> torch.Tensor:
+) -> Tensor:
     """Attend over one block of columns after another, with a running softmax.
 
     A masked block leaves a row's running sums as they are, and every product has the same shape
@@ -75,12 +159,12 @@ def attend_in_blocks(
     return (output / total).to(values.dtype).view(num_heads, num_rows, dim).transpose(0, 1)
 
 
-def _cap(scores: torch.Tensor, softcap: float | None) -> None:
+def _cap(scores: Tensor, softcap: float | None) -> None:
     """Keep scores within -softcap and softcap, in place."""
     if softcap is not None:
         scores.div_(softcap).tanh_().mul_(softcap)
 
 
-def _for_rows(sinks: torch.Tensor, num_kv_heads: int, num_rows: int) -> torch.Tensor:
+def _for_rows(sinks: Tensor, num_kv_heads: int, num_rows: int) -> Tensor:
     """Return the sinks of rows packed by key head, [kv_heads, heads / kv_heads * rows, 1]."""
     return sinks.view(num_kv_heads, -1, 1).expand(-1, -1, num_rows).reshape(num_kv_heads, -1, 1)

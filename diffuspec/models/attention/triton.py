@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffuspec.models.attention.cache import KVCache
+from diffuspec.models.attention.interface import Attention, Projections
 from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.attention.segment import Segment
-from diffuspec.models.attention.visible_columns import VisibleColumns, listed_columns, num_chained
 from diffuspec.models.kernels.triton.availability import is_available
 from diffuspec.models.kernels.triton.table import (
     ALL,
@@ -27,6 +27,7 @@ from diffuspec.models.kernels.triton.table import (
     ColumnTable,
     rows_per_tile,
 )
+from diffuspec.models.kernels.visible_columns import VisibleColumns
 
 with contextlib.suppress(ImportError):  # a torch without Triton: see `can_attend`
     from diffuspec.models.kernels.triton import attention as gpu_attention
@@ -39,7 +40,7 @@ def can_attend(like: Tensor) -> bool:
     return like.is_cuda and is_available()
 
 
-class TritonAttention:
+class TritonAttention(Attention):
     """The attention of a forward's segments, in layers with plain scoring."""
 
     def __init__(self, segments: Sequence[Segment], cache: KVCache, num_padding: int = 0) -> None:
@@ -60,36 +61,30 @@ class TritonAttention:
         table = self._waves[0].table(group)
         return table if table.is_step else None
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
-    ) -> Tensor:
-        """See `Attention`."""
-        group = len(query) // len(key)
+    def attend(self, layer: int, rows: Projections, scoring: Scoring) -> Tensor:
+        group = len(rows.query) // len(rows.key)
         if len(self._waves) == 1:
-            return self._waves[0].attention(group).attend(layer, query, key, value, scoring)
-        sizes = [wave.num_rows for wave in self._waves]
-        parts = (torch.split(x, sizes, dim=1) for x in (query, key, value))
+            return self._waves[0].attention(group).attend(layer, rows, scoring)
+        parts = rows.split([wave.num_rows for wave in self._waves])
         outputs = [
-            wave.attention(group).attend(layer, *part, scoring)
-            for wave, *part in zip(self._waves, *parts, strict=True)
+            wave.attention(group).attend(layer, part, scoring)
+            for wave, part in zip(self._waves, parts, strict=True)
         ]
         return torch.cat(outputs)
 
 
-class TableAttention:
+class TableAttention(Attention):
     """The `Attention` of the rows of a table, in layers with plain scoring."""
 
     def __init__(self, cache: KVCache, table: ColumnTable) -> None:
         self._cache, self._table = cache, table
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
-    ) -> Tensor:
+    def attend(self, layer: int, rows: Projections, scoring: Scoring) -> Tensor:
         assert scoring.is_plain, "the kernel takes a scaling and a window only"
         keys, values = self._cache.all_slots(layer)
-        gpu_attention.write_cache(key, value, keys, values, self._table)
+        gpu_attention.write_cache(rows.key, rows.value, keys, values, self._table)
         return gpu_attention.attend(
-            query, keys, values, self._table, scoring.scaling, scoring.window
+            rows.query, keys, values, self._table, scoring.scaling, scoring.window
         )
 
 
@@ -142,11 +137,11 @@ class _Layout:
         self._columns: list[NDArray[np.integer]] = [np.zeros(0, np.int64)]
 
     def add(self, segment: Segment) -> None:
-        start, num_rows, count = segment.start, segment.num_rows, num_chained(segment)
+        start, num_rows, count = segment.start, segment.num_rows, segment.num_chained
         limits = np.arange(start + 1, start + num_rows + 1)
         seen = None
         if isinstance(segment.visible, np.ndarray) and count < num_rows:
-            seen = listed_columns(segment, segment.visible, count)
+            seen = VisibleColumns.listed(count, start, segment.visible, segment.positions)
             limits[count:] = seen.base + seen.counts
         else:
             limits[count:] = start + num_rows

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 
 from diffuspec.models.attention.cache import CacheShape, KVCache
+from diffuspec.models.attention.interface import Projections
 from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.runner import ModelRunner
 
-_STEPS = (1, 2, 17, 5, 12)  # rows of each forward; all of them at once to compare with
-_ATTENTION_STEPS = (700, 1, 2, 9, 22, 43, 65, 86, 1, 160)  # far enough to tell kernels
+_STEPS = (1, 2, 17, 5, 12)  # rows of each forward; then one of all, for comparison
+_ATTENTION_STEPS = (700, 1, 2, 9, 22, 43, 65, 86, 1, 160)  # enough rows to tell kernels apart
 
 
 @torch.inference_mode()
@@ -53,7 +54,8 @@ def _attends_rows_alone(runner: ModelRunner) -> bool:
         positions, rows = np.arange(start, end), slice(start, end)
         segment = Segment(0, start, positions, positions, "causal", ())
         packed = PackedBatch([segment], cache)
-        return packed.attend(0, query[:, rows], key[:, rows], value[:, rows], Scoring(dim**-0.5))
+        new = Projections(query[:, rows], key[:, rows], value[:, rows])
+        return packed.attend(0, new, Scoring(dim**-0.5))
 
     bounds = _bounds(_ATTENTION_STEPS, num_rows)
     steps = [attend(start, end) for start, end in bounds]
@@ -71,7 +73,7 @@ def _bounds(steps: Iterable[int], num_rows: int) -> list[tuple[int, int]]:
 
 def _forward(runner: ModelRunner, start: int, end: int) -> torch.Tensor:
     positions = np.arange(start, end)
-    token_ids = positions * 7919 % runner.vocab_size  # a prime: different ones
+    token_ids = positions * 7919 % runner.vocab_size  # multiples of a prime differ
     return runner.forward(
         [Segment(0, start, token_ids, positions, "causal", np.arange(end - start))]
     )

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.attention.cache import CacheShape
-from diffuspec.models.attention.interface import ATTENTION_NAME, SELF_TEST_NAME, run_packed
+from diffuspec.models.attention.interface import (
+    ATTENTION_NAME,
+    SELF_TEST_NAME,
+    Attention,
+    Projections,
+    run_packed,
+)
 from diffuspec.models.attention.scoring import Scoring
 
 _TOKEN_IDS = (1, 2, 3, 4)  # several: the embedding of one may be all zeros
@@ -63,8 +69,8 @@ def run_self_test(model: Any, device: torch.device) -> ModelShape:
     return ModelShape(cache, recorder.num_heads, logits.shape[-1], plain)
 
 
-class _Recorder:
-    """An `Attention` that records shapes and keys; each row attends to itself only.
+class _Recorder(Attention):
+    """Records shapes and keys; each row attends to itself only.
 
     The rows are three copies of the same tokens: at position 0, far away, and at 0 again. The two
     distances are L2 distances between the keys of a copy and of the first, summed over all layers.
@@ -77,9 +83,8 @@ class _Recorder:
         self.has_plain_scoring = True
         self.num_heads = 0
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
-    ) -> Tensor:
+    def attend(self, layer: int, rows: Projections, scoring: Scoring) -> Tensor:
+        query, key, value = rows
         if key.shape != value.shape:
             raise ModelLoadError(f"layer {layer} has keys and values of different shapes")
         self.has_plain_scoring &= scoring.is_plain

@@ -28,8 +28,6 @@ from diffuspec.models.attention.interface import ATTENTION_NAME, Attention, atte
 from diffuspec.models.heads.checkpoint import HeadCheckpoint
 from diffuspec.models.heads.dflash_settings import DFlashSettings
 from diffuspec.models.heads.target_layers import TargetLayers
-from diffuspec.models.layers.fused_decoder import use_fused_layers
-from diffuspec.models.layers.linear import use_fast_layers
 
 PICKLED = ("pytorch_model.bin",)
 _OTHER_NAMES = {  # names of tensors in transformers' own model: our names
@@ -69,13 +67,7 @@ class DFlashModel(nn.Module):
         checkpoint.fill(model)
         model._fuse_context()
         model._take_head(checkpoint, target)
-        model = model.to(target.device, target.dtype).eval().requires_grad_(False)
-        # The angles are computed in float32.
-        model.rotary_emb = Qwen3RotaryEmbedding(model.settings.model).to(target.device)
-        if target.device.type == "cpu":
-            use_fast_layers(model, allow_int8=True)
-            use_fused_layers(model)
-        return model
+        return target.place_decoder(model, Qwen3RotaryEmbedding(model.settings.model))
 
     @property
     def cache_shape(self) -> CacheShape:
@@ -144,7 +136,7 @@ class DFlashModel(nn.Module):
         self.head = nn.Linear(target.hidden_size, num_columns, bias=False)
         self.head.weight.data = checkpoint.take("lm_head.weight", num_columns, target.hidden_size)
         ids = torch.arange(num_columns)
-        if "d2t" in checkpoint.weights:  # how far an id of the target is from the column's number
+        if "d2t" in checkpoint.weights:  # the target's ids less the columns' numbers
             ids = ids + checkpoint.take("d2t", num_columns)
         if not 0 <= int(ids.min()) <= int(ids.max()) < target.vocab_size:
             raise ModelLoadError(

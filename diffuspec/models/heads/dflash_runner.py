@@ -18,6 +18,7 @@ from diffuspec.algorithm.lattice import Pruning, build_lattices
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import DraftRequest, Lattice, TokenIds
 from diffuspec.models.attention.cache import KVCache
+from diffuspec.models.attention.interface import Attention, Projections
 from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.attention.segment import Segment, Visible
@@ -209,8 +210,8 @@ class DFlashRunner(HeadRunner):
         return logits
 
 
-class _BlockAttention:
-    """The `Attention` of blocks: rows see the prefix, and all of their block or what is before.
+class _BlockAttention(Attention):
+    """Attention of blocks: rows see the prefix, and all of their block or what is before.
 
     Blocks of one session stand at the same rows of its slot, one after the other.
     """
@@ -226,10 +227,8 @@ class _BlockAttention:
             for is_causal in set(self._is_causal)
         }
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
-    ) -> Tensor:
-        return self._parts[self._is_causal[layer]].attend(layer, query, key, value, scoring)
+    def attend(self, layer: int, rows: Projections, scoring: Scoring) -> Tensor:
+        return self._parts[self._is_causal[layer]].attend(layer, rows, scoring)
 
 
 def _segment(block: _Block, is_causal: bool) -> Segment:

@@ -125,7 +125,7 @@ def _model_config(
     known = {key: fields[key] for key in _MODEL_KEYS if fields.get(key) is not None}
     types: Sequence[str] = known.get("layer_types", ())
     try:
-        if fields.get("model_type") == _TRANSFORMERS_TYPE:  # sees one token more than others
+        if fields.get("model_type") == _TRANSFORMERS_TYPE:  # its window has one token more
             known["sliding_window"] += 1
         return Qwen3Config(**known, use_sliding_window="sliding_attention" in types)
     except Exception as error:  # such as values of the wrong type

@@ -23,11 +23,9 @@ from diffuspec.models.attention.cache import CacheShape
 from diffuspec.models.attention.interface import ATTENTION_NAME, Attention, attending
 from diffuspec.models.heads.checkpoint import HeadCheckpoint
 from diffuspec.models.heads.target_layers import TargetLayers
-from diffuspec.models.layers.fused_decoder import use_fused_layers
-from diffuspec.models.layers.linear import use_fast_layers
 
 PICKLED = ("pytorch_model.bin",)
-_EAGLE_3 = ("d2t", "midlayer.self_attn.q_proj.weight")  # tensors that earlier ones do not have
+_EAGLE_3 = ("d2t", "midlayer.self_attn.q_proj.weight")  # tensors that EAGLE-1 and 2 lack
 
 
 class EagleHead(nn.Module):
@@ -58,12 +56,7 @@ class EagleHead(nn.Module):
         has_bias = "layers.0.self_attn.q_proj.bias" in weights
         model = cls(_layer_config(checkpoint, target, has_bias), "fc.bias" in weights)
         checkpoint.fill(model)
-        model = model.to(target.device, target.dtype).eval().requires_grad_(False)
-        model.rotary_emb = _rotary(model.config).to(target.device)  # computes angles in float32
-        if target.device.type == "cpu":
-            use_fast_layers(model, allow_int8=True)
-            use_fused_layers(model)
-        return model
+        return target.place_decoder(model, _rotary(model.config))
 
     @property
     def cache_shape(self) -> CacheShape:

@@ -37,7 +37,7 @@ class _Session:
     slot: int
     num_cached: int  # rows of the prefix that are cached
     num_drafted: int = 0  # rows behind those of the prefix
-    output: torch.Tensor | None = None  # [H], of the prefix's last row
+    output: torch.Tensor | None = None  # [H], output of the prefix's last row
 
     @property
     def token_ids(self) -> TokenIds:

@@ -70,7 +70,7 @@ class HydraHeads(nn.Module):
         vocab_size = target.vocab_size if is_own else None
         model = cls(num_heads, num_blocks, target.hidden_size, vocab_size)
         checkpoint.fill(model)
-        return model.to(target.device, target.dtype).eval().requires_grad_(False)
+        return target.place(model)
 
     def forward(self, head: int, inputs: torch.Tensor) -> torch.Tensor:
         """[R, (head + 2) * H]: state, and embeddings of the last token and those after it.

@@ -69,7 +69,7 @@ class MedusaHeads(nn.Module):
         vocab_size = target.vocab_size if is_own else None
         model = cls(num_heads, num_blocks, target.hidden_size, vocab_size)
         checkpoint.fill(model.heads)
-        return model.to(target.device, target.dtype).eval().requires_grad_(False)
+        return target.place(model)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Hidden states [B, H] -> each head's output [B, num_heads, V or H]."""

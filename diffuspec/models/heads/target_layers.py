@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,9 +14,12 @@ from transformers import AutoConfig
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.core.interfaces import ObservableVerifier
+from diffuspec.models.layers.fused_decoder import use_fused_layers
 from diffuspec.models.layers.linear import use_fast_layers
 from diffuspec.models.loading.shared import read_embeddings
 from diffuspec.models.runner import padded_size
+
+Head = TypeVar("Head", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,19 @@ class TargetLayers:
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """Return the target's logits of hidden states, [R, H] -> [R, V] float32."""
         return by_padded_rows(self.head, states).float()
+
+    def place(self, head: Head) -> Head:
+        """Return a head on the target's device, in its type, for inference alone."""
+        return head.to(self.device, self.dtype).eval().requires_grad_(False)
+
+    def place_decoder(self, head: Head, rotary_emb: nn.Module) -> Head:
+        """Place a head of decoder layers, and let it use our fastest; angles stay in float32."""
+        head = self.place(head)
+        head.rotary_emb = rotary_emb.to(self.device)
+        if self.device.type == "cpu":
+            use_fast_layers(head, allow_int8=True)
+            use_fused_layers(head)
+        return head
 
 
 def by_padded_rows(

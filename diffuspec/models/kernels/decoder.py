@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from diffuspec.models.kernels import operations
-from diffuspec.models.kernels.operations import ColumnAddresses
 from diffuspec.models.kernels.products import Matrix, MatrixProduct
+from diffuspec.models.kernels.visible_columns import VisibleColumns
 
 if operations.is_available:
     from diffuspec.models.kernels import _cpu
@@ -63,7 +63,7 @@ class _Piece(ctypes.Structure):
 class SlotMemory(NamedTuple):
     """Where the keys and values of a cache's slot lie."""
 
-    keys: int  # address of layer 0's
+    keys: int  # address of layer 0's keys
     values: int
     layer_stride: int  # bytes between layers
     head_stride: int  # numbers between heads
@@ -74,7 +74,7 @@ class AttentionPieces:
     """The cache columns that the rows of a forward see, in all layers."""
 
     def __init__(
-        self, segments: Sequence[tuple[SlotMemory, Sequence[ColumnAddresses], int]]
+        self, segments: Sequence[tuple[SlotMemory, Sequence[VisibleColumns], int]]
     ) -> None:
         """Each segment has its slot's memory, its rows and their number."""
         self._rows = [rows for _, rows, _ in segments]  # rows own the arrays that pieces point at

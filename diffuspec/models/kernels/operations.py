@@ -9,14 +9,11 @@ are on the CPU; norms, rotations and gates also run on a GPU.
 from __future__ import annotations
 
 import contextlib
-from itertools import accumulate
-from typing import NamedTuple, Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from diffuspec.models.kernels.triton.availability import is_available as is_available_on_gpu
+from diffuspec.models.kernels.visible_columns import VisibleColumns
 
 try:
     from diffuspec.models.kernels import _cpu
@@ -106,69 +103,6 @@ def can_run_on(device: torch.device) -> bool:
     return is_available_on_gpu() if device.type == "cuda" else is_available
 
 
-class ColumnAddresses(NamedTuple):
-    """Successive rows of a segment, and the cache columns that each of them sees.
-
-    All see the columns before `base`. Row r also sees counts[r] further cache columns, listed from
-    columns[starts[r]] on and computed as if they were at base, base + 1 and so on. Rows are taken
-    in the given order: fastest with similar columns next to each other.
-    """
-
-    first_row: int  # index of the first of these rows in the segment
-    num_rows: int
-    start: int  # cache row of the segment's first row
-    base: int
-    addresses: tuple[int, int, int, int, int]  # order, starts, counts, columns, positions
-    table: NDArray[np.int32]  # the array that the addresses point into
-
-    @classmethod
-    def listed(
-        cls,
-        first_row: int,
-        start: int,
-        base: int,
-        order: NDArray[np.integer],
-        starts: NDArray[np.integer],
-        counts: NDArray[np.integer],
-        columns: NDArray[np.integer],
-        positions: NDArray[np.integer],
-    ) -> Self:
-        """Return rows with lists of their own."""
-        arrays = order, starts, counts, columns, positions
-        table = np.concatenate(arrays, dtype=np.int32)
-        sizes = (table.itemsize * len(array) for array in arrays[:-1])
-        order_at, starts_at, counts_at, columns_at, positions_at = accumulate(
-            sizes, initial=_address(table)
-        )
-        addresses = order_at, starts_at, counts_at, columns_at, positions_at
-        return cls(first_row, len(order), start, base, addresses, table)
-
-
-class ChainColumns:
-    """Makes the rows of chains, whose lists are parts of one table: the integers, and zeros."""
-
-    def __init__(self, max_len: int) -> None:
-        """Rows stand below max_len."""
-        parts = np.arange(max_len + 1), np.zeros(max_len)
-        self._table = np.concatenate(parts, dtype=np.int32, casting="unsafe")
-        self._size = self._table.itemsize
-        self._integers = _address(self._table)
-        self._zeros = self._integers + len(parts[0]) * self._size
-
-    def rows(self, first_row: int, num_rows: int, start: int) -> ColumnAddresses:
-        """Return rows of a segment at `start` that see themselves and all rows before them."""
-        base = start + first_row
-        columns = self._integers + base * self._size
-        counts = self._integers + self._size  # the integers from 1 on
-        addresses = self._integers, self._zeros, counts, columns, columns
-        return ColumnAddresses(first_row, num_rows, start, base, addresses, self._table)
-
-
-def _address(table: NDArray[np.int32]) -> int:
-    address: int = table.__array_interface__["data"][0]
-    return address
-
-
 def attend(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -176,7 +110,7 @@ def attend(
     keys: torch.Tensor,
     values: torch.Tensor,
     output: torch.Tensor,
-    rows: ColumnAddresses,
+    rows: VisibleColumns,
     scaling: float,
     window: int | None,
     has_transposed_keys: bool = False,

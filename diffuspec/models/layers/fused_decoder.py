@@ -13,7 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffuspec.models.attention.interface import attending, current_attention, packed_attention
+from diffuspec.models.attention.interface import (
+    Attention,
+    Projections,
+    attending,
+    current_attention,
+    packed_attention,
+)
 from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.kernels import operations
@@ -32,7 +38,7 @@ _FAMILIES = frozenset(
 _MODELS = frozenset(
     {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 )
-_NUM_TRIED = 3  # rows
+_NUM_TRIED = 3  # rows of a trial
 # Largest difference of a trial, as a share of the largest output: some roundings.
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
@@ -45,7 +51,7 @@ class FusedDecoderLayer(nn.Module):
         self.self_attn, self.mlp = layer.self_attn, layer.mlp
         self.input_layernorm: FusedNorm | nn.Identity = layer.input_layernorm
         self.post_attention_layernorm: FusedNorm = layer.post_attention_layernorm
-        self.attention_type = getattr(layer, "attention_type", None)  # models ask for it
+        self.attention_type = getattr(layer, "attention_type", None)  # transformers' models read it
         qkv = layer.self_attn.q_proj.product
         self._qkv, self._gate_up = qkv.layer, layer.mlp.gate_proj.product.layer
         self._dim = layer.self_attn.head_dim
@@ -253,15 +259,14 @@ def _tried(layer: Any, base: Any) -> FusedDecoderLayer | None:
     return replacement if is_same else None
 
 
-class _TrialAttention:
+class _TrialAttention(Attention):
     """A stand-in for attention: each row gets its own value, scaled by its query and a key."""
 
     def __init__(self) -> None:
         self.scoring: Scoring | None = None
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
-    ) -> Tensor:
+    def attend(self, layer: int, rows: Projections, scoring: Scoring) -> Tensor:
+        query, key, value = rows
         self.scoring = scoring
         copies = query.shape[0] // key.shape[0]
         key, value = (x.repeat_interleave(copies, dim=0) for x in (key, value))

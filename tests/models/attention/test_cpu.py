@@ -13,6 +13,7 @@ from diffuspec.algorithm.draft_tree import ancestor_mask
 from diffuspec.models.attention import cpu as rows_module
 from diffuspec.models.attention.cache import CacheShape, KVCache
 from diffuspec.models.attention.cpu import CpuAttention
+from diffuspec.models.attention.interface import Projections
 from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.attention.segment import Segment, Visible
 from diffuspec.models.attention.triton import TritonAttention
@@ -52,8 +53,8 @@ class Rows:
         part = (
             TritonAttention([segment], cache) if self.key.is_cuda else CpuAttention(segment, cache)
         )
-        new = self.query[:, rows], self.key[:, rows], self.value[:, rows]
-        return part.attend(0, *new, Scoring(0.3, window))
+        new = Projections(self.query[:, rows], self.key[:, rows], self.value[:, rows])
+        return part.attend(0, new, Scoring(0.3, window))
 
     def expected(self, rows: slice, seen: NDArray[np.bool_]) -> torch.Tensor:
         """Return the attention of rows over the columns that they see, [rows, columns]."""

@@ -134,7 +134,7 @@ def test_only_wanted_rows_give_logits_in_the_order_asked(runner: ModelRunner, fa
 def test_long_segments_go_in_chunks_of_rows(
     runner: ModelRunner, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("diffuspec.models.attention.packed.MAX_SCORES", 4 * 50 * 7)
+    monkeypatch.setattr("diffuspec.models.attention.torch.MAX_SCORES", 4 * 50 * 7)
     token_ids = random_tokens(50)
     assert_same_logits(
         runner.forward([segment(0, 0, token_ids)]), reference(make_model(family), token_ids)

@@ -12,6 +12,7 @@ from diffuspec.core.devices import CPU_LEVELS, wanted_cpu_level
 from diffuspec.core.errors import ConfigError
 from diffuspec.models.attention.cache import CacheShape, KVCache
 from diffuspec.models.attention.cpu import CpuAttention
+from diffuspec.models.attention.interface import Projections
 from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.kernels import levels
@@ -60,8 +61,8 @@ def test_attention_of_all_levels_has_the_same_bits_for_whole_prompts_and_row_by_
         for first in range(0, size, step):
             places = np.arange(first, min(first + step, size))
             part = CpuAttention(Segment(0, first, places, places, "causal", ()), cache)
-            query, key, value = (one[:, first : first + step] for one in new)
-            parts.append(part.attend(0, query, key, value, Scoring(0.3, window=window)))
+            rows = Projections(*(one[:, first : first + step] for one in new))
+            parts.append(part.attend(0, rows, Scoring(0.3, window=window)))
         outputs.append(torch.cat(parts))
     assert all(torch.equal(one, outputs[0]) for one in outputs)
 

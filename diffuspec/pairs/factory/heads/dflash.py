@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 from transformers import Qwen3Config
 
+from diffuspec.models.attention.interface import Attention, Projections
 from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.heads.dflash import DFlashModel
 from diffuspec.models.heads.dflash_settings import DFlashSettings, default_layer_ids
@@ -22,7 +23,7 @@ from diffuspec.pairs.factory.blocks import Blocks, place_blocks
 from diffuspec.pairs.factory.heads.learner import Rows, in_slices, right_tokens
 from diffuspec.pairs.factory.loss import Head
 
-ROWS_PER_ANSWER_TOKEN = 2.0  # rows of blocks
+ROWS_PER_ANSWER_TOKEN = 2.0  # rows of blocks for each answer token
 LIKELY_SHARE = 0.5  # share of the target's probabilities in what is learnt
 GIVEN_SHARE = 0.2  # share of the batches whose blocks begin with several known tokens
 PROBES = 6  # drafts measured in each answer
@@ -132,26 +133,19 @@ def _own_labels(blocks: Blocks, size: int) -> torch.Tensor:
     return functional.pad(after[..., :-1], (1, 0), value=-1).flatten(1)
 
 
-class _BlocksOfBatch:
-    """The `Attention` of the blocks of sequences of one length: rows see what a mask says."""
+class _BlocksOfBatch(Attention):
+    """Attention of the blocks of sequences of one length: rows see what a mask says."""
 
     def __init__(self, context: Sequence[torch.Tensor], visible: torch.Tensor) -> None:
         """context: keys and values of each layer; visible [B, M, N + M]."""
         self._context = context
         self._visible = visible.unsqueeze(1)
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scoring: Scoring,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, rows: Projections, scoring: Scoring) -> torch.Tensor:
         size = len(self._visible)
         query, key, value, keys, values = (
             x.reshape(len(x), size, -1, x.shape[-1]).transpose(0, 1)
-            for x in (query, key, value, self._context[2 * layer], self._context[2 * layer + 1])
+            for x in (*rows, self._context[2 * layer], self._context[2 * layer + 1])
         )
         # Kernels that take a mask do not share keys among heads.
         share = query.shape[1] // key.shape[1]

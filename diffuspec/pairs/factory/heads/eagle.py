@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig, Qwen2Config
 
+from diffuspec.models.attention.interface import Attention, Projections
 from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.heads.eagle import EagleHead
 from diffuspec.models.heads.target_layers import TargetLayers
@@ -89,23 +90,15 @@ def _with_guesses(rows: Rows, guessed: torch.Tensor, share: float = 1.0) -> torc
     return torch.where(chosen, functional.pad(guessed[:, :-1], (0, 0, 1, 0)), rows.states)
 
 
-class _CausalBatch:
-    """The `Attention` of sequences of one length, one after the other; rows are causal."""
+class _CausalBatch(Attention):
+    """Attention of sequences of one length, one after the other; rows are causal."""
 
     def __init__(self, num_sequences: int) -> None:
         self._num_sequences = num_sequences
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scoring: Scoring,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, rows: Projections, scoring: Scoring) -> torch.Tensor:
         query, key, value = (
-            x.reshape(len(x), self._num_sequences, -1, x.shape[-1]).transpose(0, 1)
-            for x in (query, key, value)
+            x.reshape(len(x), self._num_sequences, -1, x.shape[-1]).transpose(0, 1) for x in rows
         )
         output = functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scoring.scaling, enable_gqa=True
