@@ -1,6 +1,8 @@
 """The choice of a pipeline for a prompt: one that has seen its beginning, unless it is too busy.
 
-Nothing here depends on Ray or gRPC.
+Several processes choose, and each knows the requests and prompts of its own clients alone: they
+agree by hashing, where `diffuspec.data_parallel.routing`, a single process, compares costs. Nothing
+here depends on Ray or gRPC.
 """
 
 from __future__ import annotations
@@ -44,5 +46,8 @@ class Router:
 
 
 def _weight(block: bytes, name: str) -> bytes:
-    """The highest one wins (rendezvous hashing): the loss of another pipeline changes nothing."""
+    """Return the weight of a pipeline for a prompt: the highest is chosen (rendezvous hashing).
+
+    The loss of a pipeline changes the choice for its own prompts alone.
+    """
     return hashlib.blake2b(block, key=name.encode()[:64], digest_size=8).digest()

@@ -1,4 +1,8 @@
-"""The choice of an engine for a prompt: the one with the least to do before it has answered."""
+"""The choice of an engine for a prompt: the one with the least to do before it has answered.
+
+All requests of these engines pass through one process, which knows what each engine has read. The
+processes of a service of several pipelines know a part each, and so need a rule of their own.
+"""
 
 from __future__ import annotations
 
