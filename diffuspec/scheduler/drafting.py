@@ -45,7 +45,7 @@ class Drafting:
         tracer: Tracer | None,
     ) -> None:
         """`put` takes events."""
-        self.busy = BusyTime()  # time with a drafter at work, but for trials
+        self.busy = BusyTime()  # time with a drafter at work, trials excluded
         self._pool = pool
         self._target = target
         self._max_seconds = config.max_draft_seconds

@@ -83,7 +83,7 @@ class Loop:
         """`finish_step` is called with each verdict, or the error that ends its request."""
         self.events = Events()
         self.explain: Callable[[str], None] | None = None  # It is given each plan, in one line.
-        interference = 0.0 if config.overlap else 1.0  # without overlap, roles share a machine
+        interference = 0.0 if config.overlap else 1.0  # roles that do not overlap share a machine
         self.costs = CostModel(pool.names, interference)
         self.baseline = Baseline(pool.names)
         self._pool = pool

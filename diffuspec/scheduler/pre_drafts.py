@@ -103,7 +103,7 @@ def choose_outcomes(
     known = costs.seconds(1, 1)
     is_priced = all([one.speculation.num_outcomes == "auto" for one in verifying])
     if is_priced and len(verifying) * max(known - seconds_left, 0.0) >= known > 0:
-        return []  # not even a certain outcome would pay
+        return []  # even a certain outcome would not pay
     chosen: list[_Candidate] = []
     priced: list[_Candidate] = []
     for request in verifying:
