@@ -19,8 +19,8 @@ _WINDOW_SECONDS = 5.0
 class DraftLoad:
     """What a draft server has had to do lately."""
 
-    num_engines: int  # connected now
-    num_queued: float  # drafts that engines waited for, not begun yet: the mean
+    num_engines: int  # engines connected now
+    num_queued: float  # mean number of drafts that engines waited for and that had not begun
     drafting_share: float  # share of the time, 0 to 1, in which its drafter was at work
     failing_share: float  # share of the time, 0 to 1, in which no drafts could be made
 

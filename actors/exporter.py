@@ -50,7 +50,7 @@ def export_always(registry: CollectorRegistry, labels: Mapping[str, str]) -> Non
         while True:
             try:
                 exporter.export()
-            except Exception as error:  # the next time may be better
+            except Exception as error:  # the next export may succeed
                 logger.warning("series were not exported: %s", error)
             time.sleep(EXPORT_SECONDS)
 

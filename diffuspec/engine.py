@@ -84,7 +84,7 @@ class Engine(EngineBase):
     @classmethod
     def from_config(cls, config: EngineConfig, tracer: Tracer | None = None) -> Engine:
         """Load the models of a configuration. Raises ModelLoadError, NgramError, ConfigError."""
-        from diffuspec.models.target import CausalTarget  # torch: not where roles are remote
+        from diffuspec.models.target import CausalTarget  # imports torch
 
         if config.data_parallel_size > 1:
             raise ConfigError(
@@ -245,7 +245,7 @@ class Engine(EngineBase):
             if seconds := self.config.coordinator.profile_seconds:
                 self._profile = loop.create_task(coordinator.profile(seconds))
         if self._profile is not None and not self._profile.done():
-            await asyncio.shield(self._profile)  # a profile's calls take slots of the verifier's
+            await asyncio.shield(self._profile)  # calls of a profile occupy slots of the verifier
         return self._coordinator
 
 

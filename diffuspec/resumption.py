@@ -20,7 +20,7 @@ Ask: TypeAlias = Callable[[Sequence[int]], Awaitable[AsyncGenerator[RequestOutpu
 Wait: TypeAlias = Callable[[TransportError], Awaitable[None]]
 Result = TypeVar("Result")
 
-_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.25, 2.0  # after a refusal by a full queue
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.25, 2.0  # pauses after refusals by a full queue
 _TURN_SECONDS = 0.5  # time in which answers that have begun are asked for again, before the others
 
 
@@ -36,7 +36,7 @@ class ResumedAnswer:
         self.request_id = request_id
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ask, self._wait_for_another = ask, wait_for_another
-        self._token_ids: list[int] = []  # yielded so far
+        self._token_ids: list[int] = []  # tokens yielded so far
         self._is_over = False  # there is nothing left to cancel
         self._is_cancelled = False
         self._waiting: asyncio.Task[object] | None = None  # the wait for an output, or for a turn

@@ -54,7 +54,7 @@ class DrafterRoster:
         self.remotes: dict[str, RemoteDrafter] = {}
         self._local: dict[str, LocalDrafter] = {}
         self._beside: dict[str, DrafterBesideVerifier] = {}
-        self._reasons = dict.fromkeys(roles, "it has not connected yet")  # why each is not here
+        self._reasons = dict.fromkeys(roles, "it has not connected yet")  # why each is missing
         self._info: TargetInfo | None = None
 
     async def load(self, info: TargetInfo, vocabulary: str, host: DrafterHost) -> None:

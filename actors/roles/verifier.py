@@ -129,7 +129,7 @@ class VerifierRank:
         self._store = self._group = None
 
     def _load(self, meeting_point: str) -> CausalTarget:
-        from diffuspec.models.target import CausalTarget  # torch: not where this is placed
+        from diffuspec.models.target import CausalTarget  # imports torch
         from diffuspec.text.grammars import grammars_of
 
         if self._num_ranks > 1:

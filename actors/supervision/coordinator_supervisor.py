@@ -16,7 +16,7 @@ from actors.supervision.verifier_group import SupervisedVerifier, VerifierGroup
 from diffuspec.core.errors import DiffuspecError
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 
-_SLACK_SECONDS = 5.0  # time beyond the drain time, for the call that drains
+_SLACK_SECONDS = 5.0  # time that the call to drain may take after the drain time
 
 
 def open_verifier(placement: Placement) -> SupervisedVerifier:

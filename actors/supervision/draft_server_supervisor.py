@@ -46,7 +46,7 @@ class DraftServerSupervisor(Supervisor[RoleActor[str]]):
             async with asyncio.timeout(self._health_seconds):
                 load: DraftLoad = await call.remote()
         except (TimeoutError, RayError):
-            return None  # the watch will tell why
+            return None  # the watch reports the reason
         return load
 
     async def stop(self) -> None:

@@ -20,7 +20,7 @@ Ready = TypeVar("Ready")
 FAILING = "its steps fail or hang"
 
 _MAX_CHARACTERS = 500  # longest reason
-_STOP_SECONDS = 5.0  # time beyond the drain time
+_STOP_SECONDS = 5.0  # time to end after the drain time
 
 
 class ActorLostError(WorkerError):
@@ -34,7 +34,7 @@ class RoleActor(Generic[Ready]):
     name: str
     handle: Handle
     place: Place
-    ready: Ready  # returned by its start()
+    ready: Ready  # result of its start()
 
     async def watch(self, interval_seconds: float) -> str:
         """Wait until the actor is dead, hangs or is not healthy; return the reason."""

@@ -20,7 +20,7 @@ Thing = TypeVar("Thing")
 
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
 _STABLE_SECONDS = 5.0  # time in service; a thing lost after that is replaced without a pause
-_MAX_RECOVERIES = 100  # remembered
+_MAX_RECOVERIES = 100  # recoveries that are remembered
 
 
 @dataclass(frozen=True, slots=True)

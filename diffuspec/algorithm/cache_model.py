@@ -16,7 +16,7 @@ from diffuspec.core.interfaces import CausalProxy, ProxyState
 from diffuspec.core.types import NO_TOKENS, DraftRequest, TokenIds, num_shared_tokens
 
 _CONTEXT_SIZES = (2, 1)  # tokens of a context; the shorter is used if the longer is new
-_DOUBT = 0.5  # the 1/2 of n + 1/2
+_DOUBT = 0.5  # the 1/2 in the weight above
 
 _Counts = dict[tuple[int, ...], dict[int, int]]
 

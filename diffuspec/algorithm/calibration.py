@@ -14,7 +14,7 @@ from diffuspec.core.types import Draft, Verdict
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.998)
 _LOG_EDGES = [math.log(edge) for edge in _EDGES]
 _CENTRES = [(a + b) / 2 for a, b in zip((0.0, *_EDGES), (*_EDGES, 1.0), strict=True)]
-_PRIOR_WEIGHT = 6.0  # tokens: about one draft's, so that a request soon has counts of its own
+_PRIOR_WEIGHT = 6.0  # in tokens: about one draft, so that a request's own counts soon prevail
 _MAX_WEIGHT = 400.0  # counts are halved when they reach this, so that old ones fade
 
 
@@ -69,7 +69,7 @@ class AcceptanceModel:
 
     def reach(self, draft: Draft) -> list[float]:
         """Return each node's probability of being accepted with all of its ancestors."""
-        reached = [1.0]  # the root's, whose index is -1
+        reached = [1.0]  # entry 0: the root, whose index is -1
         probabilities = self._nodes.in_cells()
         for confidence, parent in zip(draft.confidences, draft.tree.parents, strict=True):
             here = probabilities[bisect_right(_LOG_EDGES, confidence)]

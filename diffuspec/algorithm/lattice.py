@@ -69,7 +69,7 @@ def _num_candidates(logprobs: list[float], candidate_mass: float) -> int:
         raise ValueError("the logits are not finite")
     mass = 0.0
     for index, logprob in enumerate(logprobs):
-        if logprob == -math.inf:  # fewer than M_max, where ids are banned
+        if logprob == -math.inf:  # banned ids may leave fewer than M_max
             return max(index, 1)
         mass += math.exp(logprob)
         if mass >= candidate_mass - _FLOAT_MARGIN:

@@ -90,7 +90,7 @@ class OutcomeRanking:
         positive = [item for item in scores.items() if item[1] > 0]
         best = sorted(positive, key=lambda item: item[1], reverse=True)[:MAX_OUTCOMES]
         chances = [self._scores.probability(math.log(score)) for _, score in best]
-        certain = max(sum(chances), 1.0)  # at most one of the outcomes happens
+        certain = max(sum(chances), 1.0)  # outcomes exclude each other
         self._ranked = [
             RankedOutcome(outcome, score, chance / certain)
             for (outcome, score), chance in zip(best, chances, strict=True)

@@ -14,7 +14,7 @@ from diffuspec.core.types import NO_TOKENS, DraftRequest, TokenIds, num_shared_t
 BOUNDARY = -1  # no token: it stands between texts
 _LEAD = 16  # last tokens of the prompt, repeated before a prediction
 _MAX_REWIND = 512  # latest tokens that can be taken back without a new automaton
-_PIECE_TOKENS = 256  # a few milliseconds
+_PIECE_TOKENS = 256  # tokens that take a few milliseconds
 
 # P(token right | parent right) after 1, 2, ... matching tokens, drafted ones included. Measured on
 # the embedded pair's questions.

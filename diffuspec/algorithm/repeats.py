@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from diffuspec.core.types import TokenIds
 
-MAX_MATCH = 4  # tokens of context compared
-MAX_REPEATS = 3  # returned for one context
+MAX_MATCH = 4  # most tokens of context that are compared
+MAX_REPEATS = 3  # most repeats of one context
 _MAX_PLACES = 16  # earlier places compared, latest first
 
 # P(right) of the first, second and third repeat, by number of tokens matched (1 to 4); measured on
@@ -37,7 +37,7 @@ class Repeats:
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
-        self._places: defaultdict[int, list[int]] = defaultdict(list)  # each token's, ascending
+        self._places: defaultdict[int, list[int]] = defaultdict(list)  # places of each token
 
     def extend(self, text: TokenIds) -> None:
         """Add the new tokens of a text, which must begin with the tokens added so far."""

@@ -19,7 +19,7 @@ class Column:
     """The candidates for one position, most probable first."""
 
     token_ids: list[int]
-    logprobs: list[float]  # the drafter's
+    logprobs: list[float]  # the drafter's log-probabilities
     weighted: list[float]  # lambda * l_dlm
     log_mass: float  # ln of the drafter's probability of all candidates together
 
@@ -34,7 +34,7 @@ class Scored:
     column: Column
     mixed: list[float]  # the terms of Eq. 8
     proxy_logprobs: list[float] | None = None
-    states: list[ProxyState] | None = None  # the proxy's, after each candidate
+    states: list[ProxyState] | None = None  # states of the proxy after each candidate
 
     def state_after(self, choice: int) -> ProxyState:
         return None if self.states is None else self.states[choice]
@@ -52,7 +52,7 @@ class Node:
 
     parent: Node | None
     scored: Scored
-    choice: int  # candidate of the column
+    choice: int  # index of the candidate in its column
     confidence: float
     reach: float  # sum of confidences from the root: ln P(node is accepted)
     index: int = -1  # place in the draft
@@ -86,7 +86,7 @@ def columns_of(lattice: Lattice, weight: float, eos_token_ids: frozenset[int]) -
 
 
 def make_column(token_ids: list[int], logprobs: list[float], weight: float) -> Column:
-    logprobs[0] = min(logprobs[0], 0.0)  # the largest; rounding may take it above
+    logprobs[0] = min(logprobs[0], 0.0)  # rounding may take the largest one above 0
     log_mass = logprobs[0]
     if len(logprobs) > 1:
         log_mass = math.log(min(sum(map(math.exp, logprobs)), 1.0))

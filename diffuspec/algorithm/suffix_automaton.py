@@ -18,7 +18,7 @@ _NONE = -1
 class Match(NamedTuple):
     """The longest suffix of a sequence that occurs in a text, and where it ends there."""
 
-    num_tokens: int  # 0: not even the last token
+    num_tokens: int  # tokens matched; 0: not even the last one
     end: int  # index of its last token in the text, at the earliest such place
     state: int
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from diffuspec.core.types import StateRows, StatesWanted, joined_states
 
-_MAX_STATE_BYTES = 1 << 26  # waiting, of one request: 64 MiB are dropped and read again
+_MAX_STATE_BYTES = 1 << 26  # 64 MiB: when more wait for one request, they are dropped
 
 
 class StateFeed:
@@ -16,7 +16,7 @@ class StateFeed:
     """
 
     def __init__(self) -> None:
-        self._layers: tuple[int, ...] = ()  # wanted; none: the drafter does not read states
+        self._layers: tuple[int, ...] = ()  # layers wanted; none: the drafter does not read states
         self._known = 0  # prefix tokens whose states the drafter had when it last answered
         self._waiting: list[StateRows] = []  # states of successive tokens, from `_known` on
         self._num_sent = 0  # items of _waiting that went with the draft request under way

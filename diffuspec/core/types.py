@@ -152,7 +152,7 @@ class DraftRequest:
     max_nodes: int
     drafter_weight: float  # lambda of Eq. 8: 1 trusts the drafter alone
     sampling: SamplingParams
-    num_alternatives: int = 0  # wanted at each node, at most MAX_ALTERNATIVES
+    num_alternatives: int = 0  # alternatives wanted at each node, up to MAX_ALTERNATIVES
     num_prompt_tokens: int = 0  # prompt tokens in the prefix; the others are the answer so far
     states: StateRows | None = None  # the states that the drafter said it lacks
     prediction: TokenIds = field(default_factory=lambda: NO_TOKENS)
@@ -240,7 +240,7 @@ class Verdict:
     states: StateRows | None = None  # states of prefix and accepted tokens, as far as wanted
     num_cached_tokens: int = 0  # prefix tokens in the target's cache before the verification
     num_unread_tokens: int = 0  # prefix tokens not cached yet; if any, token_ids mean nothing
-    is_held: bool = False  # nothing was verified, for the form's masks are not ready: ask again
+    is_held: bool = False  # nothing was verified: the form's masks are not ready, send it again
 
     @property
     def num_accepted_tokens(self) -> int:
@@ -254,7 +254,7 @@ HELD = Verdict((0,), (), is_held=True)
 class StepStats:
     """The cost and the yield of one step. All statistics and metrics are computed from these."""
 
-    num_draft_tokens: int  # asked of the drafter; 0: verified without a draft
+    num_draft_tokens: int  # length asked of the drafter; 0: no draft
     num_tree_nodes: int
     num_accepted_tokens: int
     num_committed_tokens: int  # tokens left after the cut at EOS, stop or max_tokens
@@ -266,10 +266,10 @@ class StepStats:
     fallback: str | None = None  # why the step had no draft although one was due
     transport_seconds: float = 0.0  # transport of drafts and verdicts, beyond the workers' own time
     pre_draft: PreDraftResult | None = None  # None: nothing was pre-drafted
-    num_wasted_draft_tokens: int = 0  # pre-drafted for outcomes that did not happen
+    num_wasted_draft_tokens: int = 0  # tokens pre-drafted for outcomes that did not happen
     verify_idle_seconds: float = 0.0  # part of the step with no verification in flight
     draft_idle_seconds: float = 0.0  # part of the step with no draft call in flight
-    num_cached_tokens: int = 0  # prompt tokens that others left in the target's cache; first step
+    num_cached_tokens: int = 0  # first step: prompt tokens that others left in the cache
 
 
 @dataclass(frozen=True, slots=True)

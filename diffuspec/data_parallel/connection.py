@@ -17,7 +17,7 @@ from diffuspec.rpc.messages.status import TransportError, from_step_error
 from diffuspec.telemetry import context as telemetry
 from diffuspec.v1 import coordinator_pb2, engine_process_pb2 as messages
 
-MAX_UNREAD_OUTPUTS = 64  # outputs of one answer, on their way or not taken yet
+MAX_UNREAD_OUTPUTS = 64  # outputs of one answer that are under way or unread
 _ALLOWED_AT_ONCE = MAX_UNREAD_OUTPUTS // 2
 
 
@@ -25,7 +25,7 @@ class EngineConnection:
     """Belongs to one event loop. Raises TransportError once the process has ended."""
 
     def __init__(self) -> None:
-        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # why
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # the reason
         self._frames = FrameProtocol(self._on_message, self._on_lost)
         self._numbers = itertools.count(1)
         self._answers: dict[int, Outputs] = {}

@@ -41,9 +41,9 @@ from diffuspec.text.prompt_memory import prompt_blocks
 from diffuspec.text.tokenizer import load_tokenizer
 from diffuspec.v1 import coordinator_pb2, engine_process_pb2 as messages
 
-_MAX_LOSSES = 3  # processes that one request may lose: it may be why they end
+_MAX_LOSSES = 3  # processes that one request may lose, since it may be what ends them
 _NO_ENGINE = "no engine can answer now; try again later"
-_OWN_LABEL = "all"  # takes the place of an engine's name for what is counted here
+_OWN_LABEL = "all"  # label of what is counted here, in place of an engine's name
 
 
 class DataParallelEngine(EngineBase):

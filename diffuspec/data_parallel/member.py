@@ -20,10 +20,10 @@ from diffuspec.v1 import engine_process_pb2 as messages
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.25, 30.0  # pauses before a restart
-_WELL_SECONDS = 60.0  # a process that ran for longer has its earlier ends forgotten
+_WELL_SECONDS = 60.0  # running time after which a process's earlier ends are forgotten
 _STATUS_SECONDS = 2.0
-_CHECK_SECONDS = 2.0  # pause between questions whether the process is still there
-_SILENT_SECONDS = 30.0  # a process that says nothing for longer is ended
+_CHECK_SECONDS = 2.0  # pause between two checks that the process is alive
+_SILENT_SECONDS = 30.0  # silence after which a process is ended
 
 
 class EngineMember:
@@ -33,7 +33,7 @@ class EngineMember:
         self.name = name
         self.process = EngineProcess.start(load)
         self.connection: EngineConnection | None = None  # connected to an engine that answers
-        self.problem = ""  # why there is none
+        self.problem = ""  # why there is no connection
         self._load = load
         self._supervising: asyncio.Task[None] | None = None
 

@@ -66,7 +66,7 @@ class Reports:
             self._sending = asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
-        if not self._frames.is_writable:  # later outputs go along
+        if not self._frames.is_writable:  # they go with later outputs
             self._sending = asyncio.create_task(self._send_when_writable())
             return
         self._sending = None
@@ -140,7 +140,7 @@ class Worker:
     """An engine, and what the other side of its socket has asked for."""
 
     def __init__(self) -> None:
-        self.ended = asyncio.Event()  # the other side has gone
+        self.ended = asyncio.Event()  # set once the other side has gone
         self._frames = FrameProtocol(self._on_message, self._on_lost)
         self._reports = Reports(self._frames)
         self._engine: Engine | None = None

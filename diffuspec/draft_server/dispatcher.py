@@ -28,7 +28,7 @@ from diffuspec.telemetry.busy_time import BusyTime
 logger = logging.getLogger(__name__)
 
 _MAX_QUEUED = 1024  # drafts that engines wait for
-_PATIENCE = 4.0  # a call is waited for up to so many times its expected seconds
+_PATIENCE = 4.0  # multiple of its expected seconds for which a call is awaited
 _LEAST_PATIENCE_SECONDS = 0.005
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 10.0  # pauses after a failure
 
@@ -42,7 +42,7 @@ class DraftJob:
     length: int
     num_tokens: int  # tokens of the prefix when the draft was asked for
     tokens: tuple[int, ...] = ()
-    waited_until: float = 0.0  # deadline of its engine, by time.monotonic(); 0: made ahead
+    waited_until: float = 0.0  # deadline of its engine, by time.monotonic(); 0: it is made ahead
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.Future())
 
     def is_for(self, request: EngineRequest) -> bool:
@@ -59,7 +59,7 @@ class Ahead:
     """Drafts that one engine could have made ahead, in one call."""
 
     jobs: Sequence[DraftJob]
-    value: float  # seconds that they save, for each second of drafting
+    value: float  # seconds saved by each second of drafting
 
 
 class Customer(Protocol):

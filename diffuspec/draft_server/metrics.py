@@ -62,7 +62,7 @@ class SessionStats:
         self._metrics = metrics
         self._spans = spans
         self.num_steps = 0
-        self.num_silent = 0  # steps that were not reported, not in num_steps
+        self.num_silent = 0  # steps that were not reported; num_steps excludes them
         self.num_rows = 0
         self.num_accepted = 0
         self.sources: Counter[str] = Counter()

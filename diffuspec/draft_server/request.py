@@ -32,7 +32,7 @@ class Made:
 
     tokens: tuple[int, ...]  # tokens assumed after the present prefix
     draft: Draft
-    length: int  # asked of the drafter
+    length: int  # length asked of the drafter
     is_rest: bool = False  # whether it is the end of a draft for a shorter prefix
 
 
@@ -133,7 +133,7 @@ class EngineRequest:
         if self._is_dropped:
             self.num_tokens = end
             return
-        if end > len(self._tokens):  # what workers hold parts of is left as it is
+        if end > len(self._tokens):  # the old array stays as it is: workers hold parts of it
             grown = np.zeros(2 * end, np.int32)
             grown[: self.num_tokens] = self._tokens[: self.num_tokens]
             self._tokens = grown
@@ -176,7 +176,7 @@ class EngineRequest:
             return
         self._made = [*self._made[1 - _MAX_MADE :], made]
         if not made.tokens and self.sent is EMPTY_DRAFT:
-            self.sent, self._ranked = root_of(made.draft), None  # tells what may follow
+            self.sent, self._ranked = root_of(made.draft), None  # the root has what may follow
 
     def best(self) -> tuple[Made | None, float]:
         """Return the draft at hand that is worth the most, and how many tokens it is worth."""

@@ -35,7 +35,7 @@ from diffuspec.v1.draft_service_pb2 import (
     StepDrafts,
 )
 
-_ANSWER_SECONDS = 0.0005  # an answer is sent so long before its deadline
+_ANSWER_SECONDS = 0.0005  # time before its deadline at which an answer is sent
 _MAX_AHEAD = 64  # drafts made ahead in one call
 
 
@@ -72,7 +72,7 @@ class Session:
         self.requests = EngineRequests(name, hello, info, drafter_weight, self._forget)
         self._sent: Sent | None = None
         self._sent_at = 0.0
-        self._verifying: list[EngineRequest] = []  # those that draft
+        self._verifying: list[EngineRequest] = []  # requests of the step under way that draft
         self._step_id = 0
         self._pushed: set[tuple[EngineRequest, tuple[int, ...]]] = set()
 

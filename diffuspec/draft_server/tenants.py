@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-_FADES_IN_SECONDS = 10.0  # what a tenant has used counts half after these
+_FADES_IN_SECONDS = 10.0  # half-life of what a tenant has used
 
 
 class Tenant:
@@ -13,7 +13,7 @@ class Tenant:
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self._used = 0.0  # seconds, at _since
+        self._used = 0.0  # seconds used, as of _since
         self._since = time.monotonic()
 
     def charge(self, seconds: float) -> None:

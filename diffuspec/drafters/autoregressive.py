@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def _load(
     config: AutoregressiveConfig, target: Target, path_scorer: PathScorer | None
 ) -> AutoregressiveDrafter:
-    from diffuspec.models.autoregressive import AutoregressiveDrafter  # torch
-    from diffuspec.text.tokenizer import check_shared_vocabulary  # transformers
+    from diffuspec.models.autoregressive import AutoregressiveDrafter  # imports torch
+    from diffuspec.text.tokenizer import check_shared_vocabulary  # imports transformers
 
     if target.vocabulary is not None:
         check_shared_vocabulary(config.path, target.vocabulary, target.info.vocab_size)

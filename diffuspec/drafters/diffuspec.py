@@ -38,8 +38,8 @@ class DiffuSpecDrafter:
 def _load(
     config: DiffuSpecConfig, target: Target, path_scorer: PathScorer | None
 ) -> DiffuSpecDrafter:
-    from diffuspec.models.diffusion import DiffusionDrafter  # torch
-    from diffuspec.text.tokenizer import check_shared_vocabulary  # transformers
+    from diffuspec.models.diffusion import DiffusionDrafter  # imports torch
+    from diffuspec.text.tokenizer import check_shared_vocabulary  # imports transformers
 
     assert path_scorer is not None, "the registry says that it is needed"
     if target.vocabulary is not None:

@@ -41,7 +41,7 @@ def load_eagle(config: EagleConfig | Eagle2Config, target: Target, shape: TreeSh
 
 
 def _load(config: EagleConfig, target: Target, path_scorer: PathScorer | None) -> HeadDrafter:
-    from diffuspec.drafters.level_trees import StaticShape  # torch
+    from diffuspec.drafters.level_trees import StaticShape  # imports torch
 
     return load_eagle(config, target, StaticShape(TEMPLATE))
 

@@ -34,14 +34,14 @@ _FIRST_PRIORS = (0.3, 0.12, 0.08, 0.05)
 _NEXT_PRIOR = 0.6
 _GUESS_PRIOR = 0.015
 
-_MAX_DRAFTS_PER_REQUEST = 32  # drafts that may yet be verified, of hypothetical prefixes, too
+_MAX_DRAFTS_PER_REQUEST = 32  # drafts that may yet be verified, hypothetical prefixes included
 
 
 @dataclass(slots=True)
 class _State:
     """What is known for one request."""
 
-    rows: list[list[int]]  # the window's, 1 to N - 1, each of the same number of columns
+    rows: list[list[int]]  # rows 1 to N - 1 of the window, of equal lengths
     pool: dict[int, OrderedDict[tuple[int, ...], None]] = field(default_factory=dict)
     num_read: int = 0  # tokens of the text whose n-grams are in the pool
 

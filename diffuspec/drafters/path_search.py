@@ -26,7 +26,7 @@ def make_path_search(
 
         proxy = KenlmProxy(config.ngram, vocab_size=info.vocab_size)
     elif config.causal_lm is not None:
-        from diffuspec.models.causal_proxy import CausalLmProxy  # torch: not for an n-gram model
+        from diffuspec.models.causal_proxy import CausalLmProxy  # imports torch
 
         proxy = CausalLmProxy.load(
             config.causal_lm, vocab_size=info.vocab_size, beam_width=config.beam_width

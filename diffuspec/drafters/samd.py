@@ -25,7 +25,7 @@ from diffuspec.drafters.kind import DrafterKind, Target
 from diffuspec.drafters.tree_builder import TreeBuilder, draft_each
 
 _MAX_MATCH = 64  # tokens compared with the texts; a longer match drafts no more
-TEXT_BIAS = 5  # tokens that a match in the texts must be longer by than one in the own text
+TEXT_BIAS = 5  # tokens by which a match in the texts must exceed one in the own text
 _MAX_WIDTH = 8  # nodes at one depth of the tree from the texts
 
 
@@ -124,7 +124,7 @@ def load_samd(config: SuffixAutomatonConfig, target: Target) -> SuffixAutomatonD
     """Load a drafter with the texts that its configuration names. Raises ConfigError."""
     texts: Iterable[Sequence[int]] = ()
     if config.texts is not None:
-        from diffuspec.text.corpus import CorpusReader  # transformers, as it reads
+        from diffuspec.text.corpus import CorpusReader  # imports transformers
 
         if target.path is None:
             raise ConfigError("drafter.texts needs the directory of the target, for its tokenizer")

@@ -22,7 +22,7 @@ from diffuspec.drafters.kind import DrafterKind, Target
 from diffuspec.drafters.tree_builder import TreeBuilder, draft_each
 from diffuspec.drafters.tree_template import TemplateNode, make_template
 
-NUM_CANDIDATES = 8  # kept for each token
+NUM_CANDIDATES = 8  # candidates kept for each token
 _UNKNOWN = -1
 
 # The static tree; its depths have 8, 21, 25, 15, 8 and 3 nodes.
@@ -54,7 +54,7 @@ class TokenRecyclingDrafter:
         self._eos_token_ids = frozenset(info.eos_token_ids)
         # The likeliest tokens after each token, [vocab_size, NUM_CANDIDATES].
         self._after = np.full((info.vocab_size, NUM_CANDIDATES), _UNKNOWN, np.int32)
-        self._request_ids: dict[str, None] = {}  # drafted for and not released, oldest first
+        self._request_ids: dict[str, None] = {}  # requests drafted for, not released; oldest first
         self._max_requests = info.max_sequences
         self._verifier = verifier
         if verifier is not None:

@@ -16,10 +16,10 @@ class MaskedDraft:
     """One request of a batch and the state of its block."""
 
     request: DraftRequest
-    prefix: TokenIds  # the request's, cut from the left to the model's context
+    prefix: TokenIds  # the request's prefix, cut from the left to the model's context
     block: TokenIds  # [k], masks, and tokens that refinement has put in
     logits: torch.Tensor | None = None  # [k, V], each row of the last pass in which it was a mask
-    is_masked: NDArray[np.bool_] | None = None  # [k]; None: all are
+    is_masked: NDArray[np.bool_] | None = None  # [k]; None: all positions are masked
 
     def update(self, logits: torch.Tensor) -> None:
         """Take the logits of a pass."""

@@ -201,7 +201,7 @@ class ModelRunner:
             padded = np.zeros(num_rows, np.int64)
             mine = token_ids[first : first + num_rows]
             padded[: len(mine)] = mine
-            positions = np.minimum(start + every_row, end - 1)  # the last one may be the model's
+            positions = np.minimum(start + every_row, end - 1)  # up to the model's last position
             rows = [row + num_before - first for row in segment.logit_rows]
             wanted = [row for row in rows if 0 <= row < num_rows]
             yield Segment(segment.slot, start, padded, positions, "causal", every_row), wanted

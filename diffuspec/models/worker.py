@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_SHORT_SECONDS = 0.1  # a loop that is kept that long at a time still serves well
+_SHORT_SECONDS = 0.1  # an event loop that is blocked this long at a time still serves well
 
 _may_keep_loop = False  # setting of the whole process
 

@@ -31,7 +31,7 @@ class Pair:
     """A target that has a name here, and how it is drafted for."""
 
     target: Path
-    questions: Path  # asked by benchmark and demo unless others are given
+    questions: Path  # questions that benchmark and demo ask by default
     load_config: Callable[[], EngineConfig]  # raises ConfigError if the models are not there
     num_threads: int | None  # CPU threads that serve it best; None: torch's choice
     other_drafters: Callable[[], Mapping[str, dict[str, object]]]  # sections by kind
@@ -42,7 +42,7 @@ PAIRS = {
         tiny.TARGET,
         tiny.QUESTIONS,
         tiny.tiny_config,
-        1,  # too small for more
+        1,  # it is too small to gain by more threads
         tiny.other_drafters,
     ),
     "smollm2": Pair(

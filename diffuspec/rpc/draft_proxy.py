@@ -28,7 +28,7 @@ class _Server:
     """A draft server, and the engines that it has."""
 
     connection: Connection
-    streams: set[asyncio.Event] = field(default_factory=set)  # set: the stream is to end
+    streams: set[asyncio.Event] = field(default_factory=set)  # each is set to end its stream
     has_failed: bool = False  # a stream has ended with UNAVAILABLE since it was last named
 
 

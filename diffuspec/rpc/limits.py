@@ -14,9 +14,9 @@ class RpcLimits:
     """What a client and a server allow each other. Both sides of a connection take the same."""
 
     max_message_bytes: int = 16 * 1024 * 1024
-    max_calls_per_method: int = 256  # open on one server, streams too; health checks beside them
+    max_calls_per_method: int = 256  # open calls and streams of one server, besides health checks
     max_calls_in_flight: int = 16  # calls on one stream
-    max_prefixes: int = 1024  # held by one stream, and released by one message
+    max_prefixes: int = 1024  # prefixes that one stream holds, or one message releases
     max_id_length: int = 1024  # length of a request's id
     max_prefix_tokens: int = 4 * 1024 * 1024  # tokens of the prefixes that one stream holds
     max_prompt_tokens: int = 1024 * 1024  # tokens of a request, with its answer so far

@@ -162,7 +162,7 @@ def _add_models(add: Add, backend: Backend) -> None:
 
     async def model(request: Request) -> JSONResponse:
         """Describe the served model."""
-        name = plain_path(backend.model.name).lstrip("/")  # as PlainPaths changes the path
+        name = plain_path(backend.model.name).lstrip("/")  # PlainPaths changes the path likewise
         if request.path_params["name"] != name:
             raise no_such_model(backend.model.name)
         return JSONResponse(describe())

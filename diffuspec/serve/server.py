@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
-_POLL_SECONDS = 0.1  # uvicorn's own, for a second Ctrl-C
+_POLL_SECONDS = 0.1  # uvicorn's own interval, at which it looks for a second Ctrl-C
 _GRACE_SECONDS = 5  # seconds after the drain, in which the last errors are sent
 
 
@@ -43,7 +43,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
-        bound.listen(_BACKLOG)  # from here on no other process can bind the address
+        bound.listen(_BACKLOG)  # no other process can bind the address from here on
     except OSError as error:
         bound.close()
         raise ConfigError(f"cannot serve on {host}:{port}: {error.strerror}") from error

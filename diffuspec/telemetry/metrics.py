@@ -40,7 +40,7 @@ class RequestStats:
     num_output_tokens: int
     num_steps: int  # verifications that committed tokens
     num_drafts: int
-    num_draft_tokens: int  # verified, on all branches
+    num_draft_tokens: int  # draft tokens verified, on all branches
     num_accepted_tokens: int
     draft_seconds: float
     search_seconds: float
@@ -199,14 +199,14 @@ class Metrics:
         self._accepted = counter(
             "spec_decode_num_accepted_tokens_total", "Draft tokens accepted."
         ).at()
-        self._accepted_lengths: Counter[int] = Counter()  # numbers of drafts
+        self._accepted_lengths: Counter[int] = Counter()  # number of drafts of each length
         accepted_at = counter(
             "spec_decode_num_accepted_tokens_per_pos_total",
             "Drafts whose token at a position, from 0 on, was accepted.",
             ["position"],
         )
         accepted_at.read = lambda: _at_least(self._accepted_lengths)
-        self._depths: Counter[int] = Counter()  # numbers of drafts
+        self._depths: Counter[int] = Counter()  # number of drafts of each length
         drafted_at = counter(
             "spec_decode_num_drafts_per_pos_total",
             "Drafts with a token at a position, from 0 on.",

@@ -24,7 +24,7 @@ Argument: TypeAlias = str | int | float | None
 
 MAX_EVENTS = 500_000
 _NONE: Mapping[str, Argument] = {}
-_FLUSH_SECONDS = 0.1  # lost at most when the process is killed
+_FLUSH_SECONDS = 0.1  # most that is lost when the process is killed
 
 
 class Tracer:

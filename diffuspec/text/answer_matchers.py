@@ -27,7 +27,7 @@ from diffuspec.text.grammars import Grammars, describe_failure
 TokenMasks: TypeAlias = NDArray[np.uint8]  # [..., num_bytes]; bit i % 8 of byte i // 8: id i
 
 _DRAFT_SECONDS = 0.01
-_MAX_ANSWERS_PER_SEQUENCE = 2  # kept for each request that runs at a time
+_MAX_ANSWERS_PER_SEQUENCE = 2  # answers kept for each of the most requests at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -30,7 +30,7 @@ class CorpusReader:
         for file in files:
             if not file.is_file():
                 raise ConfigError(f"{file} is not a file")
-        self.num_tokens = 0  # read so far
+        self.num_tokens = 0  # tokens read so far
         self._files = files
         self._tokenizer_dir = tokenizer_dir
         self._num_bytes = sum(file.stat().st_size for file in files)

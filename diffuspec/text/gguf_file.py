@@ -36,7 +36,7 @@ class GgufFile:
     path: Path
     architecture: str
     num_weights: int
-    metadata: dict[str, Any]  # all but long lists
+    metadata: dict[str, Any]  # all values except long lists
     has_head: bool  # else the embeddings are also the head
 
     @property

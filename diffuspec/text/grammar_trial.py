@@ -13,7 +13,7 @@ import numpy as np
 from llguidance import LLMatcher
 
 _NUM_ANSWERS = 2
-_NUM_TOKENS = 24  # tokens of each
+_NUM_TOKENS = 24  # tokens of each answer
 
 
 def survives_trial(matcher: LLMatcher, eos_token_ids: Collection[int]) -> bool:

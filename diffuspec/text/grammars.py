@@ -30,7 +30,7 @@ _MAX_COMPILED = 16  # forms that are kept; each may hold some 20 MB of lexer sta
 # JSON admits any amount of white space: without a bound, some models fill an answer with it.
 _BOUNDED_SPACE = {"whitespace_pattern": r"[ ]?|\r?\n[ \t]{0,32}"}
 _MAX_PLACE = 200  # characters of a place in a schema
-_MAX_TRIED = 32  # forced tokens, when a form is compiled
+_MAX_TRIED = 32  # forced tokens tried when a form is compiled
 
 # A third to a tenth of llguidance's defaults: half a second to compile, 10 ms for a mask.
 _LIMITS = LLParserLimits(

@@ -25,8 +25,8 @@ _REFUSED: Final = (
 )
 _APPLICATORS: Final = ("allOf", "anyOf", "oneOf", "$ref", "not", "if")
 _MANY: Final = 2**31
-_MAX_UNIQUE: Final = 6  # constants: they have 64 subsets
-_MAX_PLACE: Final = 200  # characters
+_MAX_UNIQUE: Final = 6  # most constants of unique items: they have 64 subsets
+_MAX_PLACE: Final = 200  # characters of a place in an error
 _MAX_REFERENCES: Final = 8  # length of a chain of references
 
 

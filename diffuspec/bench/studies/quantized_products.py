@@ -98,7 +98,7 @@ def _in_bfloat16(shape: tuple[int, int], device: torch.device) -> Weight:
 
 
 def _in_groups(layout: Layout, shape: tuple[int, int], groups: Groups) -> Weight:
-    from diffuspec.models.kernels.triton.products import GroupsProduct  # Triton
+    from diffuspec.models.kernels.triton.products import GroupsProduct  # imports Triton
 
     matrix = GpuMatrix(layout, shape, [groups], groups.numbers.device)
     product = GroupsProduct([matrix], None, torch.bfloat16)
@@ -138,7 +138,7 @@ def _gptq(shape: tuple[int, int], device: torch.device) -> Weight:
 
 
 def _w8a8(shape: tuple[int, int], device: torch.device) -> Weight:
-    from diffuspec.models.kernels.triton.products import Int8Product  # Triton
+    from diffuspec.models.kernels.triton.products import Int8Product  # imports Triton
 
     numbers = _numbers(shape, -127, 127, torch.int8, device)
     scales = torch.rand(shape[0], device=device)

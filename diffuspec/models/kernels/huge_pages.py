@@ -55,7 +55,7 @@ def _take(num_bytes: int) -> Tensor:
 
 def _chunk(num_bytes: int) -> Tensor:
     size = -(-num_bytes // _PAGE) * _PAGE + _PAGE  # room to begin at a page
-    memory = mmap.mmap(-1, size, access=mmap.ACCESS_COPY)  # private
+    memory = mmap.mmap(-1, size, access=mmap.ACCESS_COPY)  # a private mapping
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)

@@ -180,7 +180,7 @@ class _Tiles:
     """
 
     lanes = 16
-    block = 2 * lanes  # outputs
+    block = 2 * lanes  # outputs of a block
     line = 64  # bytes of inputs that a tile holds for each output
 
     @classmethod
@@ -201,7 +201,7 @@ class _Tiles:
 class _Vectors:
     """[blocks, steps, 64, group]: a step takes a group of four bytes of inputs for 64 outputs."""
 
-    block = 64  # outputs
+    block = 64  # outputs of a block
 
     @classmethod
     def pack(cls, weight: Tensor, input_size: int) -> Tensor:

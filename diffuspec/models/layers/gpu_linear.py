@@ -15,7 +15,7 @@ from diffuspec.models.kernels.triton.matrix import GpuMatrix
 from diffuspec.models.layers.invariant_sizes import Product, agreeing_sizes, multiply_in_sizes
 
 if TYPE_CHECKING:
-    from diffuspec.models.kernels.triton.products import GpuProduct  # Triton
+    from diffuspec.models.kernels.triton.products import GpuProduct  # imports Triton
 
 
 class CublasLinear(nn.Module):

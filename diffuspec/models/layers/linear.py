@@ -263,12 +263,12 @@ def _fused_norm(module: nn.Module) -> FusedNorm | None:
     Class names do not tell: families use them for different functions.
     """
     epsilon = getattr(module, "variance_epsilon", None)
-    if not isinstance(epsilon, float):  # asked first: a layer may have to compute its weight
+    if not isinstance(epsilon, float):  # checked first: a weight may have to be computed
         return None
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor):
         return None
-    if len(inspect.signature(module.forward).parameters) > 1:  # such as a gate
+    if len(inspect.signature(module.forward).parameters) > 1:  # a gate, for example
         return None
     norm = FusedNorm(weight, epsilon)
     inputs = torch.linspace(-1, 2, 3 * len(weight)).view(3, -1).to(weight)

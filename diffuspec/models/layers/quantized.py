@@ -97,7 +97,7 @@ def embedding_of(
 
 def _embedding_of_int8(matrix: Int8Matrix, dtype: torch.dtype) -> StoredEmbedding:
     if matrix.numbers.is_cuda:
-        from diffuspec.models.kernels.triton.products import Int8Product  # Triton
+        from diffuspec.models.kernels.triton.products import Int8Product  # imports Triton
 
         return StoredEmbedding(Int8Product(matrix, None, dtype), dtype, matrix.numbers.device)
     return StoredEmbedding(MatrixProduct(matrix, None, dtype=dtype), dtype, _CPU)

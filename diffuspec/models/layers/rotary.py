@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_MIN_POSITIONS = 128  # loading tries some beyond a small model's
+_MIN_POSITIONS = 128  # trials at loading may go beyond a small model's positions
 
 
 class RotaryTable(nn.Module):

@@ -108,7 +108,7 @@ FAMILIES: Mapping[str, DiffusionFamily] = MappingProxyType(
 )
 
 REFUSED: Mapping[str, str] = MappingProxyType(
-    {  # likewise, with the reason
+    {  # the same keys; values: the reason
         "sdar_moe": "SDAR's mixture of experts has layers of its own that are not supported; SDAR "
         "1.7B, 4B and 8B are",
         "wedlm": "WeDLM moves known tokens before its masks, which is not supported, and which id "

@@ -54,7 +54,7 @@ _NOT_THE_BASES = (
 )
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _EXPERT_SIZES = ("hidden_size", "intermediate_size", "moe_intermediate_size")
-_ROW_ALIGNMENT = 16  # bytes
+_ROW_ALIGNMENT = 16  # bytes that a row's address is a multiple of
 
 
 @dataclass(frozen=True, slots=True)

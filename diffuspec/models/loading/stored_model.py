@@ -84,7 +84,7 @@ def fill(model: Any, weights: StoredWeights, dtype: torch.dtype, device: torch.d
     _Filling(model, weights, dtype, device).fill()
     weights.check_all_read()
     huge_pages.release_freed()
-    model.requires_grad_(False).to(device)  # its buffers
+    model.requires_grad_(False).to(device)  # moves its buffers
 
 
 class _Filling:
@@ -96,7 +96,7 @@ class _Filling:
         self._names = {id(module): name for name, module in model.named_modules()}
 
     def fill(self) -> None:
-        self._fill_outer()  # first: large, and mapped beside what is made of them
+        self._fill_outer()  # first, because they are large, and in memory twice meanwhile
         for prefix, parent in list(self._model.named_modules()):
             if type(parent) in (nn.Linear, StoredEmbedding):  # replaced, or filled already
                 continue

@@ -26,7 +26,7 @@ Ranks: TypeAlias = NDArray[np.int32]
 Floats: TypeAlias = NDArray[np.float64]
 Discounts: TypeAlias = tuple[float, float, float]  # discounts of counts 1, 2, and 3 or more
 
-MAX_ORDER = 6  # what KenLM is compiled for
+MAX_ORDER = 6  # highest order that KenLM is compiled for
 MAX_TOKEN_ID = 2**24 - 1  # rank (31 bits) and word (25 bits) share a 64-bit key
 DISCOUNT_FALLBACK: Discounts = (0.5, 1.0, 1.5)
 _ZERO = 1e-99  # stands for probability 0, by the convention of ARPA files

@@ -24,7 +24,7 @@ from diffuspec.core.errors import ConfigError
 
 NUM_TOP_IDS = 8  # likeliest ids kept for each answer token that has probabilities
 PROBABILITY_UNITS = 255
-HELD_OUT_EVERY = 40  # examples; the last of each 40 is never trained on
+HELD_OUT_EVERY = 40  # the last of each 40 examples is never trained on
 BATCHES_PER_CHUNK = 8
 NUM_TYPICAL_EXAMPLES = 4
 

@@ -66,7 +66,7 @@ def keep_layers(target: Any, kept: Sequence[int]) -> Any:
     """Return a new model with these layers of the target; its embeddings and head are shared."""
     config = copy.deepcopy(target.config)
     num_layers = config.num_hidden_layers
-    for name, value in list(vars(config).items()):  # such as layer_types
+    for name, value in list(vars(config).items()):  # layer_types, for example
         if isinstance(value, list) and len(value) == num_layers:
             setattr(config, name, [value[layer] for layer in kept])
     config.num_hidden_layers = len(kept)

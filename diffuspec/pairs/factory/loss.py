@@ -33,7 +33,7 @@ class LossConfig:
     block_size: int | None = None  # size of aligned blocks; None: a draft is one block
     min_block: int = 8
     max_block: int = 32
-    rows_per_answer_token: float = 1.4  # masked rows
+    rows_per_answer_token: float = 1.4  # masked rows for each answer token
     clean_weight: float = 0.5  # weight of a clean row; a masked one has 1
     position_decay: float = 0.97  # a late token counts only if all before it were right
     revealed_share: float = 0.15  # share of batches with some unmasked block tokens

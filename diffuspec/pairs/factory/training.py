@@ -38,9 +38,9 @@ from diffuspec.pairs.factory.optimisation import (
 )
 from diffuspec.pairs.factory.start import begin
 
-NUM_REPORT_EXAMPLES = 48  # held out
+NUM_REPORT_EXAMPLES = 48  # held-out examples in a report
 MAX_EXAMPLE_TOKENS = 1024
-PROBES = 6  # drafts at each of them
+PROBES = 6  # drafts measured in each of them
 TOKENS_PER_MEASURED_BATCH = 2048
 BYTES_PER_LAYER_ROW = 130  # bytes of activations for each column of the hidden states
 
@@ -57,13 +57,13 @@ class DrafterPlan:
     answers: tuple[Path, ...]
     kind: ModelKind = "diffuspec"
     block_size: int | None = None  # size of aligned blocks; None: it is block-causal
-    layers: int | tuple[int, ...] = 10  # how many of the target's; or which
+    layers: int | tuple[int, ...] = 10  # number of the target's layers, or their indices
     num_chunks: int = 200
     tokens_per_batch: int = 4096
     max_tokens: int = MAX_EXAMPLE_TOKENS  # most tokens of an example
     matrix_lr: float = 0.004
     other_lr: float = 1e-3
-    head_tokens: int | None = 8192  # most frequent ones, that the loss computes; None: all
+    head_tokens: int | None = 8192  # most frequent tokens, the only ones in the loss; None: all
     min_block: int = 4
     max_block: int = 12
     report_every: int = 4
@@ -71,7 +71,7 @@ class DrafterPlan:
     device: str = "cpu"
     compiles: bool = False
     storage: Storage = "bfloat16"  # form of the exported weights
-    stop_after: int | None = None  # chunks
+    stop_after: int | None = None  # chunks after which to stop; None: all
 
     def describe_memory(self) -> str:
         """Say how much memory the training takes at most. Raises ModelLoadError."""
@@ -80,7 +80,7 @@ class DrafterPlan:
         num_layers = int(config["num_hidden_layers"])
         kept = self.layers if isinstance(self.layers, int) else len(self.layers)
         share = min(1.0, kept / num_layers)
-        weights = 4 * checkpoint.num_weights  # all of the target's, float32
+        weights = 4 * checkpoint.num_weights  # bytes of the target's weights in float32
         states = 4 * 3 * share * checkpoint.num_weights  # gradients and the optimisers' states
         # Clean rows and masked ones; sps has none of these.
         rows = self.tokens_per_batch * (1.0 if self.kind == "sps" else 2.5)

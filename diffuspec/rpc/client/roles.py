@@ -46,7 +46,7 @@ class _RemoteRole:
     """A role behind a connection. Belongs to the event loop that it was connected in."""
 
     method: ClassVar[Method[Any, Any]]
-    failure: ClassVar[type[WorkerError]]  # the role says that it failed
+    failure: ClassVar[type[WorkerError]]  # raised if the role reports a failure
     unavailable: ClassVar[type[WorkerError]]  # raised if the role cannot be reached
 
     def __init__(self, connection: Connection, deadline_seconds: float) -> None:
@@ -186,7 +186,7 @@ class RemoteVerifier(_RemoteRole):
 
     def __init__(self, connection: Connection, deadline_seconds: float) -> None:
         super().__init__(connection, deadline_seconds)
-        self.drafters: tuple[HostedDrafter, ...] = ()  # the verifier's, when last connected
+        self.drafters: tuple[HostedDrafter, ...] = ()  # those beside it, when last connected
         self._info: TargetInfo | None = None
 
     @property

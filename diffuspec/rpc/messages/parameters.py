@@ -28,7 +28,7 @@ M = TypeVar("M", bound=Message)
 class _Slot:
     """How a message holds a parameter."""
 
-    name: str  # the parameter's
+    name: str  # name of the parameter
     field: str  # the field of its value
     flags: Mapping[str, str]  # the bool field of each word that may stand in place of a number
     numbers: Mapping[str, int]  # the enum's number of each word of a choice

@@ -171,7 +171,7 @@ def num_common_tokens(prefixes: Sequence[bytes]) -> int:
     num_tokens = len(shortest) // TOKEN_SIZE
     if all(prefix.startswith(shortest) for prefix in prefixes):
         return num_tokens
-    first, last = min(prefixes), max(prefixes)  # all others have in common what these two have
+    first, last = min(prefixes), max(prefixes)  # what these two have in common, all have
     differs = np.frombuffer(first, "<i4", num_tokens) != np.frombuffer(last, "<i4", num_tokens)
     return int(differs.argmax())
 

@@ -25,7 +25,7 @@ from diffuspec.telemetry import context
 
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _PROBES = ("/health", "/ping", "/ready")
-_KEYED = ("/metrics", "/tokenize", "/detokenize")  # besides all below /v1
+_KEYED = ("/metrics", "/tokenize", "/detokenize")  # paths that need a key, besides all below /v1
 _LINGER_SECONDS = 2.0  # time to drain a refused body: clients send all before they read
 _HEADERS = {
     "x-content-type-options": "nosniff",
@@ -174,7 +174,7 @@ class _Exchange:
         self._receive = receive
         self._send = send
         self._is_read = scope["method"] in ("GET", "OPTIONS", "DELETE")
-        self.is_begun = False  # the response
+        self.is_begun = False  # whether the response has begun
         scope.setdefault("state", {})
         use_id(scope, uuid.uuid4().hex)
 

@@ -28,7 +28,7 @@ class Calls:
     """The functions that may be called, how often, and the model's special tokens."""
 
     functions: Sequence[Function]
-    is_strict: bool  # all of them, not only those that say so
+    is_strict: bool  # all functions are strict, not only those marked so
     is_single: bool
     special_ids: Mapping[str, int]  # ids of special tokens by their texts
     template: str  # source of the chat template

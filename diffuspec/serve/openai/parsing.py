@@ -28,9 +28,9 @@ from diffuspec.serve.openai.validation import keys_of, validated
 from diffuspec.text.prompt import ChatOptions
 
 _MAX_ANSWERS = 64  # answers of one request: prompts times n
-DEFAULT_TEMPERATURE = 1.0  # OpenAI's
+DEFAULT_TEMPERATURE = 1.0  # OpenAI's default
 _LEAST_TOP_P = 1e-9
-_DEFAULT_TEXT_TOKENS = 16  # OpenAI's, of completions; a chat goes on to the end of the context
+_DEFAULT_TEXT_TOKENS = 16  # OpenAI's default for completions; chats go on to the end of the context
 # Where an error begins to quote a value that may be a user's text.
 _NO_TEXT = re.compile(", got (?!-?[0-9]|inf|a string of |a list of )")
 _SHAPED = frozenset({"logprobs", "max_tokens"})  # declared parameters that OpenAI has otherwise
@@ -238,11 +238,11 @@ def _sampling(
             "spaces_between_special_tokens",
         )
     given = {"temperature": DEFAULT_TEMPERATURE, **model.conventions.sampling, **given}
-    if given.get("top_k") == -1:  # vLLM's word for all
+    if given.get("top_k") == -1:  # vLLM's value for all tokens
         given["top_k"] = 0
-    if given.get("seed") == -1:  # vLLM's word for none
+    if given.get("seed") == -1:  # vLLM's value for no seed
         given["seed"] = None
-    if given.get("top_p") == 0:  # OpenAI's word for the likeliest token
+    if given.get("top_p") == 0:  # OpenAI's value for the likeliest token alone
         given["top_p"] = _LEAST_TOP_P
     given |= {"logprobs": num_logprobs, "max_tokens": max_tokens, "structured_output": form}
     return _make(SamplingParams, given)

@@ -84,9 +84,9 @@ def _sampling() -> dict[str, Any]:
     """Return the schemas of the sampling parameters as bodies have them."""
     sampling: dict[str, Any] = _inlined(TypeAdapter(SamplingParams).json_schema())["properties"]
     sampling["temperature"]["default"] = DEFAULT_TEMPERATURE
-    sampling["top_k"]["minimum"] = -1  # vLLM's word for all
+    sampling["top_k"]["minimum"] = -1  # vLLM's value for all tokens
     del sampling["top_p"]["exclusiveMinimum"]
-    sampling["top_p"]["minimum"] = 0  # OpenAI's word for the likeliest token
+    sampling["top_p"]["minimum"] = 0  # OpenAI's value for the likeliest token alone
     for name in ("stop", "bad_words"):
         sampling[name] = _one_or_several(sampling[name])
     return sampling

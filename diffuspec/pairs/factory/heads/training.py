@@ -39,7 +39,7 @@ MATRIX_LRS: dict[HeadKind, float] = {
     "eagle": 0.003,
     "dflash": 0.004,
 }
-NUM_REPORT_EXAMPLES = 48  # held out
+NUM_REPORT_EXAMPLES = 48  # held-out examples in a report
 TOKENS_PER_MEASURED_BATCH = 4096
 
 
@@ -56,7 +56,7 @@ class HeadPlan:
     max_tokens: int = 1024  # most tokens of an example
     matrix_lr: float | None = None  # None: what suits the kind
     other_lr: float = 1e-3
-    head_tokens: int | None = 8192  # most frequent ones, that the loss computes; None: all
+    head_tokens: int | None = 8192  # most frequent tokens, the only ones in the loss; None: all
     num_blocks: int = 2  # residual blocks of a Medusa or Hydra head
     layers: int | tuple[int, ...] = 5  # the target's layers that a DFlash drafter starts from
     block_size: int = 12  # rows of a DFlash drafter's block
@@ -65,7 +65,7 @@ class HeadPlan:
     device: str = "cpu"
     compiles: bool = False  # whether the target's layers are compiled
     storage: Storage = "bfloat16"  # form of the exported weights
-    stop_after: int | None = None  # chunks
+    stop_after: int | None = None  # chunks after which to stop; None: all
 
 
 class HeadTraining:

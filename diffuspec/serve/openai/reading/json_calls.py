@@ -34,8 +34,8 @@ _NAMED_BEGUN = re.compile(r"[\w.-]*\s*(?:\[[A-Z_]*\]?\s*\w*\s*){0,2}")
 class JsonForm:
     """How a family writes calls around their JSON."""
 
-    mark: str  # begins a block of calls
-    close: str = ""  # ends one; "": nothing does
+    mark: str  # text that begins a block of calls
+    close: str = ""  # text that ends a block; "": blocks have no end
     between: str = ",[]"  # what may stand between the calls of a block, besides space
     may_be_bare: bool = False  # an answer that begins with a known call needs no mark
     may_name_outside: bool = False  # the name may come before the object of arguments

@@ -14,12 +14,12 @@ from typing import Any
 
 from diffuspec.serve.openai.reading.pieces import SPACE, CallPart, Piece, StateReader
 
-_MARKS = ("<|python_start|>", "<|python_end|>")  # Llama 4's
+_MARKS = ("<|python_start|>", "<|python_end|>")  # marks of Llama 4
 _LIST = re.compile(r"\[\s*[A-Za-z_][\w.]*\s*\(")
 _LIST_BEGUN = re.compile(r"\[\s*([A-Za-z_][\w.]*)?\s*")
 _HEAD = re.compile(r"\s*([A-Za-z_][\w.]*)\s*\(")
 _NAMED = re.compile(r"([A-Za-z_]\w*)\s*=\s*")
-_NAMES = {"true": True, "false": False, "null": None}  # JSON's, which models mix in
+_NAMES = {"true": True, "false": False, "null": None}  # JSON's names, which models mix in
 
 
 class PythonicCallReader(StateReader):
@@ -154,5 +154,5 @@ def _literal(node: ast.expr) -> Any:
     if isinstance(node, ast.List | ast.Tuple):
         return [_literal(one) for one in node.elts]
     found = ast.literal_eval(node)
-    json.dumps(found)  # no bytes, no complex numbers
+    json.dumps(found)  # refuses bytes and complex numbers
     return found

@@ -31,7 +31,7 @@ class ChatReply(BaseReply[ChatChunkChoice, ChatCompletionChunk]):
     def __init__(self, job: Job, generations: Sequence[Generation], *rest: Any, **head: Any):
         super().__init__(job, generations, *rest, **head)
         self._readers = [AnswerReader(job, one) for one in generations]
-        self._pieces: list[list[Piece]] = [[] for _ in generations]  # empty in a stream
+        self._pieces: list[list[Piece]] = [[] for _ in generations]  # stays empty in a stream
         self._num_calls = [0 for _ in generations]
 
     def add(self, index: int, output: RequestOutput) -> None:
