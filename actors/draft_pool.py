@@ -53,7 +53,7 @@ class DraftPool:
     """
 
     def __init__(self, config: DraftPoolConfig, security: Security, proxy: DraftProxy) -> None:
-        """`security`: what the servers ask for, and the proxy has."""
+        """`security`: what the servers demand and the proxy presents."""
         self._config = config
         self._security = security
         self._proxy = proxy
@@ -63,7 +63,7 @@ class DraftPool:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Start the fewest servers that there are to be. Raises what prevents one of them."""
+        """Start the least number of servers. Raises what prevents one of them."""
         self._servers = [self._new() for _ in range(self._config.scaling.min_servers)]
         try:
             await asyncio.gather(*[one.start() for one in self._servers])
@@ -90,7 +90,7 @@ class DraftPool:
 
     @property
     def num_servers(self) -> int:
-        """Servers that are kept up, those included that are starting."""
+        """Servers that are kept up, starting ones included."""
         return len(self._servers)
 
     def _new(self) -> DraftServerSupervisor:
@@ -130,7 +130,7 @@ class DraftPool:
                 logger.warning("a round of the pool of draft servers failed: %s", error)
 
     async def _round(self) -> None:
-        """Tell the proxy who serves, and start or stop a server if the loads say so."""
+        """Tell the proxy which servers serve, and start or stop a server if the loads say so."""
         servers = [*self._servers]
         found = await asyncio.gather(*[one.load() for one in servers])
         await self._proxy.use(self.addresses)

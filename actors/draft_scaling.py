@@ -1,7 +1,7 @@
 """How many draft servers a pool should have, by the drafts that wait and the time spent drafting.
 
-Pure functions of the loads. A number is only changed for what has been so for a while, because a
-server takes long to start, and the engines of one that ends have to connect again.
+Pure functions of the loads. The number changes only when the loads have called for it for a while,
+because a server takes long to start, and the engines of one that ends have to connect again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Wish:
 
 
 def wanted_servers(loads: Sequence[DraftLoad], scaling: DraftScaling) -> int:
-    """Return how many servers would have the load of these at the targets, within the bounds.
+    """Return how many servers would bring these loads to the targets, within the bounds.
 
     Never more than there are engines: an engine has one server, and drafts made ahead may keep any
     server busy.

@@ -1,7 +1,7 @@
 """Prometheus series of an actor through Ray's own exporter, at every node's metrics port.
 
 Every sample becomes a gauge of Ray's, under its own name with the prefix `ray_`: totals and buckets
-too, whose rates Prometheus takes as it does of counters.
+too, of which Prometheus can take rates as of counters.
 """
 
 from __future__ import annotations

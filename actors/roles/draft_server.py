@@ -49,7 +49,7 @@ class DraftServerActor:
         return server.address
 
     async def load(self) -> DraftLoad:
-        """Return what there was to do lately. May be called from the event loop of any thread.
+        """Return the latest load. May be called from the event loop of any thread.
 
         Raises WorkerError while it does not serve.
         """
@@ -58,11 +58,11 @@ class DraftServerActor:
         return self._meter.load()
 
     async def run(self) -> None:
-        """Never return: a call of this ends with the process, and tells of its end at once."""
+        """Never return: a call fails as soon as the process ends, so that its caller notices."""
         await asyncio.Event().wait()
 
     async def is_healthy(self) -> bool:
-        """Return whether the event loop runs and drafts are to be had most of the time.
+        """Return whether the event loop runs and drafts can be made most of the time.
 
         May be called from the event loop of any thread.
         """

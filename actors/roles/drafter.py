@@ -101,7 +101,7 @@ class DrafterActor:
         return self._scorer.remote.num_bytes_sent, self._scorer.remote.num_bytes_received
 
     async def run(self) -> None:
-        """Never return: a call of this ends with the process, and tells of its end at once."""
+        """Never return: a call fails as soon as the process ends, so that its caller notices."""
         await asyncio.Event().wait()
 
     async def is_healthy(self) -> bool:

@@ -212,7 +212,7 @@ class _Request:
                 raise TransportError(f"{link.member.name}: {error}") from error
 
     async def _was_wanted(self, link: Link, client: RemoteCoordinator) -> bool:
-        """Return whether somebody cancelled the request, and no pipeline that cannot go on."""
+        """Return whether a client cancelled the request, and not a pipeline that cannot go on."""
         if self._request_id in link.moving:
             return False
         if await client.check_health(_CHECK_SECONDS):

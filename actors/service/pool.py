@@ -138,7 +138,7 @@ class PipelinePool:
             link.member, link.is_listed = member, True
 
     async def _check(self, link: Link) -> None:
-        """Connect to a pipeline if need be, and ask it whether it is well."""
+        """Connect to a pipeline if need be, and check its health."""
         try:
             if link.client is None or link.client.address != link.member.address:
                 await self._connect(link)

@@ -87,7 +87,7 @@ class PipelineReplica:
             await asyncio.sleep(ANNOUNCE_SECONDS)
 
     async def _tell_metrics_always(self) -> None:
-        """Report series, which are not there while a coordinator starts: announcements go on."""
+        """Report series apart from announcements: a coordinator that starts has none yet."""
         while True:
             try:
                 await self._tell("announce_metrics", self.name, await self._pipeline.metrics())

@@ -53,7 +53,7 @@ def validate(tree: DraftTree) -> None:
 
 
 def _is_sound(tree: DraftTree) -> bool:
-    """Return whether `validate` passes. Faster, but does not tell which node is bad."""
+    """Return whether `validate` would pass: faster, but without the name of the bad node."""
     token_ids, parents = tree.token_ids, tree.parents
     if is_chain(tree):
         return min(token_ids, default=0) >= 0
@@ -171,7 +171,7 @@ def prune_draft(draft: Draft, keep: Iterable[int]) -> Draft:
 
 
 def cut_draft(draft: Draft, max_depth: int) -> Draft:
-    """Return the part of a draft up to a depth: as deep as tokens may still be committed."""
+    """Return the part of a draft down to a depth, as many tokens as may still be committed."""
     if draft.tree.num_nodes > max_depth:
         kept = [node for node, depth in enumerate(depths(draft.tree)) if depth <= max_depth]
         if len(kept) < draft.tree.num_nodes:

@@ -42,7 +42,7 @@ class Guides(Protocol):
 def admitted(column: Column, parent: Node | None, guide: Guide) -> Column:
     """Return the part of a column that may come after a node.
 
-    Where the form dictates the next token, that alone, whether or not it is in the column.
+    Where the form dictates the next token, it is that token alone, in the column or not.
     """
     token_ids = guide.next_tokens(path_of(parent), column.token_ids)
     if not token_ids:

@@ -59,7 +59,7 @@ class OwnText:
     def pieces(self, text: TokenIds) -> Iterator[TokenIds]:
         """Yield growing prefixes of a long text; `follow` takes a few milliseconds for each.
 
-        A caller that follows them first has as little left of the text itself.
+        After them, `follow` takes no longer for the text itself.
         """
         start = num_shared_tokens(text, self.text)
         if len(self.text) - start > _MAX_REWIND:

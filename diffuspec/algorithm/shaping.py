@@ -42,7 +42,7 @@ def shape(
     history: History,
     eos_token_ids: Collection[int],
 ) -> Tensor:
-    """Return shaped logits, [R, V]; greedy ones stop short of the temperature.
+    """Return shaped logits, [R, V]; those of greedy requests lack the temperature and what follows.
 
     positions[r] is the absolute index that row r's token will have in the sequence. A drafter may
     not know all tokens before a row: the path is then shorter than the position says, and the row

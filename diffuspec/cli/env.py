@@ -34,7 +34,7 @@ def run() -> None:
 
 
 def _facts() -> Iterator[tuple[str, str]]:
-    """Yield what there is to say, by name."""
+    """Yield the facts by name."""
     from diffuspec.bench.machine import cpu_model, gpus, package_version
 
     yield "diffuspec", package_version("diffuspec") or "a checkout, not installed"

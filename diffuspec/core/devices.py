@@ -29,7 +29,7 @@ _FLAGS = {"amx_bf16", "avx512_bf16"}  # names in Linux's /proc/cpuinfo
 def wanted_cpu_level() -> str | None:
     """Return the level that the environment asks for; None: the machine's own.
 
-    Raises ConfigError for one that there is not.
+    Raises ConfigError for an unknown one.
     """
     level = os.environ.get(CPU_LEVEL_VARIABLE) or None
     if level is not None and level not in CPU_LEVELS:

@@ -31,7 +31,7 @@ class StateFeed:
         return self._waiting[-1].end if self._waiting else self._known
 
     def expect(self, layers: tuple[int, ...]) -> None:
-        """Ask for states of these layers from the start: for other requests, the drafter did."""
+        """Ask for states of these layers from the start, as the drafter did for other requests."""
         self._layers = self._layers or layers
 
     def take(self, states: StateRows | None) -> None:

@@ -188,7 +188,7 @@ class Worker:
         answer.task.add_done_callback(lambda _: self._answers.pop(begin.number))
 
     async def _load(self, load: messages.LoadEngine) -> None:
-        # Of this thread, and of those that it starts from now on: engines that share processors
+        # This binds the thread, and those that it starts from now on: engines that share processors
         # lose a fifth of their speed to threads that move.
         processors = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, own_processors(load.index, load.num_processes, processors))

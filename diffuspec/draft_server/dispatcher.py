@@ -107,7 +107,7 @@ class Dispatcher:
         return self._breaker.is_closed or self._breaker.is_trial_due(time.monotonic())
 
     def patience(self, jobs: Sequence[DraftJob], now: float) -> float:
-        """Return the seconds for which to wait for jobs, asked for now: beyond, they may hang."""
+        """Return the seconds to wait for jobs queued now; after them, the drafter may hang."""
         return max(_PATIENCE * self.seconds_until(jobs, now), _LEAST_PATIENCE_SECONDS)
 
     def submit(self, jobs: Sequence[DraftJob]) -> None:
@@ -134,7 +134,7 @@ class Dispatcher:
         return next((job for job in (*self._in_call, *self._queue) if job.is_for(request)), None)
 
     def is_sent(self, request: EngineRequest, tokens: tuple[int, ...]) -> bool:
-        """Whether a draft in case of these tokens is under way."""
+        """Whether a draft for the prefix with these tokens after it is under way."""
         return any(
             job.request is request and job.num_tokens == request.num_tokens and job.tokens == tokens
             for job in self._in_call

@@ -116,8 +116,9 @@ class Planner:
     ) -> dict[EngineRequest, int]:
         """Return what to draft while the engine waits, for requests whose drafts are not there.
 
-        at_hand: tokens that each gains without. num_rows: verified beside these drafts. The price
-        of a position is the one at which the gain is the most above what the seconds are worth.
+        at_hand: tokens that each gains without such a draft. num_rows: verified beside these
+        drafts. The price of a position is the one at which the gain is the most above what the
+        seconds are worth.
         """
         if not self._rate:
             return {one: one.length for one in requests}
@@ -218,7 +219,7 @@ class Planner:
         return self._mine.reading_seconds(sum([one.num_unread for one in requests]))
 
     def num_nodes(self, reaches: Sequence[Sequence[float]], num_requests: int) -> list[int]:
-        """Return how many of its likeliest nodes to send of each draft."""
+        """Return for each draft how many of its likeliest nodes to send."""
         curve = self._costs.verification.curve
         if not curve.is_known or not self._rate or not reaches:
             return [len(one) for one in reaches]

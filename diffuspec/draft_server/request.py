@@ -28,7 +28,7 @@ _MAX_MADE = 32  # drafts kept for one request
 
 @dataclass(slots=True, eq=False)
 class Made:
-    """A draft for a request in case that it goes on with some tokens."""
+    """A draft for a request that goes on with some tokens."""
 
     tokens: tuple[int, ...]  # tokens assumed after the present prefix
     draft: Draft
@@ -143,7 +143,7 @@ class EngineRequest:
     # ---- drafts
 
     def draft_request(self, tokens: Sequence[int], length: int) -> DraftRequest:
-        """Return the request for a draft in case that these tokens follow.
+        """Return the request for a draft after the prefix and these tokens.
 
         One more position is drafted: candidates for the target's token after a full acceptance.
         It is a tree also for engines that verify chains: what is off the chain that they are sent
@@ -165,7 +165,7 @@ class EngineRequest:
         )
 
     def keep(self, num_tokens: int, tokens: tuple[int, ...], draft: Draft, length: int) -> None:
-        """Keep a draft asked for when the prefix had num_tokens, in case of further tokens.
+        """Keep a draft that was asked for when the prefix had num_tokens, to follow further tokens.
 
         It is dropped if the request has gone on otherwise.
         """

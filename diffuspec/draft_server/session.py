@@ -116,7 +116,7 @@ class Session:
             self.planner.observe_silence(sent.num_requests, steps, step.verify_seconds)
             return
         busy = self._dispatcher.busy.seconds(received)
-        # Of requests that have ended, as many tokens were accepted as were expected.
+        # Requests that have ended count with as many accepted tokens as were expected.
         accepted = found.num_accepted + max(sent.num_expected - found.num_expected, 0.0)
         self.planner.observe(sent, accepted, step.verify_seconds, step.wait_seconds, busy)
 

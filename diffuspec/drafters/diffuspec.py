@@ -31,7 +31,7 @@ class DiffuSpecDrafter:
         await self.lattice_model.release(request_id)
 
     def close(self) -> None:
-        """Close the diffusion LM. The path scorer stays its maker's."""
+        """Close the diffusion LM. The path scorer is closed by its maker."""
         self.lattice_model.close()
 
 

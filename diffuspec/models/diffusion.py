@@ -153,7 +153,8 @@ class DiffusionDrafter:
             raise DrafterError(f"the drafter's forward pass failed: {error}") from error
 
     def _lattices(self, drafts: Sequence[MaskedDraft]) -> list[Lattice]:
-        # The computed columns of logits will do where neither noise nor refinement looks for ids.
+        # Noise and refinement need the logits of all ids; without them, the computed columns
+        # suffice.
         takes_columns = self._num_steps == 1 and all(is_noiseless(one.request) for one in drafts)
         columns = self.runner.columns if takes_columns else None
         for step in range(self._num_steps):
@@ -192,7 +193,7 @@ class DiffusionDrafter:
     def _fill(self, drafts: Sequence[MaskedDraft], columns: LogitColumns | None) -> None:
         """Run the model over every draft's prefix and block, and update its logits.
 
-        They are those of the columns only, if these are given.
+        If columns are given, the logits are those of the columns alone.
         """
         groups: dict[str, list[MaskedDraft]] = {}
         for draft in drafts:

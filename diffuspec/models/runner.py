@@ -94,7 +94,7 @@ class ModelRunner:
         self.num_forwards = 0
 
     def capture_steps(self) -> None:
-        """Let steps on a GPU be one launch from now on, where they can."""
+        """Run steps on a GPU in one launch each from now on, where possible."""
         has_kernel = self._fixed_rows is None and triton_attention.can_attend(
             self.cache.layers(0)[0]
         )

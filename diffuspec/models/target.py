@@ -111,7 +111,7 @@ class CausalTarget:
         return [None] * len(requests)
 
     async def release(self, request_id: str) -> None:
-        # Not waited for: the place is free for the next request when that is verified.
+        # It is not awaited: it runs before the next verification, which is soon enough.
         self._worker.post(self.release_here, request_id)
 
     def release_here(self, request_id: str) -> None:

@@ -1,7 +1,7 @@
 """One address in front of several draft servers: each engine's stream goes to one of them.
 
 Messages are passed on as they are. An engine whose server dies gets UNAVAILABLE, connects again,
-and is then sent to another server; so it is with engines of a server that is taken away.
+and is then sent to another server; so do the engines of a server that is taken away.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def new_token() -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host; so it is with a socket of Unix, "unix:PATH"."""
+    """Whether only this machine can reach a host, as is true of a Unix socket, "unix:PATH"."""
     if host == "localhost" or host.startswith(UNIX_SCHEME):
         return True
     try:

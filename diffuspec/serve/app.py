@@ -83,7 +83,7 @@ def create_app(
     app.add_middleware(Observer, series=series, spans=spans)
     app.add_middleware(HeadAsGet)
     app.add_middleware(PlainPaths)
-    # For /openapi.json alone: Edge checks the keys.
+    # This is for /openapi.json alone: Edge checks the keys.
     shown = [] if keys is None else [Security(HTTPBearer(auto_error=False))]
     add = functools.partial(app.add_api_route, dependencies=shown)
     threads = ThreadPoolExecutor(settings.max_tokenizing, "tokenize")

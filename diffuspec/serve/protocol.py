@@ -98,7 +98,7 @@ def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
     """Return data whose head asks for no other protocol, which a server need not heed.
 
     Java's client offers HTTP/2 in this way, and httptools takes no body of a request that does.
-    Second: the beginning of a line at the end of the data, if it may become that header.
+    Returns also the beginning of a line at the end of the data, if it may become that header.
     """
     head, end, rest = data.partition(b"\r\n\r\n")
     line = b"" if end else head[head.rfind(b"\n") + 1 :]

@@ -136,7 +136,7 @@ class AnswerMatcher:
     def admit(self, tree: DraftTree, max_seconds: float) -> Admitted:
         """Return the nodes that the grammar lets the answer reach; never EOS, which would end it.
 
-        Nodes that are left after max_seconds are not: other requests wait for this one's step.
+        After max_seconds the remaining nodes are left out: other requests wait for this one's step.
         Raises InvalidRequestError if the answer cannot go on.
         """
         mask = self._mask()

@@ -20,7 +20,7 @@ def template_text(tokenizer: Any) -> str:
 
 @functools.lru_cache(maxsize=8)
 def takes_parts_only(tokenizer: Any) -> bool:
-    """Whether the template leaves out a content that is a text, and has one that is a list."""
+    """Whether the template leaves out a content that is a text, and keeps one that is a list."""
     if _PROBE in _rendered(tokenizer, [_user(_PROBE)]):
         return False
     text = _rendered(tokenizer, [_user([{"type": "text", "text": _PROBE}])])

@@ -101,7 +101,7 @@ class Grammars:
         tokens, tokenizer = self._tokenizer
         grammar = _grammar(form, tokens)
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
-        # llguidance puts work off until the first mask is computed.
+        # llguidance defers work until the first mask is computed.
         if matcher.is_error() or not any(matcher.compute_bitmask()) or matcher.is_error():
             raise InvalidRequestError(
                 f"structured_output cannot be used: {_why_refused(form, matcher)}"
@@ -120,7 +120,7 @@ class Grammars:
 
     @functools.cached_property
     def _tokenizer(self) -> tuple[GrammarTokens, LLTokenizer]:
-        # transformers: not before the first form
+        # This imports transformers, which only forms need.
         from diffuspec.text.tokenizer import load_tokenizer
 
         info, backend = self._info, load_tokenizer(self._path).backend_tokenizer

@@ -124,7 +124,7 @@ class _Rewriter:
         return schema
 
     def _allow_items(self, schema: dict[str, Any], place: str) -> None:
-        """Say uniqueItems of a few constants by all subsets, in the constants' order.
+        """Express uniqueItems of a few constants by all subsets, in the constants' order.
 
         It is taken away where it demands nothing, and refused elsewhere.
         """
@@ -148,7 +148,7 @@ class _Rewriter:
             schema.pop(key, None)
 
     def _leave_out_constants(self, schema: dict[str, Any], place: str) -> None:
-        """Say `not` of constants by the values that are left, where these are known."""
+        """Express `not` of constants by the values that are left, where these are known."""
         if "not" not in schema:
             return
         excluded = schema.pop("not")
@@ -160,7 +160,8 @@ class _Rewriter:
         schema["enum"] = [one for one in schema["enum"] if one not in constants]
 
     def _name_properties(self, schema: dict[str, Any], place: str) -> None:
-        """Say propertyNames by properties, and unevaluatedProperties by additionalProperties."""
+        """Express propertyNames and unevaluatedProperties by properties and
+        additionalProperties."""
         if "unevaluatedProperties" in schema:
             if any(key in schema for key in _APPLICATORS):
                 self._refuse(f"{place}/unevaluatedProperties", "is not supported beside others")

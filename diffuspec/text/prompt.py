@@ -121,7 +121,7 @@ def _render(messages: Sequence[Mapping[str, Any]], tokenizer: Any, chat: ChatOpt
                 "continue_final_message needs a chat template that keeps the content of the final "
                 "message as it is"
             ) from error
-        # Others than the template's own words may quote the chat.
+        # An error other than the template's own may quote the chat.
         reason = error if type(error) is TemplateError else type(error).__name__
         raise InvalidRequestError(f"the chat template refused the messages: {reason}") from error
     return text

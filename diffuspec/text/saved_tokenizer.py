@@ -27,7 +27,7 @@ def load_saved_tokenizer(path: Path) -> Any:
             tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
     except Exception as error:  # transformers and tokenizers may raise anything
         raise ModelLoadError(f"{path}: cannot load its tokenizer: {error!r}") from error
-    # Of the training that saved it: prompts would be cut, or filled up, in silence.
+    # Truncation and padding of the training that saved it would change prompts silently.
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer

@@ -30,8 +30,8 @@ def likeliest_after(
 ) -> list[Candidates]:
     """Return each row's likeliest tokens, with the request's own sampling noise.
 
-    They are `count`, or fewer where top-k and top-p leave fewer. logits [R, V] are in the order of
-    the places; those of one request stand together.
+    There are `count` of them, or fewer where top-k and top-p leave fewer. logits [R, V] are in the
+    order of the places; those of one request stand together.
     """
     logits = logits.float()
     logits[:, target.vocab_size :] = -torch.inf

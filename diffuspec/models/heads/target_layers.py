@@ -43,7 +43,7 @@ class TargetLayers:
         return head.to(self.device, self.dtype).eval().requires_grad_(False)
 
     def place_decoder(self, head: Head, rotary_emb: nn.Module) -> Head:
-        """Place a head of decoder layers, and let it use our fastest; angles stay in float32."""
+        """Place a head of decoder layers, on a CPU as our fast layers; angles stay in float32."""
         head = self.place(head)
         head.rotary_emb = rotary_emb.to(self.device)
         if self.device.type == "cpu":

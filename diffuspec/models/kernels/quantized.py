@@ -2,9 +2,9 @@
 
 A weight is `number * scale + offset`, computed in float32: numbers are whole, of 4 or 8 bits, and
 each output has a scale and an offset for each group of its inputs. Scales are numbers of 16 bits
-(or float32), or such that several groups share, times whole numbers of their own; so are offsets,
-or they are `-zero * scale`. Formats are filled in without any rounding. A product has the bits of
-one with the same weights in float32, and a row's do not depend on the other rows.
+(or float32); or several groups share one, which a whole number of each group multiplies. So are
+offsets, or they are `-zero * scale`. Formats are filled in without any rounding. A product has the
+bits of one with the same weights in float32, and a row's do not depend on the other rows.
 """
 
 from __future__ import annotations

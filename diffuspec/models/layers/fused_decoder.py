@@ -39,7 +39,7 @@ _MODELS = frozenset(
     {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 )
 _NUM_TRIED = 3  # rows of a trial
-# Largest difference of a trial, as a share of the largest output: some roundings.
+# Largest difference in a trial, as a share of the largest output; roundings make some.
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 

@@ -46,7 +46,7 @@ class Checkpoint:
     quantization: Quantization | None = None  # format of safetensors that stay quantised
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
-        """Return what the weights take in memory in a type, or as they are stored."""
+        """Return the bytes that the weights take in memory in a type, or as they are stored."""
         if self.gguf is None and self.quantization is None:
             return self.num_weights * dtype.itemsize
         files = weight_files(self.path) if self.gguf is None else [self.gguf]

@@ -18,7 +18,7 @@ _SWITCHED = (("short_factor", "long_factor"), ("short_mscale", "long_mscale"))
 
 
 def check_rope_types(path: Path, config: Any) -> None:
-    """Raise ModelLoadError for a way to compute angles that transformers has not."""
+    """Raise ModelLoadError for a way to compute angles that transformers lacks."""
     known = ("default", *ROPE_INIT_FUNCTIONS)
     for rope in _ropes(config):
         if rope["rope_type"] not in known:

@@ -26,7 +26,7 @@ class StoredWeights(Protocol):
     def __contains__(self, name: str) -> bool: ...
 
     def matrix(self, name: str, shape: tuple[int, int]) -> StoredMatrix:
-        """Return a weight as it is stored, a tensor mapped perhaps. Raises ModelLoadError."""
+        """Return a weight as it is stored; a tensor may be mapped. Raises ModelLoadError."""
         ...
 
     def vector(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

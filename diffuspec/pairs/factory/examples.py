@@ -131,7 +131,7 @@ class ExampleFiles:
             raise ConfigError(f"{len(self.training)} answers are too few: none of them is held out")
 
     def typical_batch(self) -> Batch:
-        """Return a few held-out examples of middle length, to see by how a model computes."""
+        """Return a few held-out examples of middle length, which show how a model computes."""
         few = sorted(self.held_out, key=lambda example: example.num_tokens)
         middle = len(few) // 2
         return pad(few[middle : middle + NUM_TYPICAL_EXAMPLES])

@@ -115,7 +115,7 @@ def _draw_blocks(batch: Batch, config: LossConfig) -> Blocks:
         length = num_blocks * size
     answered = int(batch.is_answer.sum()) // len(batch.token_ids)
     num_drafts = max(1, round(config.rows_per_answer_token * answered / length))
-    # On the CPU, whose random state is in the checkpoints.
+    # They are drawn on the CPU, whose random state is in the checkpoints.
     starts = torch.multinomial(batch.is_answer.float().cpu(), num_drafts, replacement=True)
     starts = starts.to(batch.token_ids.device)
     if size is None:

@@ -33,7 +33,7 @@ _MAX_TABLES = 16  # outcomes that an engine has not read yet; older ones are of 
 
 
 class EngineSession(Protocol):
-    """What answers one engine."""
+    """Answers one engine."""
 
     on_outcomes: Callable[[OutcomeTable], None] | None
 
@@ -41,7 +41,7 @@ class EngineSession(Protocol):
 
 
 class EngineSessions(Protocol):
-    """What opens sessions for engines."""
+    """Opens sessions for engines."""
 
     def open(self, hello: Hello) -> tuple[Any, Welcome]: ...
 

@@ -72,7 +72,7 @@ class Completions:
                 reply.add(index, output)
         if job.sampling.prompt_logprobs is None:
             return JSONResponse(reply.whole())
-        # The texts of thousands of tokens: not in the event loop.
+        # The texts of thousands of tokens would hold up the event loop.
         return await loop.run_in_executor(self._tokenizing, lambda: JSONResponse(reply.whole()))
 
     def _outputs(

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from diffuspec.serve.http.connection import ClientGoneError, unless_gone
 
 DONE = b"data: [DONE]\n\n"
-# At which clients that read lines by Unicode's rules would break an event.
+# Characters at which clients that read lines by Unicode's rules would break an event.
 _ESCAPED = {ord(one): f"\\u{ord(one):04x}" for one in "\x7f\x85\u2028\u2029"}
 
 

@@ -205,7 +205,7 @@ class ChatCompletionChunk(TypedDict):
 
 
 class TextLogprobs(TypedDict):
-    """Of the tokens of a text; null for the first one of a prompt."""
+    """Log-probabilities of the tokens of a text; null for the first one of a prompt."""
 
     tokens: list[str]
     token_logprobs: list[float | None]

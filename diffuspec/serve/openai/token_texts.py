@@ -46,7 +46,7 @@ class TokenTexts:
         """Return the bytes that a token stands for. They need not be a whole character."""
         text = self.text([token_id])
         if "\ufffd" not in text:
-            # After another token, since some tokenizers drop a space that begins a text.
+            # It is read after another token: some tokenizers drop a space that begins a text.
             return self.text([token_id, token_id])[len(text) :].encode()
         token: str = self._tokenizer.convert_ids_to_tokens(token_id)
         return byte_of(token) or bytes_of_letters(token) or text.encode()
@@ -63,7 +63,7 @@ class TextOffsets:
         self._num_characters = 0
 
     def of(self, token_ids: Sequence[int], num_echoed: int = 0, echoed: str = "") -> list[int]:
-        """Return where each of the next tokens begins; a part of a character, where that does.
+        """Return where each of the next tokens begins; a part of a character begins where it does.
 
         The first `num_echoed` tokens are those of `echoed`, which has no tokens that a tokenizer
         adds, such as BOS.

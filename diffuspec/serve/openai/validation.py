@@ -38,7 +38,7 @@ def validated(kind: type[B], given: Mapping[str, Any]) -> B:
         return kind.model_validate(given)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-        # Of a union, the kinds that fit best.
+        # Only the kinds of a union that fit best are told.
         param = _place(max(problems, key=lambda one: len(one["loc"]))["loc"])
         found = dict.fromkeys(_problem(one) for one in problems if _place(one["loc"]) == param)
         what = " or ".join(found).replace(" or must be ", " or ")

@@ -107,7 +107,7 @@ def _chunks(tiles: NDArray[np.integer]) -> Iterator[Chunk]:
 
 
 def num_splits_for(num_columns: int) -> int:
-    """Return a power of four: steps have few shapes."""
+    """Return a number of splits that is a power of four, so that steps have few shapes."""
     num_splits = 1
     while num_splits * SPLIT < num_columns:
         num_splits *= 4

@@ -40,7 +40,7 @@ class DFlashLearner:
         kept: Sequence[int],
         token_ids: torch.Tensor,
     ) -> None:
-        """kept: numbers of the target's layers. token_ids [B, N]: some to see its states by."""
+        """kept: numbers of the target's layers. token_ids [B, N]: examples that show its states."""
         self._layers = layers
         self._settings = settings
         self.module = DFlashModel(settings)
@@ -72,7 +72,7 @@ class DFlashLearner:
         batch, size = rows.batch, self._settings.block_size
         answered = int(batch.is_answer.sum()) // len(batch.token_ids)
         count = max(1, round(ROWS_PER_ANSWER_TOKEN * answered / size))
-        # On the CPU, whose random state is in the checkpoints.
+        # They are drawn on the CPU, whose random state is in the checkpoints.
         starts = torch.multinomial(batch.is_answer.float().cpu(), count, replacement=True)
         blocks = place_blocks(batch, starts.to(batch.token_ids.device), size)
         num_given = 1

@@ -31,7 +31,7 @@ class EagleLearner:
     hidden_layers: tuple[int, ...] = ()
 
     def __init__(self, target: Any, layers: TargetLayers, token_ids: torch.Tensor) -> None:
-        """token_ids [B, N]: some to see by how large the target's hidden states are."""
+        """token_ids [B, N]: examples that show how large the target's hidden states are."""
         self._layers = layers
         self._target_config = target.config
         self.module = start_from_last_layer(target, token_ids)

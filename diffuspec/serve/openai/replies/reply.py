@@ -126,7 +126,7 @@ class BaseReply(ABC, Generic[ChunkChoice, Chunk]):
         token_ids = answer.generation.prompt_token_ids.tolist()[1:]
         found: list[dict[str, PromptLogprob] | None] = [None]
         for token_id, one in zip(token_ids, answer.prompt_logprobs, strict=True):
-            # Of tokens that are as likely, those at the top have the order that they have there.
+            # Equally likely tokens at the top keep their order.
             ranks = {token_id: one.rank, **{top: n for n, (top, _) in enumerate(one.top, 1)}}
             found.append(
                 {
