@@ -47,7 +47,7 @@ class DraftScaling(Section):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """How many servers were wanted at a time."""
+    """The number of servers wanted at a point in time."""
 
     at: float
     num_servers: int

@@ -18,7 +18,7 @@ class MaskedDraft:
     request: DraftRequest
     prefix: TokenIds  # the request's prefix, cut from the left to the model's context
     block: TokenIds  # [k], masks, and tokens that refinement has put in
-    logits: torch.Tensor | None = None  # [k, V], each row of the last pass in which it was a mask
+    logits: torch.Tensor | None = None  # [k, V], rows from the last pass with a mask there
     is_masked: NDArray[np.bool_] | None = None  # [k]; None: all positions are masked
 
     def update(self, logits: torch.Tensor) -> None:

@@ -67,7 +67,7 @@ class Load:
         return self._seconds(positions, rows, 1)[0]
 
     def halves_seconds(self, positions: Sequence[float], rows: Sequence[float]) -> list[float]:
-        """Seconds of the same in two halves, of which one drafts while the other is verified."""
+        """Seconds of the step in two halves, of which one drafts while the other is verified."""
         costs = self.costs.drafters[self.drafter]
         _, drafting, verifying = self._seconds(positions, rows, 2)
         return [
