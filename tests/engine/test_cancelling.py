@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,16 +14,9 @@ from diffuspec.engine import Engine
 from tests.support.engines import FOREVER, PROMPT, SHORT, make_engine
 
 
-@pytest.fixture(scope="module")
-def engine(target_path: Callable[[str], Path], drafter_path: Path) -> Iterator[Engine]:
-    with make_engine(target_path("qwen2"), drafter_path) as engine:
-        yield engine
-
-
-async def admission(engine: Engine) -> None:
-    """Wait until a request runs in this event loop."""
-    loop = asyncio.get_running_loop()
-    while engine._loop is not loop or not list(engine._coordinator.admission.alive):
+async def admission(engine: Engine, count: int = 1) -> None:
+    """Wait until so many requests run or wait."""
+    while len(engine.requests()) < count:
         await asyncio.sleep(0.001)
 
 
@@ -48,8 +39,7 @@ async def test_a_request_that_waits_can_be_cancelled_too(target_path):
         for stream in running:
             await anext(stream)
         waiting = asyncio.ensure_future(engine.complete(PROMPT, SHORT, request_id="w"))
-        while len(list(engine._coordinator.admission.alive)) < 4:
-            await asyncio.sleep(0.001)
+        await admission(engine, 4)
         assert engine.cancel("w")
         with pytest.raises(RequestCancelledError):
             await waiting

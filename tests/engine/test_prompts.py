@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +17,6 @@ from diffuspec.engine import Engine
 from diffuspec.pairs import parse_config
 from tests.support.checkpoints import MAX_POSITIONS
 from tests.support.engines import MESSAGES, PROMPT, SHORT, ids, make_engine
-
-
-@pytest.fixture(scope="module")
-def engine(target_path: Callable[[str], Path], drafter_path: Path) -> Iterator[Engine]:
-    with make_engine(target_path("qwen2"), drafter_path) as engine:
-        yield engine
 
 
 def test_a_prompt_is_text_messages_or_token_ids(engine):
