@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import pytest
 
 from diffuspec.algorithm.draft_tree import depths, path_to
 from diffuspec.core.drafter_config import LookaheadConfig
@@ -16,6 +17,7 @@ from tests.support.fakes import FakeVerifier
 
 INFO = TargetInfo(vocab_size=100, max_model_len=64, max_sequences=2, eos_token_ids=(99,))
 WINDOW = LookaheadConfig(num_columns=2, ngram_tokens=3, num_guesses=2)  # two rows of two columns
+PROMPT = [10, 11, 1]  # the first row of its window is drawn as [10, 11]
 
 
 def request(
@@ -40,64 +42,67 @@ def paths_of(tree: DraftTree) -> set[tuple[int, ...]]:
     return {tuple(tree.token_ids[n] for n in path_to(tree, i)) for i in range(tree.num_nodes)}
 
 
-def with_window(rows: list[list[int]]) -> LookaheadDrafter:
+async def with_window(below: tuple[int, int]) -> LookaheadDrafter:
+    """Return a drafter whose window has the rows [10, 11] and `below`."""
     drafter = LookaheadDrafter(WINDOW, INFO)
-    drafter._states["a"] = drafter._state_of(request([1, 2]))
-    drafter._states["a"].rows = rows
+    [first] = await drafter.draft([request(PROMPT)])
+    assert paths_of(first.tree) == {(10,), (10, 11)}
+    drafter.observe([answered(PROMPT, first.tree, {(10,): below[0], (10, 11): below[1]})])
     return drafter
 
 
 async def test_a_window_is_a_chain_with_the_other_rows_of_each_column_below_its_place() -> None:
-    [draft] = await with_window([[10, 11], [20, 21]]).draft([request([1, 2])])
+    [draft] = await (await with_window((20, 21))).draft([request([*PROMPT, 3])])
     assert paths_of(draft.tree) == {(10,), (10, 20), (10, 11), (10, 11, 21)}
     assert max(depths(draft.tree)) == 3
 
 
-async def test_the_window_fills_and_then_gives_n_grams_and_moves_up() -> None:
-    drafter = with_window([[10, 11]])
-    [first] = await drafter.draft([request([1, 2])])
-    drafter.observe([answered([1, 2], first.tree, {(10,): 20, (10, 11): 21})])
-    assert drafter._states["a"].rows == [[10, 11], [20, 21]]
-    [second] = await drafter.draft([request([1, 2, 3])])
-    drafter.observe([answered([1, 2, 3], second.tree, {(10, 20): 30, (10, 11, 21): 31})])
-    state = drafter._states["a"]
-    assert state.rows == [[20, 21], [30, 31]]
-    assert list(state.pool[10]) == [(20, 30)] and list(state.pool[11]) == [(21, 31)]
-    [third] = await drafter.draft([request([1, 2, 3, 10])])
-    assert third.tree.token_ids[:2] == (20, 30), "the n-gram that follows the last token"
+async def test_a_full_window_gives_n_grams_and_moves_up() -> None:
+    drafter, prefix = await with_window((20, 21)), [*PROMPT, 3]
+    [draft] = await drafter.draft([request(prefix)])
+    drafter.observe([answered(prefix, draft.tree, {(10, 20): 30, (10, 11, 21): 31})])
+    window = {(20,), (20, 30), (20, 21), (20, 21, 31)}
+    [draft] = await drafter.draft([request([*prefix, 4])])
+    assert paths_of(draft.tree) == window
+    [draft] = await drafter.draft([request([*prefix, 4, 10])])
+    assert draft.tree.token_ids[:2] == (20, 30), "the n-gram that follows the last token"
+    [draft] = await drafter.draft([request([*prefix, 4, 10, 11])])
+    assert draft.tree.token_ids[:2] == (21, 31)
 
 
 async def test_equal_guesses_share_a_node() -> None:
-    drafter = with_window([[10, 11], [11, 12]])
-    [draft] = await drafter.draft([request([1, 2])])
+    drafter, prefix = await with_window((11, 12)), [*PROMPT, 3]
+    [draft] = await drafter.draft([request(prefix)])
     assert paths_of(draft.tree) == {(10,), (10, 11), (10, 11, 12)}
-    drafter.observe([answered([1, 2], draft.tree, {(10, 11): 30, (10, 11, 12): 31})])
-    assert drafter._states["a"].rows[-1] == [30, 31]
+    drafter.observe([answered(prefix, draft.tree, {(10, 11): 30, (10, 11, 12): 31})])
+    [draft] = await drafter.draft([request([*prefix, 4])])
+    assert paths_of(draft.tree) == {(11,), (11, 30), (11, 12), (11, 12, 31)}
 
 
 async def test_a_window_that_was_not_verified_whole_stays_as_it_is() -> None:
-    drafter = with_window([[10, 11], [20, 21]])
-    await drafter.draft([request([1, 2])])
-    drafter.observe([answered([1, 2], DraftTree((10, 20), (-1, 0)), {(10, 20): 30})])
+    drafter, prefix = await with_window((20, 21)), [*PROMPT, 3]
+    [draft] = await drafter.draft([request(prefix)])
+    drafter.observe([answered(prefix, DraftTree((10, 20), (-1, 0)), {(10, 20): 30})])
     drafter.observe([answered([7, 7], EMPTY_TREE, {})])  # of no request that it knows
-    assert drafter._states["a"].rows == [[10, 11], [20, 21]]
+    [again] = await drafter.draft([request([*prefix, 4])])
+    assert again.tree == draft.tree
 
 
 async def test_the_pool_holds_the_latest_n_grams_of_the_text() -> None:
     text = [5, 1, 2, 5, 3, 4, 5, 6, 7, 5]
-    [draft] = await with_window([]).draft([request(text)])
-    assert paths_of(draft.tree) == {(6,), (6, 7), (3,), (3, 4)}, "two of three, the latest"
-    assert draft.tree.token_ids[0] == 6 and draft.confidences[0] > draft.confidences[2]
+    [draft] = await LookaheadDrafter(WINDOW, INFO).draft([request(text)])
+    assert draft.tree.token_ids[:4] == (6, 7, 3, 4) and (1, 2) not in paths_of(draft.tree)
+    assert draft.confidences[0] > draft.confidences[2]
 
 
-async def test_fewer_columns_fit_few_nodes_and_short_drafts() -> None:
+@pytest.mark.parametrize(
+    ("max_nodes", "length", "num_columns"),
+    [(64, 20, 7), (32, 20, 4), (64, 5, 2), (64, 3, 0), (7, 20, 0)],
+)
+async def test_fewer_columns_fit_few_nodes_and_short_drafts(max_nodes, length, num_columns) -> None:
     drafter = LookaheadDrafter(LookaheadConfig(), INFO)
-    sizes = [(64, 20), (32, 20), (64, 5), (64, 3), (7, 20)]
-    for number, (nodes, length) in enumerate(sizes):
-        [draft] = await drafter.draft([request([1, 2, 3], nodes, length, f"{number}")])
-        assert draft.tree.num_nodes <= nodes
-        rows = drafter._states[f"{number}"].rows
-        assert (len(rows[0]) if rows else 0) == [7, 4, 2, 0, 0][number]
+    [draft] = await drafter.draft([request([1, 2, 3], max_nodes, length)])
+    assert draft.tree.num_nodes == num_columns
 
 
 async def test_it_observes_the_target_while_requests_are_drafted_for() -> None:
@@ -105,8 +110,8 @@ async def test_it_observes_the_target_while_requests_are_drafted_for() -> None:
     drafter = LookaheadDrafter(WINDOW, INFO, verifier)
     assert verifier.observers == [drafter] and not drafter.is_active
     await drafter.draft([request([1, 2], name=name) for name in "abc"])
-    assert list(drafter._states) == ["b", "c"] and drafter.is_active
-    for name in ("b", "c", "unknown"):
+    assert drafter.is_active
+    for name in ("b", "c", "unknown"):  # the first was dropped for the third
         await drafter.release(name)
     assert not drafter.is_active
     drafter.close()

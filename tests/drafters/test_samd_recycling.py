@@ -37,10 +37,12 @@ def request(prefix: list[int]) -> DraftRequest:
 async def test_a_long_match_is_drafted_and_the_target_likeliest_tokens_elsewhere(
     prefix: list[int], first: int
 ) -> None:
-    drafter = make(FakeVerifier())
+    verifier = FakeVerifier()
+    drafter = make(verifier)
     top = np.array([[33, 34]], np.int32)
     seen = Observation(np.array([prefix[-1]], np.int32), EMPTY_TREE, [33], (), top)
-    drafter._recycling.observe([seen])
+    [observer] = verifier.observers
+    observer.observe([seen])
     [draft] = await drafter.draft([request(prefix)])
     assert draft.tree.token_ids[0] == first
 
@@ -58,9 +60,12 @@ async def test_how_much_must_match_is_configured() -> None:
 
 
 async def test_verifications_are_observed_also_where_a_match_was_drafted() -> None:
-    drafter = make(FakeVerifier())
+    verifier = FakeVerifier()
+    drafter = make(verifier)
     await drafter.draft([request(LONG)])
-    assert drafter._recycling.is_active
+    [observer] = verifier.observers
+    assert observer.is_active
     await drafter.release("r")
-    assert not drafter._recycling.is_active
+    assert not observer.is_active
     drafter.close()
+    assert not verifier.observers

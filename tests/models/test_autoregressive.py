@@ -15,6 +15,7 @@ import pytest
 from diffuspec.core.config import TargetConfig
 from diffuspec.core.drafter_config import AutoregressiveConfig
 from diffuspec.core.errors import DrafterError, InvalidRequestError, ModelLoadError, VocabularyError
+from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, DraftRequest, VerifyRequest
 from diffuspec.models.autoregressive import AutoregressiveDrafter
@@ -35,9 +36,9 @@ def target(target_path: Callable[[str], Path]) -> Iterator[CausalTarget]:
     target.close()
 
 
-def load(target: CausalTarget, path: Path, **settings: Any) -> AutoregressiveDrafter:
+def load(info: TargetInfo, path: Path, **settings: Any) -> AutoregressiveDrafter:
     return AutoregressiveDrafter.load(
-        AutoregressiveConfig(path=path, device="cpu", **settings), target.info
+        AutoregressiveConfig(path=path, device="cpu", **settings), info
     )
 
 
@@ -45,7 +46,7 @@ def load(target: CausalTarget, path: Path, **settings: Any) -> AutoregressiveDra
 def copy(
     target: CausalTarget, target_path: Callable[[str], Path]
 ) -> Iterator[AutoregressiveDrafter]:
-    drafter = load(target, target_path("qwen2"), min_confidence=0.0)
+    drafter = load(target.info, target_path("qwen2"), min_confidence=0.0)
     yield drafter
     drafter.close()
 
@@ -107,20 +108,21 @@ async def test_a_draft_ends_with_the_answer_and_where_the_drafter_is_unsure(
     lowest = min(range(9), key=lambda place: whole.confidences[place])
     limit = float(np.exp(whole.confidences[lowest])) + 1e-4
     first = next(i for i, one in enumerate(whole.confidences) if np.exp(one) < limit)
-    unsure = load(target, target_path("qwen2"), min_confidence=limit)
+    unsure = load(target.info, target_path("qwen2"), min_confidence=limit)
     [draft] = await unsure.draft([request(PROMPT)])
     assert draft.tree.token_ids == whole.tree.token_ids[: first + 1]
     unsure.close()
-    copy._target = replace(target.info, eos_token_ids=(whole.tree.token_ids[2],))
+    info = replace(target.info, eos_token_ids=(whole.tree.token_ids[2],))
     ending = next(i for i, t in enumerate(whole.tree.token_ids) if t == whole.tree.token_ids[2])
-    [draft] = await copy.draft([request(PROMPT, SamplingParams())])
-    copy._target = target.info
+    ends = load(info, target_path("qwen2"), min_confidence=0.0)
+    [draft] = await ends.draft([request(PROMPT, SamplingParams())])
+    ends.close()
     assert draft.tree.token_ids == whole.tree.token_ids[: ending + 1]
     assert draft.num_tokens_before_eos == ending
 
 
 async def test_nothing_is_drafted_beyond_the_context(copy: AutoregressiveDrafter) -> None:
-    size = copy._max_positions
+    size = copy.runner.cache.max_len
     nearly, full = (PROMPT * size)[: size - 2], (PROMPT * size)[:size]
     short, none = await copy.draft([request(nearly, name="x"), request(full, name="y")])
     assert short.tree.num_nodes == 2 and none.tree == EMPTY_TREE
@@ -132,7 +134,7 @@ async def test_a_block_causal_diffusion_lm_drafts_as_the_causal_lm_of_its_weight
     causal = with_config(drafter_path, tmp_path, mask_token_id=None, diffusion_attention=None)
     drafts = []
     for path in (drafter_path, causal):
-        drafter = load(target, path, min_confidence=0.0)
+        drafter = load(target.info, path, min_confidence=0.0)
         drafts += await drafter.draft([request(PROMPT, DRAWN)])
         drafter.close()
     assert drafts[0].tree == drafts[1].tree and drafts[0].tree.num_nodes == 9
@@ -146,7 +148,7 @@ async def test_what_cannot_draft_for_the_target_is_refused(
     copy: AutoregressiveDrafter,
 ) -> None:
     with pytest.raises(ModelLoadError, match="drafter of kind sps must be a causal LM"):
-        load(target, with_config(drafter_path, tmp_path, diffusion_attention="full"))
+        load(target.info, with_config(drafter_path, tmp_path, diffusion_attention="full"))
     info = replace(target.info, vocab_size=10_000)
     config = AutoregressiveConfig(path=target_path("qwen2"), device="cpu")
     with pytest.raises(VocabularyError, match="they must share a tokenizer"):

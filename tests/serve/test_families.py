@@ -126,7 +126,7 @@ async def test_reasoning_may_be_left_out(served):
 async def test_a_call_that_is_cut_is_handed_out_and_taken_back(served):
     name, verifier, client = served
     verifier.say(SAID[name])
-    whole = len(verifier._script)
+    whole = len(verifier.script)
     for max_tokens in (whole - 4, whole - 12):
         answer = await ask(client, max_tokens=max_tokens)
         [choice] = answer["choices"]

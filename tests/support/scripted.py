@@ -28,17 +28,17 @@ class ScriptedVerifier(FakeVerifier):
             )
         )
         self._tokenizer = tokenizer
-        self._script: list[int] = []
+        self.script: list[int] = []
         self._num_prompt_tokens = 0
 
     def say(self, text: str) -> None:
         """Answer every request from now on with this text."""
         backend = self._tokenizer.backend_tokenizer
-        self._script = backend.encode(text, add_special_tokens=False).ids
+        self.script = backend.encode(text, add_special_tokens=False).ids
 
     def next_token(self, prefix: Sequence[int] | TokenIds, sampling: SamplingParams) -> int:
         place = len(prefix) - self._num_prompt_tokens
-        return self._script[place] if place < len(self._script) else self.info.eos_token_ids[0]
+        return self.script[place] if place < len(self.script) else self.info.eos_token_ids[0]
 
     def _verify(self, request: VerifyRequest) -> Verdict:
         self._num_prompt_tokens = request.num_prompt_tokens

@@ -1,5 +1,6 @@
 """The drafter's training rows and loss."""
 
+import asyncio
 import random
 
 import numpy as np
@@ -50,7 +51,7 @@ def test_training_rows_and_drafting_rows_compute_the_same(encoder, tokenizer, tm
         )
     prefix = np.array(example.token_ids[:start], np.int32)
     request = DraftRequest("r", prefix, length, "path", 8, 1.0, SamplingParams())
-    [lattice] = drafter._draft([request])
+    [lattice] = asyncio.run(drafter.lattices([request]))
     drafter.close()
     drafted = lattice.token_ids[:, 0].tolist()
     assert len(set(drafted)) > 2 and drafted == trained.tolist()[: len(drafted)]
