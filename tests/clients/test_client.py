@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from diffuspec_client.draft_service_pb2 import (
 from diffuspec_client.patience import Patience
 from diffuspec_client.vocabulary import Vocabulary
 from tests.support.draft_streams import StreamServer
+from tests.support.forked import forked
 
 TOKENS = load_tokenizer(TARGET).get_vocab()
 VOCABULARY = Vocabulary(TOKENS)
@@ -38,7 +38,7 @@ def server(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
     def start() -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "diffuspec", "draft-server", "--pair", "tiny"]
+        command = forked("-m", "diffuspec", "draft-server", "--pair", "tiny")
         command += ["--threads", "1", "--listen", f"unix:{tmp_path / 'd'}"]
         command += ["--num-draft-tokens", "4"]  # whether they pay on a busy machine or not
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from diffuspec_client import Settings
 from diffuspec_client.draft_service_pb2 import RowDraft, StepDrafts
 from diffuspec_client.transformers import LocalDrafts, RemoteDrafts, missing_hooks
 from tests.clients.test_client import Scripted
+from tests.support.forked import forked
 
 NUM_TOKENS = 48
 
@@ -209,7 +209,7 @@ def test_answers_are_those_of_generate_while_a_server_drafts_and_after_it_was_ki
     model: Any, prompts: list[Any], connect: Any, tmp_path: Path
 ):
     answers = [plain(model, one) for one in prompts]
-    command = [sys.executable, "-m", "diffuspec", "draft-server", "--pair", "tiny"]
+    command = forked("-m", "diffuspec", "draft-server", "--pair", "tiny")
     command += ["--threads", "1", "--listen", f"unix:{tmp_path / 'd'}"]
     command += ["--num-draft-tokens", "4"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from diffuspec.pairs.tiny import TARGET
 from diffuspec_client.vllm import Proposer
 from diffuspec_client.vllm_sampling import expand_batch_to_tokens, repair_sampling
 from tests.support.draft_streams import output_of
+from tests.support.forked import forked
 
 NEEDS_VLLM = pytest.mark.skipif(
     not (PYTHON.exists() and (SMOLLM2 / "config.json").exists()), reason="make vllm was not run"
@@ -40,7 +40,7 @@ def config_of(additional: dict[str, object]) -> Any:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
     address = f"unix:{tmp_path / 'd'}"
-    command = [sys.executable, "-m", "diffuspec", "draft-server", "--listen", address]
+    command = forked("-m", "diffuspec", "draft-server", "--listen", address)
     command += ["--pair", "tiny", "--threads", "1", "--num-draft-tokens", "3"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline()
@@ -108,6 +108,7 @@ from types import SimpleNamespace
 from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
 from diffuspec_client.vllm import Proposer
+from tests.support.forked import forked
 current_platform.register_triton_kernel_overrides()
 proposer = Proposer.__new__(Proposer)
 proposer.load_model()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.support import gguf_files
+from tests.support.forked import forked
 from tests.support.gguf_files import write_gguf
 from tests.support.models import edit_json
 from tests.support.quantized_models import FILE, FORMATS, save_quantized
@@ -64,7 +64,7 @@ def test_the_peak_of_memory_is_little_more_than_the_file(tmp_path: Path) -> None
     save_quantized(tmp_path / "large", FORMATS["GPTQ"])
     grow(tmp_path / "large")
     models = [small, file, tmp_path / "large"]
-    command = [sys.executable, "-m", "tests.support.peak_memory", *map(str, models)]
+    command = forked("-m", "tests.support.peak_memory", *models)
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for peak, stored in zip(done.stdout.split(), [file, tmp_path / "large" / FILE], strict=True):
