@@ -93,11 +93,9 @@ async def test_a_request_is_queue_prefill_and_decode_with_its_steps(recorded):
 
 
 async def test_a_request_that_fails_or_is_cancelled_has_its_spans(recorded):
-    class Failing(FakeVerifier):
-        async def verify(self, requests):
-            raise VerifierError("gone, with a user's text")
-
-    async with traced(recorded, Failing(FAKE_TARGET)) as engine:
+    verifier = FakeVerifier(FAKE_TARGET)
+    verifier.error = VerifierError("gone, with a user's text")
+    async with traced(recorded, verifier) as engine:
         with pytest.raises(VerifierError):
             await engine.complete([5, 6], SHORT)
     status = recorded.one("request").status
