@@ -3,6 +3,7 @@
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # as torch finds it
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # idle threads leave the processors to other tests
 # Ray forks to start a process; gRPC's fork handlers abort one in fifty of those children.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
