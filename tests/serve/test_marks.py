@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from httpx2 import AsyncClient
 
 from diffuspec.engine import Engine
@@ -29,6 +30,8 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": PAR
 STRICT = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
 JSON = {"response_format": {"type": "json_object"}}
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 
 @pytest.fixture(scope="module", params=["tiny", "published"])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -38,13 +41,13 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return save_chat_model(tmp_path_factory.mktemp("qwen"), tokenizer)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def mark(path: Path) -> int:
     """The id of the token that begins a call."""
     return int(load_tokenizer(path).convert_tokens_to_ids("<tool_call>"))
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(path: Path) -> AsyncIterator[AsyncClient]:
     sections = {
         "target": {"path": path, "device": "cpu", "max_sequences": 2},
