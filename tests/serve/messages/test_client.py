@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx2
 import pytest
-from anthropic import Anthropic
 
 from diffuspec.serve.http.keys import add_key
 from diffuspec.serve.settings import ServeSettings
@@ -24,21 +22,32 @@ from tests.support.service import (
 )
 from tests.support.weather import CITY, PARIS_OR_ROME, SAID
 
+if TYPE_CHECKING:
+    from anthropic import Anthropic
+
 WEATHER: Any = {"name": "weather", "description": "Tells it.", "input_schema": CITY}
 ASKED: Any = [{"role": "user", "content": "Hm?"}]
 HOW: Any = {"model": MODEL, "messages": ASKED, "max_tokens": 900}
 
 
 @pytest.fixture(scope="module")
-def client(scripted: ScriptedService) -> Iterator[Anthropic]:
-    with Anthropic(base_url=scripted.url, api_key="none", max_retries=0) as client:
+def anthropic() -> Any:
+    """The package, whose import takes seconds that other workers can spare."""
+    import anthropic
+
+    return anthropic
+
+
+@pytest.fixture(scope="module")
+def client(anthropic: Any, scripted: ScriptedService) -> Iterator[Anthropic]:
+    with anthropic.Anthropic(base_url=scripted.url, api_key="none", max_retries=0) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def drafting(service: Service) -> Iterator[Anthropic]:
+def drafting(anthropic: Any, service: Service) -> Iterator[Anthropic]:
     """A client of the embedded pair."""
-    with Anthropic(base_url=service.url, api_key="none", max_retries=0) as client:
+    with anthropic.Anthropic(base_url=service.url, api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -190,7 +199,9 @@ def test_a_text_has_the_form_that_is_asked_for(drafting: Anthropic):
     ],
     ids=str,
 )
-def test_what_is_wrong_is_refused_by_its_name(client: Anthropic, body: Any, named: str):
+def test_what_is_wrong_is_refused_by_its_name(
+    anthropic: Any, client: Anthropic, body: Any, named: str
+):
     with pytest.raises(anthropic.BadRequestError) as caught:
         client.messages.create(**HOW, extra_body=body)
     assert caught.value.type == "invalid_request_error"
@@ -203,7 +214,7 @@ def test_the_model_is_listed(client: Anthropic):
     assert client.models.retrieve(MODEL).created_at == model.created_at is not None
 
 
-def test_errors_have_the_shape_and_the_statuses_of_anthropic(client: Anthropic):
+def test_errors_have_the_shape_and_the_statuses_of_anthropic(anthropic: Any, client: Anthropic):
     with pytest.raises(anthropic.NotFoundError) as missing:
         client.messages.create(**HOW | {"model": "another"})
     assert missing.value.type == "not_found_error"
@@ -214,16 +225,18 @@ def test_errors_have_the_shape_and_the_statuses_of_anthropic(client: Anthropic):
     assert (large.value.status_code, large.value.type) == (413, "request_too_large")
 
 
-def test_a_full_queue_and_keys_are_told_in_the_same_shape(tmp_path: Path):
+def test_a_full_queue_and_keys_are_told_in_the_same_shape(anthropic: Any, tmp_path: Path):
     keys = tmp_path / "keys.yaml"
     key = add_key(keys, "alice", max_requests=1)
     add_key(keys, "bob")
     with serving(fake_engine, ServeSettings(api_keys=keys)) as service:
-        known = Anthropic(base_url=service.url, api_key=key, max_retries=0)
+        known = anthropic.Anthropic(base_url=service.url, api_key=key, max_retries=0)
         assert known.messages.create(**HOW | {"max_tokens": 3}).usage.output_tokens == 3
-        bearer = Anthropic(base_url=service.url, auth_token=key, api_key=None, max_retries=0)
+        bearer = anthropic.Anthropic(
+            base_url=service.url, auth_token=key, api_key=None, max_retries=0
+        )
         assert bearer.messages.count_tokens(model=MODEL, messages=ASKED).input_tokens
-        stranger = Anthropic(base_url=service.url, api_key="ds-wrong", max_retries=0)
+        stranger = anthropic.Anthropic(base_url=service.url, api_key="ds-wrong", max_retries=0)
         with pytest.raises(anthropic.AuthenticationError) as caught:
             stranger.messages.create(**HOW)
         assert caught.value.type == "authentication_error"
