@@ -157,37 +157,37 @@ def test_an_address_may_end_in_v1(batch, service):
 @pytest.mark.process
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_keeps_what_is_done_and_says_how_to_go_on(batch, service, tmp_path, number, code):
-    rows = [chat(str(number), max_tokens=40) for number in range(400)]
+    rows = [chat(str(number), max_tokens=40) for number in range(120)]
     batch(*rows, limit=1, max_tokens=256)
     path = tmp_path / "out.jsonl"
     command = forked("-m", "deploy.batch", "--address", service.url, "--concurrency", 2)
     command += ["--input", str(tmp_path / "in.jsonl"), "--output", str(path)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        assert process.stderr.readline() == "answering 399 rows\n"
+        assert process.stderr.readline() == "answering 119 rows\n"
         process.send_signal(number)
         _, stderr = process.communicate()
     assert process.returncode == code, stderr
     num_done = len(results_in(path))
-    assert f"interrupted: {num_done} of 400 rows are in {path}; the same command" in stderr
-    assert stderr.count("interrupted") == 1 and num_done < 400
+    assert f"interrupted: {num_done} of 120 rows are in {path}; the same command" in stderr
+    assert stderr.count("interrupted") == 1 and num_done < 120
     assert batch(*rows, max_tokens=256).exit_code == 0
-    assert len(texts(results_in(path))) == 400
+    assert len(texts(results_in(path))) == 120
 
 
 @pytest.mark.process
 def test_an_output_is_one_batch_s_until_its_process_is_killed(batch, service, tmp_path):
-    rows, path = [chat(str(number)) for number in range(40)], tmp_path / "out.jsonl"
+    rows, path = [chat(str(number)) for number in range(12)], tmp_path / "out.jsonl"
     assert batch(*rows, limit=1, max_tokens=200).exit_code == 0
     command = [sys.executable, "-m", "deploy.batch", "--address", service.url, "--concurrency", "1"]
     command += ["--input", str(tmp_path / "in.jsonl"), "--output", str(path), "--max-tokens", "200"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as first:
         assert first.stderr is not None
-        assert first.stderr.readline() == "answering 39 rows\n"
+        assert first.stderr.readline() == "answering 11 rows\n"
         first.send_signal(signal.SIGSTOP)  # it ends only when it is killed
         second = batch(*rows, max_tokens=200)
         first.kill()
     assert (first.returncode, second.exit_code) == (-signal.SIGKILL, 2)
     assert second.stderr == f"error: the output {path} is in use by another batch\n"
     assert batch(*rows, max_tokens=200).exit_code == 0
-    assert len(texts(results_in(path))) == 40
+    assert len(texts(results_in(path))) == 12

@@ -151,7 +151,7 @@ def test_pipelines_of_a_pool_share_a_batch(cluster, command, tmp_path):
 @pytest.mark.process
 @pytest.mark.timeout(300)
 def test_a_folder_is_one_batch_s_until_its_process_is_killed(cluster, command, tmp_path):
-    arguments, out = command(40, "--concurrency", 1, "--max-tokens", 64), tmp_path / "out"
+    arguments, out = command(12, "--concurrency", 1, "--max-tokens", 64), tmp_path / "out"
     program = [sys.executable, "-m", "deploy.batch", *arguments]
     environment = {**os.environ, "RAY_ADDRESS": cluster.address}
     with subprocess.Popen(program, cwd=ROOT, env=environment) as first:
@@ -168,7 +168,7 @@ def test_a_folder_is_one_batch_s_until_its_process_is_killed(cluster, command, t
         program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert third.returncode == 0, third.stderr
-    assert len([one for part in out.glob("*.jsonl") for one in results_in(part)]) == 40
+    assert len([one for part in out.glob("*.jsonl") for one in results_in(part)]) == 12
 
 
 @pytest.mark.process
