@@ -191,13 +191,9 @@ class CostModel:
             if together > 0.05 * seconds and expected > 0:  # else noise outweighs it
                 slower = min(max((seconds - expected) / together, 0.0), 0.5)
                 interference = slower / (1 - slower)
-<<<<<<< HEAD
-                costs.interference = _moved(costs.interference, interference, SMOOTHING / 4)
-=======
                 costs.num_interferences += 1
                 rate = max(SMOOTHING / 4, 1 / costs.num_interferences)
                 costs.interference = _moved(costs.interference, interference, rate)
->>>>>>> 7936853 (A draft server counts the verification and the reading of drafts made ahead, and is not asked where nothing is worth drafting)
             seconds -= costs.lost_seconds(together)
         is_plain = num_rows == num_requests and not beside
         self.verification.observe(num_rows, num_requests, max(seconds, 0.0), is_plain=is_plain)

@@ -124,6 +124,7 @@ def a_draft(draw: st.DrawFn) -> Draft:
     return Draft(DraftTree(tuple(range(size)), parents), confidences, 0, alternatives=alternatives)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=150)
 @given(a_draft(), st.lists(st.integers(0, 9), min_size=1, max_size=30), st.integers(0, 9))
 def test_any_draft_gives_an_ordered_and_bounded_ranking(draft, prefix, token_id):

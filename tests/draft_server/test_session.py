@@ -96,6 +96,7 @@ def test_drafts_are_searched_with_the_weight_that_is_configured():
     assert weights == {0.7}
 
 
+@pytest.mark.no_cover
 def test_what_an_engine_commits_does_not_depend_on_the_drafts():
     texts = [
         decode(TimedDrafter(strategy, 0.005), 40).output("a")[:41]
@@ -389,6 +390,7 @@ def test_outcomes_are_pushed_with_the_draft_that_follows_them():
     assert tables and found >= 10
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("share", [1.0, 4.0])
 def test_tenants_share_what_there_is_by_their_weights(share: float):
     async def work(service: DraftService, session: Session) -> list[int]:

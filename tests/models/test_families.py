@@ -105,6 +105,7 @@ def aligned(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("prefix_cache", [False, True])
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 async def test_a_draft_is_what_the_family_defines_wherever_it_begins_and_ends(

@@ -95,6 +95,7 @@ def exact_runner(
     ).runner
 
 
+@pytest.mark.no_cover
 @pytest.mark.slow
 @pytest.mark.parametrize("family", EXACT_FAMILIES, indirect=True)
 def test_exact_rows_do_not_depend_on_what_else_is_in_a_step(
@@ -110,6 +111,7 @@ def test_exact_rows_do_not_depend_on_what_else_is_in_a_step(
     assert torch.equal(feed_by(exact_runner, 1, token_ids, [length]), expected)
 
 
+@pytest.mark.no_cover
 @pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(set(EXACT_FAMILIES) - PADDED_FAMILIES), indirect=True)
 def test_exact_rows_of_a_tree_are_those_of_its_paths(

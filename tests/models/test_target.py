@@ -114,6 +114,7 @@ def qwen2(save_target: Callable[[str], Path]) -> Iterator[CausalTarget]:
     target.close()
 
 
+@pytest.mark.no_cover
 async def test_plain_greedy_decoding_equals_transformers_generate(
     target: CausalTarget, family: str
 ) -> None:
@@ -123,6 +124,7 @@ async def test_plain_greedy_decoding_equals_transformers_generate(
     assert await decode(target, GREEDY) == expected[0].tolist()
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "top_p", "penal"])
 async def test_no_draft_changes_the_text(target: CausalTarget, sampling: SamplingParams) -> None:
     rng = np.random.default_rng(1)

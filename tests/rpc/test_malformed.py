@@ -170,6 +170,7 @@ class RawClient:
         return [f"{code.name} {message.error.reason}"]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("method", MESSAGES)
 async def test_no_bytes_bring_a_server_down(method, servicers, security):
     rng = random.Random(method)

@@ -214,6 +214,7 @@ async def test_requests_of_a_drafter_that_fails_move_to_another(kind):
         assert stage.metric("fallback_total", reason="drafter_unavailable") == 0
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("speculation", [FIXED, PRE_DRAFTING])
 async def test_a_hanging_drafter_delays_its_own_requests_once_and_no_others(speculation):
     [good] = fake_drafters(1)

@@ -105,6 +105,7 @@ async def test_roles_of_one_machine_read_a_prompt_one_after_the_other(max_sequen
         assert len(stage.drafter.batches[0][0].prefix) == len(LONG_PROMPT) + 1
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("strategy", [*HONEST, *DISHONEST, *INVALID])
 async def test_no_early_draft_changes_a_token(strategy, quiet):
     async with early_on_stage(fake_drafter(strategy), max_sequences=4) as stage:
@@ -115,6 +116,7 @@ async def test_no_early_draft_changes_a_token(strategy, quiet):
         await until(lambda: not stage.leftovers())
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("verify_seconds", [0.0, 10.0])
 async def test_a_drafter_that_fails_early_costs_no_token(verify_seconds, quiet):
     async with early_on_stage() as stage:
@@ -124,6 +126,7 @@ async def test_a_drafter_that_fails_early_costs_no_token(verify_seconds, quiet):
         assert await stage.tokens(LONG_PROMPT) == stage.plain(LONG_PROMPT)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("num_left", [0, 1])
 async def test_a_drafter_that_leaves_early_costs_no_token(num_left, quiet):
     drafters: list[Any] = fake_drafters(1 + num_left)

@@ -72,6 +72,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
         runner.run(engine.stop())
 
 
+@pytest.mark.no_cover
 @settings(max_examples=100, deadline=None)
 @given(asked=st.lists(requests(), min_size=4, max_size=4))
 def test_a_body_is_answered_or_refused_by_the_name_of_a_key(ask: Ask, asked: Asked) -> None:

@@ -36,7 +36,7 @@ MORE: dict[str, Any] = {
 }
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.no_cover]
 
 
 @pytest.fixture(scope="module")

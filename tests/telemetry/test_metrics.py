@@ -27,6 +27,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
     return metrics.registry.get_sample_value(f"diffuspec_{name}", labels) or 0.0
 
 
+@pytest.mark.no_cover
 @settings(max_examples=30)
 @given(st.lists(a_step(), max_size=8))
 def test_series_agree_with_each_other_and_with_the_steps(steps):

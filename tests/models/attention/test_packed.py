@@ -15,6 +15,7 @@ from diffuspec.models.runner import ModelRunner
 from tests.support.models import assert_same_logits, make_model, random_tokens, reference, segment
 
 
+@pytest.mark.no_cover
 def test_ragged_batch_equals_separate_forwards(family: str, runner: ModelRunner) -> None:
     model = make_model(family)
     sequences = [random_tokens(length) for length in (40, 17, 9, 1)]
@@ -34,6 +35,7 @@ def test_ragged_batch_equals_separate_forwards(family: str, runner: ModelRunner)
     assert_same_logits(logits, torch.cat(expected))
 
 
+@pytest.mark.no_cover
 def test_one_token_at_a_time_equals_one_forward(family: str, runner: ModelRunner) -> None:
     token_ids = random_tokens(20)
     logits = [runner.forward([segment(1, i, token_ids[i : i + 1])]) for i in range(20)]

@@ -67,6 +67,7 @@ def test_attention_of_all_levels_has_the_same_bits_for_whole_prompts_and_row_by_
     assert all(torch.equal(one, outputs[0]) for one in outputs)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("level", HERE)
 def test_logits_are_the_same_on_every_processor_and_with_any_number_of_threads(level, num_threads):

@@ -74,6 +74,7 @@ def assert_same(found, sent):
             assert mine is theirs or np.all(mine == theirs)
 
 
+@pytest.mark.no_cover
 @given(st.lists(st.lists(strategies.draft_requests, max_size=4), max_size=5))
 def test_drafting_batches_arrive_as_they_were_sent(batches):
     pipe = Pipe()
@@ -81,6 +82,7 @@ def test_drafting_batches_arrive_as_they_were_sent(batches):
         assert_same(pipe.draft(*batch), batch)
 
 
+@pytest.mark.no_cover
 @given(st.lists(st.lists(strategies.verify_requests(), max_size=4), max_size=5))
 def test_verifying_batches_arrive_as_they_were_sent(batches):
     pipe = Pipe()
