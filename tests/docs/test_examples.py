@@ -16,6 +16,8 @@ PYTHON = [block for path in DOCUMENTS for block in blocks(path) if block.languag
 QUOTED = "quoted from "  # and a path, in the comment before a block
 PLACEHOLDERS = ("DIR", "FILE", "FILE.gguf", "FILE.yaml")
 
+pytestmark = pytest.mark.no_cover  # the lines are those that other tests run
+
 
 def generate_commands() -> list[str]:
     """Return all lines of shell blocks that only ask the embedded pair."""

@@ -32,7 +32,7 @@ class VisibleColumns(NamedTuple):
     counts: NDArray[np.int32]
     columns: NDArray[np.int32]
     positions: NDArray[np.int32]
-    addresses: tuple[int, int, int, int, int]  # where these five arrays lie
+    addresses: tuple[int, int, int, int, int]  # addresses of these five arrays
 
     @property
     def num_rows(self) -> int:
