@@ -78,17 +78,18 @@ def test_an_output_that_is_one_torn_line_is_empty(tmp_path, index):
     assert path.read_bytes() == b""
 
 
+def assert_refused(path: Path, index: Index, message: str) -> None:
+    with pytest.raises(ConfigError, match=message), open_output(path, index, ignore):
+        pass
+
+
 @pytest.mark.parametrize(
     "line", ['{"prompt": "a"}', "[]", "{", '{"id": "batch_req_0_12", "custom_id": null}']
 )
 def test_a_file_of_something_else_is_refused_and_kept(tmp_path, index, line):
     path = tmp_path / "out.jsonl"
     path.write_text(f"{line}\n")
-    with (
-        pytest.raises(ConfigError, match="line 1 is no result of a batch; give another --output"),
-        open_output(path, index, ignore),
-    ):
-        pass
+    assert_refused(path, index, "line 1 is no result of a batch; give another --output")
     assert path.read_text() == f"{line}\n"
 
 
@@ -97,39 +98,23 @@ def test_an_output_of_another_input_is_refused(tmp_path, index, number, change):
     path = tmp_path / "out.jsonl"
     digest = index.digests[1] ^ change
     path.write_bytes(encode(answered(number, digest, "a", Reply(200, "r", {}))))
-    with (
-        pytest.raises(ConfigError, match=f"of another input, or of other options: line {number}"),
-        open_output(path, index, ignore),
-    ):
-        pass
+    assert_refused(path, index, f"of another input, or of other options: line {number}")
 
 
 def test_two_results_for_one_row_are_refused(tmp_path, index):
     path = tmp_path / "out.jsonl"
     path.write_bytes(encode(result(index, 2)) * 2)
-    with (
-        pytest.raises(ConfigError, match="line 2 is a second result for line 2"),
-        open_output(path, index, ignore),
-    ):
-        pass
+    assert_refused(path, index, "line 2 is a second result for line 2")
 
 
 def test_two_batches_do_not_share_an_output(tmp_path, index):
     path = tmp_path / "out.jsonl"
-    with (
-        open_output(path, index, ignore),
-        pytest.raises(ConfigError, match="in use by another batch"),
-        open_output(path, index, ignore),
-    ):
-        pass
+    with open_output(path, index, ignore):
+        assert_refused(path, index, "in use by another batch")
 
 
 def test_an_output_that_cannot_be_written_is_refused(tmp_path, index):
-    with (
-        pytest.raises(ConfigError, match=r"the output must be a file; .* is none"),
-        open_output(tmp_path, index, ignore),
-    ):
-        pass
+    assert_refused(tmp_path, index, r"the output must be a file; .* is none")
 
 
 def test_results_of_failed_rows_can_be_dropped(tmp_path, index):
