@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from diffuspec.core.errors import ConfigError
+from diffuspec.core.errors import ConfigError, InvalidRequestError
+from diffuspec.core.types import RequestOutput
 from diffuspec.serve.http import keys as keys_module
 from diffuspec.serve.http.keys import Keys, add_key, key_hash, read_keys
+from diffuspec.serve.local import EngineBackend
 from diffuspec.serve.openai.errors import HttpError
 from diffuspec.serve.settings import ServeSettings
-from tests.support.service import fake_engine, http_client
+from tests.support.service import MODEL, fake_engine, http_client
 
 TEXT = "/v1/completions"
 ASKED = {"prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
@@ -109,6 +114,22 @@ async def test_a_request_that_is_refused_takes_nothing_from_the_budget(tmp_path:
             )
             assert refused.status_code == 400
         assert (await client.post(TEXT, json=ASKED, headers=headers)).is_success
+
+
+async def test_a_request_that_fails_after_outputs_is_charged_with_its_prompt(tmp_path: Path):
+    class Refusing(EngineBackend):
+        async def stream(self, *arguments: Any) -> AsyncGenerator[RequestOutput]:
+            async with aclosing(super().stream(*arguments)) as stream:
+                yield await anext(stream)
+            raise InvalidRequestError("the answer cannot go on")
+
+    path = tmp_path / "keys.yaml"
+    headers = bearer(add_key(path, "alice", tokens_per_minute=3))
+    engine = fake_engine()
+    backend = Refusing(engine, MODEL)
+    async with engine, http_client(backend, ServeSettings(api_keys=path)) as client:
+        assert (await client.post(TEXT, json=ASKED, headers=headers)).status_code == 400
+        assert (await client.post(TEXT, json=ASKED, headers=headers)).status_code == 429
 
 
 async def test_a_key_has_a_number_of_requests(tmp_path: Path):

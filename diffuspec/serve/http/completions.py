@@ -102,15 +102,17 @@ class Completions:
 async def _charged(
     stream: AsyncGenerator[Indexed], allowance: Allowance, num_prompt_tokens: int
 ) -> AsyncGenerator[Indexed]:
-    """Charge prompts and answers, but no prompt of a request that is refused."""
+    """Charge prompts and answers, but no prompt of a request that is refused before any output."""
     allowance.charge(num_prompt_tokens)
+    refund = num_prompt_tokens
     async with aclosing(stream):
         try:
             async for index, output in stream:
+                refund = 0
                 allowance.charge(len(output.token_ids))
                 yield index, output
         except (InvalidRequestError, OverloadedError):
-            allowance.charge(-num_prompt_tokens)
+            allowance.charge(-refund)
             raise
 
 

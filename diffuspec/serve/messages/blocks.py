@@ -11,6 +11,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from diffuspec.serve.openai.body_parts import MAX_PARTS, NO_TOOLS, CacheControl, OpenPart, TextPart
 
 _ONLY_TEXT = "must be of type text: only text is read"
+_ERROR_MARK = "Error: "
 
 
 class TextBlock(TextPart):
@@ -172,10 +173,16 @@ def _asked(role: str, blocks: Sequence[ContentBlock]) -> list[dict[str, Any]]:
 def _result(block: ToolResultBlock) -> dict[str, Any]:
     content = _text(block.content)
     if block.is_error:
-        mark = "Error: "
-        has_parts = isinstance(content, list)
-        content = [{"type": "text", "text": mark}, *content] if has_parts else f"{mark}{content}"
+        content = _marked_as_error(content)
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+
+
+def _marked_as_error(content: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
+    """Return the content with a mark in its first line: templates begin a line for each part."""
+    if isinstance(content, str):
+        return _ERROR_MARK + content
+    first, *rest = content or [{"type": "text", "text": ""}]
+    return [first | {"text": _ERROR_MARK + first["text"]}, *rest]
 
 
 def _text(texts: str | Sequence[TextBlock]) -> str | list[dict[str, str]]:

@@ -39,9 +39,17 @@ def test_results_are_messages_of_their_own_and_texts_that_adjoin_are_one():
     found = messages(("user", [RESULT, RESULT | {"is_error": True}, SAID, SAID]))
     wrong = told | {"content": "Error: Rain."}
     assert found == [told, wrong, {"role": "user", "content": [TEXT, TEXT]}]
-    [parts] = messages(("user", [RESULT | {"content": [SAID], "is_error": True}]))
-    assert parts["content"] == [{"type": "text", "text": "Error: "}, TEXT]
     assert messages(("user", [])) == [{"role": "user", "content": ""}]
+
+
+def test_an_error_of_a_tool_is_marked_in_the_first_line_of_its_parts():
+    marked = {"type": "text", "text": "Error: I look."}
+    for parts, expected in (
+        ([SAID, SAID], [marked, TEXT]),
+        ([], [{"type": "text", "text": "Error: "}]),
+    ):
+        [message] = messages(("user", [RESULT | {"content": parts, "is_error": True}]))
+        assert message["content"] == expected
 
 
 @pytest.mark.parametrize(("role", "block"), [("assistant", RESULT), ("user", USE)])
