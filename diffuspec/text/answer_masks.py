@@ -16,6 +16,7 @@ from functools import partial
 
 import numpy as np
 
+from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.params import StructuredOutput
 from diffuspec.core.types import VerifyRequest
 from diffuspec.text.answer_matchers import Admitted, AnswerMatchers
@@ -23,12 +24,14 @@ from diffuspec.text.answer_matchers import Admitted, AnswerMatchers
 _WAIT_SECONDS = 0.01  # how long a slow mask may delay a step of other requests
 _ALONE_SECONDS = 0.05  # how long a step waits for masks while all its requests are held
 _MAX_SLOW = 64  # slow forms that are remembered
+_ANSWER_SECONDS = 60.0  # computing time for all masks of one answer
 
 
 class AnswerMasks:
     """Admits draft trees to the grammars of their answers.
 
-    Forms whose masks were slow lately share a second thread, so that they delay no other form.
+    Forms that have to be compiled, and those whose masks were slow lately, have a thread each, so
+    that they delay no other form.
     """
 
     def __init__(
@@ -37,17 +40,24 @@ class AnswerMasks:
         is_inline: bool = False,
         wait_seconds: float = _WAIT_SECONDS,
         alone_seconds: float = _ALONE_SECONDS,
+        answer_seconds: float = _ANSWER_SECONDS,
     ) -> None:
-        """is_inline: masks that were fast lately are computed by the caller of `admit`."""
+        """is_inline: masks that were fast lately are computed by the caller of `admit`.
+
+        answer_seconds: computing time for the masks of one answer, after which it is refused.
+        """
         self._matchers = matchers
         self._is_inline = is_inline
         self._wait_seconds = wait_seconds
         self._alone_seconds = alone_seconds
+        self._answer_seconds = answer_seconds
+        self._spent: dict[str, float] = {}  # computing seconds of each request's masks so far
         self._jobs: dict[str, _Job] = {}  # the latest of each request
         self._listeners: dict[Callable[[], object], None] = {}  # called when a job has ended
         self._slow: OrderedDict[StructuredOutput, None] = OrderedDict()
         self._fast_thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._slow_thread = ThreadPoolExecutor(1, thread_name_prefix="slow masks")
+        self._new_thread = ThreadPoolExecutor(1, thread_name_prefix="new masks")
 
     async def admit(self, requests: Sequence[VerifyRequest]) -> list[Admitted | None]:
         """Return the part of each request's draft tree that its form admits.
@@ -80,12 +90,13 @@ class AnswerMasks:
     def release(self, request_id: str) -> None:
         """Forget a request. Unknown ids are ignored."""
         self._jobs.pop(request_id, None)
+        self._spent.pop(request_id, None)
         self._matchers.release(request_id)
 
     def close(self) -> None:
         """Wait for the masks that are being computed, then stop the threads."""
-        self._fast_thread.shutdown(cancel_futures=True)
-        self._slow_thread.shutdown(cancel_futures=True)
+        for thread in (self._fast_thread, self._slow_thread, self._new_thread):
+            thread.shutdown(cancel_futures=True)
 
     def _job_of(self, request: VerifyRequest) -> tuple[_Job | None, bool]:
         """Return the job of a request, None without a form, and whether it is a new one."""
@@ -96,18 +107,22 @@ class AnswerMasks:
         if job is not None and (not job.is_done or job.is_of(request)):
             return job, False
         self._jobs[request.request_id] = job = _Job(request)
-        is_slow = form in self._slow
-        if self._is_inline and not is_slow:
+        thread = self._thread_for(request, form)
+        if self._is_inline and thread is self._fast_thread:
             self._run(job, form)
         else:
-            thread = self._slow_thread if is_slow else self._fast_thread
             thread.submit(self._run, job, form)
         return job, True
+
+    def _thread_for(self, request: VerifyRequest, form: StructuredOutput) -> ThreadPoolExecutor:
+        if form in self._slow:
+            return self._slow_thread
+        return self._new_thread if self._matchers.must_compile(request) else self._fast_thread
 
     def _run(self, job: _Job, form: StructuredOutput) -> None:
         started = time.monotonic()
         try:
-            job.result = self._matchers.admit(job.request)
+            job.result = self._compute(job.request)
         except Exception as error:  # raised to the caller of `admit`
             job.result = error
         except BaseException as error:  # a panic of llguidance, which would be lost in this thread
@@ -121,6 +136,19 @@ class AnswerMasks:
         for listener in list(self._listeners):
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 listener()
+
+    def _compute(self, request: VerifyRequest) -> Admitted:
+        """Compute masks at the expense of their answer. Raises what `admit` does."""
+        name = request.request_id
+        spent, began = self._spent.get(name, 0.0), time.thread_time()
+        if spent > self._answer_seconds:
+            raise InvalidRequestError(
+                "structured_output cannot be used: it is too complex for so long an answer: "
+                f"the masks of one may take {self._answer_seconds:g} s of computing"
+            )
+        admitted = self._matchers.admit(request)
+        self._spent[name] = spent + time.thread_time() - began
+        return admitted
 
 
 class _Job:

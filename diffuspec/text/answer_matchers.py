@@ -63,6 +63,14 @@ class AnswerMatchers:
         matcher = self._find(request.request_id, form, answer)
         return matcher.admit(request.tree, self._draft_seconds)
 
+    def must_compile(self, request: VerifyRequest) -> bool:
+        """Whether `admit` has to compile the request's form first, which takes time."""
+        form = request.sampling.structured_output
+        assert form is not None, "only requests with a structured output have a grammar"
+        return not (
+            self._grammars.is_compiled(form) or (request.request_id, form) in self._matchers
+        )
+
     def is_ready(self, requests: Sequence[DraftRequest]) -> bool:
         """Whether `prepare` has nothing to do."""
         forms = (request.sampling.structured_output for request in requests)

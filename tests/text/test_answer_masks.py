@@ -15,21 +15,24 @@ from diffuspec.core.types import EMPTY_TREE, VerifyRequest
 from diffuspec.text.answer_masks import AnswerMasks
 from diffuspec.text.answer_matchers import Admitted
 
-SLOW, FAST, BAD = (StructuredOutput(regex=text) for text in ("slow", "fast", "bad"))
+SLOW, FAST, BAD, NEW = (StructuredOutput(regex=text) for text in ("slow", "fast", "bad", "new"))
 MOMENT = 0.001
 
 
 class Matchers:
-    """Admits nothing, to one form when it may, and to another never."""
+    """Admits nothing: to some forms when it may, and to another never."""
 
     def __init__(self) -> None:
         self.may_admit = threading.Event()
         self.admitted: list[str] = []
         self.threads: set[int] = set()
 
+    def must_compile(self, request: VerifyRequest) -> bool:
+        return request.sampling.structured_output == NEW
+
     def admit(self, request: VerifyRequest) -> Admitted:
         self.threads.add(threading.get_ident())
-        if request.sampling.structured_output == SLOW:
+        if request.sampling.structured_output in (SLOW, NEW):
             assert self.may_admit.wait(30)
         self.admitted.append(request.request_id)
         if request.sampling.structured_output == BAD:
@@ -69,6 +72,28 @@ async def test_a_slow_mask_holds_its_request_and_no_other(matchers):
     finally:
         matchers.may_admit.set()
         masks.close()
+
+
+async def test_a_form_that_is_being_compiled_delays_no_other(matchers):
+    masks = AnswerMasks(matchers, is_inline=True, wait_seconds=MOMENT, alone_seconds=MOMENT)
+    try:
+        assert await masks.admit([request("new", NEW)]) == [None]
+        [found] = await masks.admit([request("fast", FAST)])
+        assert found is not None
+    finally:
+        matchers.may_admit.set()
+        masks.close()
+
+
+async def test_the_masks_of_an_answer_have_a_budget_of_computing_time(matchers):
+    masks = AnswerMasks(matchers, wait_seconds=30, answer_seconds=0)
+    await masks.admit([request("a", FAST)])
+    with pytest.raises(InvalidRequestError, match="too complex for so long an answer"):
+        await masks.admit([request("a", FAST, 2)])
+    await masks.admit([request("b", FAST, 2)])
+    masks.release("a")
+    await masks.admit([request("a", FAST, 2)])
+    masks.close()
 
 
 async def test_masks_belong_to_the_prefix_that_they_were_asked_for(matchers):

@@ -60,6 +60,17 @@ def allowed(masks: Any) -> list[int]:
     return [int(i) for i in np.unpackbits(masks, bitorder="little").nonzero()[0]]
 
 
+def test_a_form_is_compiled_once_and_an_answer_that_has_begun_needs_it_no_more() -> None:
+    mine = Grammars(TARGET, INFO)
+    first = AnswerMatchers(mine)
+    assert first.must_compile(request([]))
+    first.admit(request([]))
+    assert not AnswerMatchers(mine).must_compile(request([]))
+    for number in range(20):  # more than are kept
+        mine.compile(StructuredOutput(regex=f"{number}"))
+    assert AnswerMatchers(mine).must_compile(request([])) and not first.must_compile(request([]))
+
+
 def test_a_tree_is_admitted_as_far_as_the_form_goes(matchers: AnswerMatchers) -> None:
     right = encode('{"name": "Rex", "age": 7}')
     tree = merge_paths([right, [*right[:3], right[0]], [right[1], right[1]]])
