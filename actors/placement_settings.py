@@ -163,6 +163,14 @@ class PlacementSettings(Section):
             _check_gpus(what, self.shared_gpus(settings))
         return self
 
+    @property
+    def has_gpus(self) -> bool:
+        """Whether any role has a GPU, or a share of one."""
+        roles = (
+            self.coordinator, self.drafter, *self.drafters.values(), self.path_scorer, self.verifier
+        )  # fmt: skip
+        return any(role.num_gpus for role in roles)
+
     def of_drafter(self, name: str) -> DrafterSettings:
         return self.drafters.get(name, self.drafter)
 

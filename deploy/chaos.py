@@ -23,7 +23,7 @@ import httpx2
 import psutil
 import typer
 
-from deploy.processes import listeners, raylet_of
+from deploy.processes import listeners, raylet_of, workers_of
 from deploy.recoveries import Recovery, Tokens, table
 from diffuspec.bench.http_client import HttpClient
 from diffuspec.bench.questions import load_questions
@@ -164,10 +164,9 @@ class Service:
 
     def processes(self, kind: Kind) -> set[int]:
         """Return the processes of a kind that there are now."""
-        if kind is Kind.HAPROXY:  # one that only finishes its last requests does not listen
-            candidates = listeners(self._port)
-        else:
-            candidates = self._raylet.children(recursive=True)
+        # An HAProxy that only finishes its last requests does not listen.
+        is_proxy = kind is Kind.HAPROXY
+        candidates = listeners(self._port) if is_proxy else workers_of(self._raylet)
         found = set()
         for process in candidates:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):

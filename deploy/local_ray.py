@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,17 +14,21 @@ from types import FrameType
 from typing import Any
 
 import ray
+from ray._private import ray_constants
 
 from actors.placement import PlacementError, check_room
 from actors.settings import PipelineConfig
+from deploy import forked
 from deploy.addresses import check_reachable
 from deploy.cluster_watch import watched
 from deploy.deadline import ended_within
+from deploy.fork_server import fork_server
 from deploy.guardian import guarded
 from diffuspec.core.errors import ConfigError
 
 _OWN = "local"  # Ray's word for it
 _OBJECT_STORE_BYTES = 100 * 2**20
+_SETUP_WORKER = "SETUP_WORKER_FILENAME"  # Ray's constant: the program with which workers begin
 _STOP_SECONDS = 60.0  # time for all processes of a cluster to end
 
 
@@ -53,6 +58,7 @@ def ray_cluster(
     with (
         tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as directory,
         guarded(Path(directory), *litter),
+        _forked_workers(pipeline),
     ):
         try:
             with _interrupts_held():  # Ray crashes when it is interrupted in its start
@@ -96,6 +102,26 @@ def _start(directory: str) -> None:
         configure_logging=False,
         _temp_dir=directory,
     )
+
+
+@contextlib.contextmanager
+def _forked_workers(pipeline: PipelineConfig | None) -> Iterator[None]:
+    """Have workers of a cluster that starts in this context forked from a process with torch.
+
+    Not where roles have GPUs, which a parent of theirs must never have looked at. Where a release
+    of Ray does not know the name that is set here, workers start as they always do.
+    """
+    own = getattr(ray_constants, _SETUP_WORKER, None)
+    is_possible = own is not None and sys.platform == "linux"
+    if pipeline is None or pipeline.placement.has_gpus or not is_possible:
+        yield
+        return
+    with fork_server():
+        setattr(ray_constants, _SETUP_WORKER, forked.__file__)
+        try:
+            yield
+        finally:
+            setattr(ray_constants, _SETUP_WORKER, own)
 
 
 def _check_room_here(pipeline: PipelineConfig, num_pipelines: int) -> None:

@@ -6,22 +6,44 @@ import contextlib
 
 import psutil
 
+from deploy import fork_server
+
 
 def service_processes(port: int) -> set[psutil.Process]:
     """Return what listens on a port, with children; on Ray, all workers of the node besides."""
-    roots = listeners(port)
+    found = listeners(port)
+    found += [one for process in found for one in process.children(recursive=True)]
     if (raylet := raylet_of(port)) is not None:
-        roots.append(raylet)
-    return {one for process in roots for one in (process, *process.children(recursive=True))}
+        found += [raylet, *workers_of(raylet)]
+    return {*found}
 
 
 def raylet_of(port: int) -> psutil.Process | None:
-    """Return the raylet below which a process listens on a port; None if Ray runs none."""
+    """Return the raylet whose process listens on a port; None if Ray runs none."""
     for process in listeners(port):
         for above in process.parents():
-            if above.name() == "raylet":
-                return above
+            for one in (above, *_beside(above)):
+                if one.name() == "raylet":
+                    return one
     return None
+
+
+def workers_of(raylet: psutil.Process) -> list[psutil.Process]:
+    """Return the processes below a raylet, and those that were forked for it elsewhere."""
+    roots = [raylet, *(one for one in _beside(raylet) if _is_fork_server(one))]
+    return [one for root in roots for one in root.children(recursive=True)]
+
+
+def _beside(process: psutil.Process) -> list[psutil.Process]:
+    """Return the other processes of the command that has started a raylet or a fork server."""
+    command = process.parent()
+    if command is None or not (process.name() == "raylet" or _is_fork_server(process)):
+        return []
+    return [one for one in command.children() if one != process]
+
+
+def _is_fork_server(process: psutil.Process) -> bool:
+    return fork_server.__name__ in process.cmdline()
 
 
 def holder(port: int) -> str:

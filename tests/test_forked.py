@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.support.forked import SERVER_VARIABLE, forked
+from deploy import forked as forked_module
+from deploy.fork_server import fork_server
+from deploy.forked import SERVER_VARIABLE, forked
 
 pytestmark = pytest.mark.process
 
@@ -71,7 +77,7 @@ def test_a_request_that_breaks_off_does_no_harm(program):
 
 WORKER = """
 import subprocess, sys, os
-from tests.support.forked import forked
+from deploy.forked import forked
 print(os.getpid(), flush=True)
 subprocess.run(forked(*sys.argv[1:]), check=True)
 """
@@ -83,3 +89,78 @@ def test_a_worker_of_xdist_has_its_processes_below_it(tmp_path):
     done = subprocess.run(forked("-c", WORKER, child), capture_output=True, text=True, check=True)
     worker, above_child = done.stdout.split()
     assert worker == above_child
+
+
+@pytest.fixture
+def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SERVER_VARIABLE)
+
+
+@pytest.mark.usefixtures("no_server")
+def test_without_a_server_it_becomes_the_program(program):
+    process = start(program, "")
+    assert process.communicate() == ("[''] / 42 a line\n", "")
+    assert process.returncode == 0
+
+
+SLEEPS = """
+import os, sys, time
+print(os.getpid(), "json.tool" in sys.modules, flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.mark.usefixtures("no_server")
+def test_the_server_of_a_command_forks_when_it_is_ready_and_ends_with_the_command(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(SLEEPS)
+    with fork_server(["json.tool"]):
+        address = Path(os.environ[SERVER_VARIABLE])
+        while not address.exists():
+            time.sleep(0.01)
+        with fork_server():
+            assert os.environ[SERVER_VARIABLE] == str(address), "one is enough"
+        done = subprocess.run(forked(program, 0), capture_output=True, text=True, check=True)
+        assert done.stdout.endswith("True\n")
+        process = subprocess.Popen(forked(program, 60), text=True, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        pid = int(process.stdout.readline().split()[0])
+    assert process.wait() == -signal.SIGKILL and not psutil.pid_exists(pid)
+    process.stdout.close()
+    assert SERVER_VARIABLE not in os.environ
+
+
+def context(**values: object) -> str:
+    plain = {"command_prefix": [], "env_vars": {"A": "1"}, "py_executable": sys.executable}
+    return f"--serialized-runtime-env-context={json.dumps(plain | values)}"
+
+
+def test_a_worker_of_ray_has_the_variables_of_its_runtime_environment():
+    program = forked_module._asked_for(
+        ["-u", "worker.py", "--node", context(), "--language=PYTHON"]
+    )
+    assert program.arguments == ["worker.py", "--node"]
+    assert program.environment == {**os.environ, "A": "1"}
+
+
+@pytest.mark.parametrize("given", [{"py_executable": "uv run"}, {"command_prefix": ["nice"]}])
+def test_a_worker_with_another_python_is_left_to_ray(given, monkeypatch):
+    class Became(BaseException):
+        pass
+
+    def become(path: str, arguments: list[str]) -> None:
+        assert Path(arguments[1]).name == "setup_worker.py" and Path(arguments[1]).exists()
+        assert arguments[2:] == ["worker.py", context(**given)]
+        raise Became
+
+    monkeypatch.setattr(os, "execv", become)
+    with pytest.raises(Became):
+        forked_module._asked_for(["worker.py", context(**given)])
+
+
+def test_a_program_has_the_threads_that_it_was_given(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import torch; print(torch.get_num_threads())")
+    command, threads = forked(program), {**os.environ, "OMP_NUM_THREADS": "3"}
+    done = subprocess.run(command, env=threads, capture_output=True, text=True, check=True)
+    assert done.stdout == "3\n"

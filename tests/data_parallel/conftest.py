@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from deploy.forked import forked
 from diffuspec.data_parallel import process
 from diffuspec.data_parallel.engine import DataParallelEngine
 from diffuspec.engine import Engine
 from diffuspec.pairs.tiny import tiny_config
-from tests.support.forked import forked
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy.batch import app
+from deploy.forked import forked
 from diffuspec.serve.settings import ServeSettings
 from tests.support.batches import chat, results_in, texts
-from tests.support.forked import forked
 from tests.support.service import MODEL, Service, fake_engine, serving
 
 ROOT = Path(__file__).parents[2]

@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked import forked
+from deploy.forked import forked
 
 ROOT = Path(__file__).parents[2]
-OWN_CLUSTER = ROOT / "tests" / "support" / "own_cluster.py"
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
 def demo(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        forked(OWN_CLUSTER, "deploy.demo", *arguments),
+        forked("-m", "deploy.demo", *arguments),
         cwd=ROOT,
         env={**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": "local"},
         capture_output=True,

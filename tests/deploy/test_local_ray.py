@@ -13,10 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from ray._private import ray_constants
 
 from actors.settings import parse_pipeline
 from deploy.batches.serve_app import running_app
-from deploy.local_ray import _interrupts_held, ray_cluster
+from deploy.local_ray import _forked_workers, _interrupts_held, ray_cluster
 from diffuspec.core.errors import ConfigError
 
 INTERRUPTED_START = """
@@ -153,3 +154,13 @@ def test_a_command_ends_with_an_error_when_its_cluster_is_lost_and_leaves_nothin
         psutil.wait_procs(started)
         while [*Path(folder).iterdir()]:
             time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("num_gpus", "is_forked"), [(0, True), (0.5, False)])
+def test_workers_are_forked_where_no_role_has_a_gpu(num_gpus: float, is_forked: bool) -> None:
+    own = ray_constants.SETUP_WORKER_FILENAME
+    placement = {"path_scorer": {"num_gpus": num_gpus}}
+    pipeline = parse_pipeline({"engine": {"preset": "tiny"}, "placement": placement})
+    with _forked_workers(pipeline):
+        assert (own != ray_constants.SETUP_WORKER_FILENAME) == is_forked
+    assert own == ray_constants.SETUP_WORKER_FILENAME

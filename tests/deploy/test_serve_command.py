@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from deploy.chaos import PROCESSES, Kind
-from deploy.processes import listeners, raylet_of
+from deploy.forked import SERVER_VARIABLE
+from deploy.processes import listeners, raylet_of, workers_of
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -32,10 +33,12 @@ pytestmark = [
 
 
 def serve(*arguments: object, **variables: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", **variables}
+    del environment[SERVER_VARIABLE]  # it has a fork server of its own
     return subprocess.Popen(
         [sys.executable, "-m", "deploy.serve", *map(str, arguments)],
         cwd=ROOT,
-        env={**os.environ, "RAY_AUTH_MODE": "disabled", **variables},
+        env=environment,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -57,7 +60,7 @@ def said_until(last: str, process: subprocess.Popen[str]) -> list[str]:
 def kinds_below(raylet: psutil.Process | None) -> set[Kind]:
     """Return the kinds of the service's processes below a raylet."""
     assert raylet is not None
-    titles = [" ".join(process.cmdline()) for process in raylet.children(recursive=True)]
+    titles = [" ".join(process.cmdline()) for process in workers_of(raylet)]
     return {
         kind for kind, title in PROCESSES.items() if any(one.startswith(title) for one in titles)
     }

@@ -1,53 +1,26 @@
-"""Forks processes of tests from one that has imported torch and the roles.
+"""The fork server of the tests: see deploy/fork_server.py.
 
-To import them takes five seconds of computing, and the tests start a hundred processes of roles. A
-forked one has the arguments, standard streams, environment and folder of whoever asked for it, and
-one thread. tests/support/forked.py asks, from the command line. A worker of pytest-xdist is forked
-too, with a server of its own, so that the processes of its tests are below it.
+The tests start a hundred processes of roles. A worker of pytest-xdist is forked too, with a server
+of its own, so that the processes of its tests are below it.
 
-    python -m tests.support.fork_server SOCKET MODULE...    serve until standard input ends
+    python -m tests.support.fork_server LISTENER MODULE...    serve until standard input ends
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import gc
-import importlib
 import os
-import runpy
-import selectors
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
-import traceback
 from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import Any, NoReturn
 
-from tests.support.forked import SERVER_VARIABLE, Program, receive_program
-
-# Not Ray, which reads its settings as it is imported and keeps threads.
-LIBRARIES = (
-    *("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto"),
-    *("fastapi", "grpc.aio", "uvicorn", "uvloop"),
-    *("click", "jsonschema", "msgpack", "opentelemetry.sdk.trace", "requests"),
-)
-MODULES = (
-    *LIBRARIES,
-    "actors.roles.coordinator",
-    "actors.roles.drafter",
-    "actors.roles.path_scorer",
-    "actors.roles.verifier",
-    "diffuspec.models.diffusion",
-    "diffuspec.models.tensor_parallel.lockstep",
-    "diffuspec.models.target",
-    "diffuspec.serve.app",
-)
+from deploy.fork_server import MODULES, ForkServer, run_program
+from deploy.forked import SERVER_VARIABLE, Program
 
 
 @contextlib.contextmanager
@@ -68,114 +41,15 @@ def fork_server(modules: Sequence[str] = MODULES) -> Iterator[None]:
             process.communicate()
 
 
-class ForkServer:
-    """Has one child for each connection, which ends with the child, and the child with it."""
-
-    def __init__(self, listener: socket.socket, modules: Sequence[str]) -> None:
-        self._listener, self._modules = listener, modules
-        self._selector = selectors.DefaultSelector()
-        self._pids: set[int] = set()
-
-    def serve(self) -> None:
-        """Serve until standard input ends; kill the children then."""
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(sys.stdin, selectors.EVENT_READ)
-        while True:
-            for key, _ in self._selector.select():
-                if key.fileobj is sys.stdin:
-                    for pid in self._pids:
-                        os.kill(pid, signal.SIGKILL)
-                    return
-                if key.fd in self._selector.get_map():  # not ended by an event before
-                    key.data()
-
-    def _accept(self) -> None:
-        client, _ = self._listener.accept()
-        try:
-            program, streams = receive_program(client)
-        except OSError:  # whoever asked was killed
-            client.close()
-            return
-        self._import_modules()
-        pid = os.fork()
-        if not pid:
-            self._selector.close()
-            self._listener.close()
-            client.close()
-            _become(program, streams)
-        for stream in streams:
-            os.close(stream)
-        self._pids.add(pid)
-        with contextlib.suppress(OSError):
-            client.sendall(b"%d\n" % pid)
-        ended = os.pidfd_open(pid)
-
-        def kill() -> None:
-            self._selector.unregister(client)
-            os.kill(pid, signal.SIGKILL)
-
-        def reap() -> None:
-            self._selector.unregister(ended)
-            os.close(ended)
-            self._pids.remove(pid)
-            _, status = os.waitpid(pid, 0)
-            if client.fileno() in self._selector.get_map():
-                self._selector.unregister(client)
-            with client, contextlib.suppress(OSError):  # it may have left
-                client.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
-
-        self._selector.register(ended, selectors.EVENT_READ, reap)
-        self._selector.register(client, selectors.EVENT_READ, kill)
-
-    def _import_modules(self) -> None:
-        if not sys.modules.keys() >= {*self._modules}:
-            for name in self._modules:
-                importlib.import_module(name)
-            gc.collect()
-            gc.freeze()  # pages stay shared with the children
-            assert threading.active_count() == 1
-
-
-def _become(program: Program, streams: Sequence[int]) -> NoReturn:
-    """Run a program in this process, a child, and end it."""
-    code: Any = 1
-    try:
-        for number, stream in enumerate(streams):
-            os.dup2(stream, number)
-            os.close(stream)
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115
-        sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.environ.clear()
-        os.environ.update(program.environment)
-        os.chdir(program.folder)
-        sys.argv = list(program.arguments)
-        if program.arguments[0] == "-c":
-            _fork_own_server()
-            code_of_worker = sys.argv.pop(1)
-            main_module = sys.modules["__main__"] = ModuleType("__main__")
-            exec(code_of_worker, vars(main_module))
-        elif program.arguments[0] == "-m":
-            del sys.argv[0]
-            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(sys.argv[0], run_name="__main__")
-        code = 0
-    except SystemExit as end:
-        code = end.code or 0
-        if not isinstance(code, int):
-            print(code, file=sys.stderr)
-            code = 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(BaseException):
-            threading._shutdown()  # type: ignore[attr-defined]
-            atexit._run_exitfuncs()
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+def run(program: Program) -> None:
+    """Run a program in this process; code of execnet, a worker's, with a server of its own."""
+    if program.arguments[0] != "-c":
+        run_program(program)
+        return
+    _fork_own_server()
+    code_of_worker = sys.argv.pop(1)
+    main_module = sys.modules["__main__"] = ModuleType("__main__")
+    exec(code_of_worker, vars(main_module))
 
 
 def _fork_own_server() -> None:
@@ -195,7 +69,7 @@ def _fork_own_server() -> None:
     for descriptor in ends:
         os.close(descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ForkServer(listener, MODULES).serve()
+    ForkServer(listener, MODULES, run).serve()
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
@@ -203,7 +77,7 @@ def _fork_own_server() -> None:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the tests
     with socket.socket(fileno=int(sys.argv[1])) as listener:
-        ForkServer(listener, sys.argv[2:]).serve()
+        ForkServer(listener, sys.argv[2:], run).serve()
 
 
 if __name__ == "__main__":

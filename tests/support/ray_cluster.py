@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from deploy import forked
 from deploy.proxy import CALLBACK, CALLBACK_VARIABLE
 from tests.support.ports import free_port
 
 NODE: dict[str, Any] = {
     "num_gpus": 0,
     "object_store_memory": 100 * 2**20,
-    "setup_worker_path": str(Path(__file__).with_name("forked.py")),  # workers are forked
+    "setup_worker_path": forked.__file__,  # workers are forked
 }
 
 

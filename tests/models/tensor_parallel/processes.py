@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
+from deploy.forked import forked
 from diffuspec.core.types import Verdict
 from diffuspec.models.target import CausalTarget
 from diffuspec.models.tensor_parallel.lockstep import LockstepTarget
 from diffuspec.models.tensor_parallel.rank_group import RankGroup, open_meeting_point
 from tests.models.tensor_parallel.follower import HOST, LIMITS, config
-from tests.support.forked import forked
 from tests.support.models import make_model, save_tokenizer
 
 CPU = torch.device("cpu")

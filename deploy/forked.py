@@ -1,20 +1,23 @@
-"""Runs a Python program as a child of the fork server, and ends with it, as if it were the program.
+"""Runs a Python program as a child of a fork server, and ends with it, as if it were the program.
 
-    python tests/support/forked.py -m MODULE ARGUMENT...
-    python tests/support/forked.py FILE ARGUMENT...          a raylet, which takes it for Ray's own
+    python forked.py -m MODULE ARGUMENT...
+    python forked.py FILE ARGUMENT...          a raylet, which takes this for Ray's own program
 
-Signals go on to the program. Without a fork server, becomes the program itself. A process of a
-cluster is then below the tests' own process, not below its raylet.
+Signals go on to the program. Without a fork server that is ready, becomes the program itself. The
+program's process is below the server, not below this one. This file needs the standard library
+alone: see deploy/fork_server.py for the other end.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
 import socket
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 SERVER_VARIABLE = "DIFFUSPEC_FORK_SERVER"  # the path of its socket
@@ -33,6 +36,7 @@ class Program:
     arguments: list[str]
     environment: dict[str, str]
     folder: str
+    leads_group: bool  # a raylet kills the process group of a worker that has ended
 
 
 def forked(*arguments: object) -> list[str]:
@@ -65,22 +69,15 @@ def receive_program(connection: socket.socket) -> tuple[Program, list[int]]:
 
 
 def main() -> NoReturn:
-    context: dict[str, Any] | None = None
-    arguments = []
-    for argument in sys.argv[1:]:
-        if argument.startswith(_CONTEXT):
-            context = json.loads(argument.removeprefix(_CONTEXT))
-        elif argument != "-u" and not argument.startswith(_LANGUAGE):  # streams are unbuffered
-            arguments.append(argument)
-    variables = {} if context is None else context.get("env_vars", {})
-    environment = {**os.environ, **variables}
-    address = os.environ.get(SERVER_VARIABLE)
-    if address is None:
-        os.execve(sys.executable, [sys.executable, *arguments], environment)
+    program = _asked_for(sys.argv[1:])
     with socket.socket(socket.AF_UNIX) as connection, connection.makefile() as said:
-        connection.connect(address)
-        send_program(connection, Program(arguments, environment, os.getcwd()))
-        pid = int(said.readline())
+        try:
+            connection.connect(os.environ.get(SERVER_VARIABLE, ""))
+            send_program(connection, program)
+            pid = int(said.readline())
+        except (OSError, ValueError):  # there is none, or it has ended
+            command = [sys.executable, *program.arguments]
+            os.execve(sys.executable, command, program.environment)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, _: os.kill(pid, number))
         code = int(said.readline() or -signal.SIGKILL)
@@ -89,6 +86,33 @@ def main() -> NoReturn:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
+
+
+def _asked_for(arguments: list[str]) -> Program:
+    """Return the program of a command line, without what a raylet adds to it.
+
+    Becomes Ray's own program for a worker with more in its runtime environment than variables.
+    """
+    context: dict[str, Any] = {}
+    kept = []
+    for argument in arguments:
+        if argument.startswith(_CONTEXT):
+            context = json.loads(argument.removeprefix(_CONTEXT))
+        elif argument != "-u" and not argument.startswith(_LANGUAGE):  # streams are unbuffered
+            kept.append(argument)
+    python = context.pop("py_executable", sys.executable)
+    variables = context.pop("env_vars", {})
+    if python != sys.executable or any(context.values()):
+        _become_rays_own(arguments)
+    leads_group = os.getpgrp() == os.getpid()
+    return Program(kept, {**os.environ, **variables}, os.getcwd(), leads_group)
+
+
+def _become_rays_own(arguments: list[str]) -> NoReturn:
+    found = importlib.util.find_spec("ray")
+    assert found is not None and found.origin is not None, "a raylet has started this"
+    program = Path(found.origin).parent / "_private" / "workers" / "setup_worker.py"
+    os.execv(sys.executable, [sys.executable, str(program), *arguments])
 
 
 if __name__ == "__main__":
