@@ -170,6 +170,7 @@ $(STAMP): pyproject.toml clients/pyproject.toml setup.py constraints.txt $(wildc
 	    { echo 'error: g++ is needed, because KenLM and the kernels of the CPU are compiled on installation (apt install g++)' >&2; exit 1; }
 	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || \
 	    { echo 'error: Python.h is needed, because KenLM and the kernels of the CPU are compiled on installation (apt install python3-dev)' >&2; exit 1; }
+	@echo 'Setting up $(VENV), once: torch and the other packages are fetched, and the kernels compiled. This takes some minutes.'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch $(TORCH_ARGS)
 	.ci/install_kenlm $(BIN)/python

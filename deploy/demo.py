@@ -34,6 +34,10 @@ from diffuspec.pairs.tiny import QUESTIONS
 _PIPELINE = Path(__file__).parent / "pipeline.yaml"
 _TRACE = Path("runs/demo/trace.json")
 _PLAIN, _SEQUENTIAL, _OVERLAPPED = _MODES = ("plain", "sequential", "overlapped")
+_LEGEND = (
+    f"{_PLAIN}: no drafts; {_SEQUENTIAL}: a draft, then its verification; {_OVERLAPPED}: the next "
+    "drafts are made while one is verified"
+)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -75,6 +79,7 @@ def run(
         runs = asyncio.run(_measure(pipeline, asked, repeats, max_tokens, console))
     is_same = all(run.tokens == runs[_PLAIN].tokens for run in runs.values())
     console.print(_table(pipeline, runs))
+    console.print(_LEGEND, soft_wrap=True)
     console.print(f"same tokens: {'yes' if is_same else 'NO'}")
     console.print(f"trace: {trace} (open it in https://ui.perfetto.dev)", soft_wrap=True)
     if not is_same:

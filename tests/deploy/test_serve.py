@@ -292,14 +292,24 @@ async def is_gone(gone: set[Any], number: int) -> bool:
     return len(gone) == number and not any(one.is_running() for one in gone)
 
 
-async def test_a_killed_ingress_ends_its_streams_and_frees_their_places(app, client):
+async def test_a_killed_ingress_ends_its_streams_and_openai_s_retries_outlast_its_loss(
+    app, client, expected
+):
     _, rest = await begun(client, STORIES[0])
     [ingress] = processes("ray::ServeReplica:diffuspec:Ingress")
     kill(ingress)
     with pytest.raises(openai.APIError):
         await read("", rest)
+    assert await asked_until_answered(client) == expected(MESSAGES)
     await until(lambda: none_answers(app))
-    await until(lambda: answers_again(client))
+
+
+async def asked_until_answered(client: AsyncOpenAI) -> str | None:
+    """Return a long answer, as the client gets it by asking again."""
+    patient = client.with_options(max_retries=60)
+    answer = await patient.chat.completions.create(model="tiny", messages=MESSAGES, **LONG)
+    content: str | None = answer.choices[0].message.content
+    return content
 
 
 async def answers_again(client: AsyncOpenAI) -> bool:
@@ -325,9 +335,10 @@ async def test_a_service_that_accepts_no_requests_finishes_those_that_it_has(app
     app.deploy(2, accepts_requests=False)
     while await answers_again(client):
         await asyncio.sleep(0.1)
+    asking = asyncio.create_task(asked_until_answered(client))
     assert await read(begin, rest) == expected(STORIES[1])
     app.deploy(2)
-    await until(lambda: answers_again(client))
+    assert await asking == expected(MESSAGES)
 
 
 async def test_scaling_down_under_load_loses_no_stream(app, client, expected):

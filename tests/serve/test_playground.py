@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -85,6 +86,27 @@ def test_a_browser_shows_the_same_tokens_with_and_without_speculation(
         model=MODEL, messages=messages, temperature=0, max_tokens=128, extra_body=plain
     )
     assert shown.removesuffix("◦") == reply.choices[0].message.content
+
+
+@pytest.mark.process
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+def test_what_the_form_leaves_open_is_the_service_s_own(service: Service, page: Page):
+    _open(page, service)
+    page.evaluate("""window.bodies = []; const sent = window.fetch;
+        window.fetch = (...call) => { bodies.push(call[1]?.body); return sent(...call); }""")
+    for fields, expected in (
+        ({}, {}),
+        ({"max-nodes": "8", "drafter-weight": "0"}, {"max_nodes": 8, "drafter_weight": 0}),
+    ):
+        for name, given in fields.items():
+            page.evaluate(f"document.getElementById('{name}').value = '{given}'")
+        page.evaluate("document.querySelector('#compare').checked = false")
+        page.evaluate("document.querySelector('#run').click()")
+        page.wait_for("document.querySelector('#status').innerText.startsWith('Done')")
+        page.evaluate("document.querySelector('#status').innerText = ''")
+        speculation = json.loads(page.evaluate("bodies.splice(0)[0]"))["speculation"]
+        assert speculation == {**expected, "report_drafts": True}
+    assert page.problems == []
 
 
 @pytest.fixture

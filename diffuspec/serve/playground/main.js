@@ -23,14 +23,14 @@ function sampling() {
   return body;
 }
 
+/** Return what the form says; what it leaves open is the service's own. */
 function speculation() {
-  const chosen = {
-    policy: value("policy"),
-    tree_shape: value("tree-shape"),
-    max_nodes: Number(value("max-nodes")),
-    drafter_weight: Number(value("drafter-weight")),
-  };
-  if (chosen.policy === "fixed") chosen.num_draft_tokens = Number(value("num-draft-tokens"));
+  const chosen = {};
+  if (value("policy")) chosen.policy = value("policy");
+  if (value("policy") === "fixed") chosen.num_draft_tokens = Number(value("num-draft-tokens"));
+  if (value("tree-shape")) chosen.tree_shape = value("tree-shape");
+  if (value("max-nodes")) chosen.max_nodes = Number(value("max-nodes"));
+  if (value("drafter-weight")) chosen.drafter_weight = Number(value("drafter-weight"));
   return chosen;
 }
 
