@@ -22,7 +22,10 @@ MODULE = re.compile(rf"({'|'.join(TOP_LEVEL)})(\.\w+)+")
 PATH = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(env|md|proto|py|sh|toml|txt|yaml))|Makefile")
 CLASS = re.compile(r"([A-Z]\w*[a-z][A-Z]\w*)(\.\w+)?(\(\))?")  # of two words: one may be text
 DEPLOY = ("batch", "bench", "demo", "draft_pool", "grpc", "serve")
-NOT_HERE = (".venv/", "dist/", "FILE.yaml")  # made by commands, or placeholders
+NOT_HERE = (  # made by commands or readers, or placeholders
+    *(".venv/", "dist/", "FILE.yaml"),
+    *("compare.py", "prompts.txt"),
+)
 
 
 def name(path: Path) -> str:
