@@ -69,9 +69,11 @@ class Output:
                     written.set_result(None)
 
     def _put(self, content: bytes) -> None:
-        self._file.write(content)
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Write to the end of the file, without its buffer, which would try again when closed."""
+        descriptor, left = self._file.fileno(), memoryview(content)
+        while left:
+            left = left[os.write(descriptor, left) :]
+        os.fsync(descriptor)
 
 
 @contextlib.contextmanager

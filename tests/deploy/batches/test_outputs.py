@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -68,6 +71,30 @@ def test_a_line_that_a_kill_cut_off_is_removed_wherever_it_was_cut(tmp_path, ind
         assert list(output.done) == [0, 1, 0, 0]
     assert seen == [result(index, 1)]
     assert path.read_bytes() == first
+
+
+async def test_a_disk_that_is_full_is_one_error_and_the_next_run_goes_on(tmp_path, index):
+    path = tmp_path / "out.jsonl"
+    line = encode(result(index, 1))
+    with pytest.raises(OSError, match="File too large"), open_output(path, index, ignore) as output:
+        await output.append(result(index, 1), ignore)
+        with at_most(len(line) + 10):
+            await output.append(result(index, 2), ignore)
+    assert path.read_bytes() == line + encode(result(index, 2))[:10]
+    with open_output(path, index, ignore) as output:
+        await output.append(result(index, 2), ignore)
+    assert contents(path) == [result(index, 1), result(index, 2)]
+
+
+@contextmanager
+def at_most(num_bytes: int) -> Iterator[None]:
+    """Let files of this process have a number of bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_an_output_that_is_one_torn_line_is_empty(tmp_path, index):
