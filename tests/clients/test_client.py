@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deploy.forked import forked
 from diffuspec.pairs.tiny import TARGET
 from diffuspec.text.tokenizer import load_tokenizer
 from diffuspec_client import Draft, DraftClient, Row, Settings
@@ -25,7 +26,6 @@ from diffuspec_client.draft_service_pb2 import (
 from diffuspec_client.patience import Patience
 from diffuspec_client.vocabulary import Vocabulary
 from tests.support.draft_streams import StreamServer
-from tests.support.forked import forked
 
 TOKENS = load_tokenizer(TARGET).get_vocab()
 VOCABULARY = Vocabulary(TOKENS)

@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from deploy.forked import forked
 from diffuspec.bench.questions import first_per_family, load_questions
 from diffuspec.pairs.tiny import QUESTIONS, TARGET
 from diffuspec_client import Settings
 from diffuspec_client.draft_service_pb2 import RowDraft, StepDrafts
 from diffuspec_client.transformers import LocalDrafts, RemoteDrafts, missing_hooks
 from tests.clients.test_client import Scripted
-from tests.support.forked import forked
 
 NUM_TOKENS = 48
 

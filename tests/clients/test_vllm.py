@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from deploy.forked import forked
 from diffuspec.bench.studies.vllm import PYTHON, draft_server, vllm
 from diffuspec.pairs.smollm2 import TARGET as SMOLLM2
 from diffuspec.pairs.tiny import TARGET
 from diffuspec_client.vllm import Proposer
 from diffuspec_client.vllm_sampling import expand_batch_to_tokens, repair_sampling
 from tests.support.draft_streams import output_of
-from tests.support.forked import forked
 
 NEEDS_VLLM = pytest.mark.skipif(
     not (PYTHON.exists() and (SMOLLM2 / "config.json").exists()), reason="make vllm was not run"
@@ -108,7 +108,7 @@ from types import SimpleNamespace
 from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
 from diffuspec_client.vllm import Proposer
-from tests.support.forked import forked
+from deploy.forked import forked
 current_platform.register_triton_kernel_overrides()
 proposer = Proposer.__new__(Proposer)
 proposer.load_model()
