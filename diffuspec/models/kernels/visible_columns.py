@@ -6,46 +6,58 @@ that it sees is computed at place i, as in a chain.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
-from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, Self
+from itertools import accumulate
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 _MIN_CHAIN_TABLE = 1024  # columns
+_ITEM = np.dtype(np.int32).itemsize
 
 
 class VisibleColumns(NamedTuple):
     """Successive rows of a segment, and the cache columns that each of them sees.
 
     All see the columns before `base`. Row r also sees counts[r] further cache columns, listed from
-    columns[starts[r]] on and computed as if they were at base, base + 1 and so on.
+    columns[starts[r]] on and computed as if they were at base, base + 1 and so on. The rows are
+    taken in an order in which those that see similar columns are neighbours, to save reading.
     """
 
     first_row: int  # index of the first of these rows in the segment
+    num_rows: int
     start: int  # cache row of the segment's first row
     base: int
-    order: NDArray[np.int32]  # rows that see similar columns next to each other, to save reading
-    starts: NDArray[np.int32]
-    counts: NDArray[np.int32]
-    columns: NDArray[np.int32]
-    positions: NDArray[np.int32]
-    addresses: tuple[int, int, int, int, int]  # addresses of these five arrays
+    addresses: tuple[int, int, int, int, int]  # of order, starts, counts, columns and positions
+    table: NDArray[np.int32]  # the array in which these five lie
 
     @property
-    def num_rows(self) -> int:
-        return len(self.order)
+    def starts(self) -> NDArray[np.int32]:
+        return self._part(self.addresses[1], self.num_rows)
+
+    @property
+    def counts(self) -> NDArray[np.int32]:
+        return self._part(self.addresses[2], self.num_rows)
+
+    @property
+    def columns(self) -> NDArray[np.int32]:
+        return self._part(self.addresses[3], int(self.counts.sum()))
+
+    def _part(self, address: int, size: int) -> NDArray[np.int32]:
+        begin = (address - _address(self.table)) // _ITEM
+        return self.table[begin : begin + size]
 
     @classmethod
     def chain(cls, first_row: int, num_rows: int, start: int) -> Self:
         """Return rows that see themselves and all rows before them."""
         base = start + first_row
         size = max(_MIN_CHAIN_TABLE, 1 << (base + num_rows).bit_length())
-        begins = 0, size, 1, base, base  # the counts are the integers from 1 on
-        bounds = [(begin, begin + num_rows) for begin in begins]
-        return cls._in_table(first_row, start, base, _chain_table(size), bounds)
+        table, integers = _chain_table(size)
+        zeros, columns = integers + size * _ITEM, integers + base * _ITEM
+        counts = integers + _ITEM  # the integers from 1 on
+        addresses = integers, zeros, counts, columns, columns
+        return cls(first_row, num_rows, start, base, addresses, table)
 
     @classmethod
     def partly_causal(cls, first_row: int, num_rows: int, start: int, num_full: int) -> Self:
@@ -82,29 +94,25 @@ class VisibleColumns(NamedTuple):
 
     @classmethod
     def _of(
-        cls, first_row: int, start: int, base: int, arrays: Sequence[NDArray[np.integer]]
+        cls, first_row: int, start: int, base: int, arrays: tuple[NDArray[np.integer], ...]
     ) -> Self:
         table = np.concatenate(arrays, dtype=np.int32)
-        ends = accumulate((len(array) for array in arrays), initial=0)
-        return cls._in_table(first_row, start, base, table, list(pairwise(ends)))
-
-    @classmethod
-    def _in_table(
-        cls,
-        first_row: int,
-        start: int,
-        base: int,
-        table: NDArray[np.int32],
-        bounds: Sequence[tuple[int, int]],
-    ) -> Self:
-        """Return rows whose five arrays are the parts of a table within these bounds."""
-        order, starts, counts, columns, positions = (table[begin:end] for begin, end in bounds)
-        address, size = table.__array_interface__["data"][0], table.itemsize
-        addresses: Any = tuple(address + size * begin for begin, _ in bounds)
-        return cls(first_row, start, base, order, starts, counts, columns, positions, addresses)
+        sizes = (_ITEM * len(array) for array in arrays[:-1])
+        order, starts, counts, columns, positions = accumulate(sizes, initial=_address(table))
+        addresses = order, starts, counts, columns, positions
+        return cls(first_row, len(arrays[0]), start, base, addresses, table)
 
 
 @cache
-def _chain_table(size: int) -> NDArray[np.int32]:
-    """Return the integers below `size`, then as many zeros: parts of it are the lists of chains."""
-    return np.concatenate([np.arange(size, dtype=np.int32), np.zeros(size, np.int32)])
+def _chain_table(size: int) -> tuple[NDArray[np.int32], int]:
+    """Return the integers below `size`, then as many zeros, and where they lie.
+
+    Parts of them are the lists of all chains.
+    """
+    table = np.concatenate([np.arange(size, dtype=np.int32), np.zeros(size, np.int32)])
+    return table, _address(table)
+
+
+def _address(table: NDArray[np.int32]) -> int:
+    address: int = table.__array_interface__["data"][0]
+    return address
