@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 _GREEDY = SamplingParams()
 _STATUS_SECONDS = 10.0
-_SLACK_SECONDS = 10.0  # time beyond that in which health checks notice a lost coordinator
+_SLACK_SECONDS = 10.0  # time in which health checks notice a lost coordinator
 _READ_SECONDS = 2.0  # time for callers to read the ends of their answers
 
 

@@ -21,7 +21,7 @@ _ASSUMED = 4  # measurements as which it counts that drafter and engine share no
 _LEAST_TOKENS = 3  # fewest tokens of a draft made ahead
 _SHOWN_ROWS = (1, 2, 4, 8, 16)
 _MAX_SILENT_STEPS = 64  # steps after which the cost of an answer hardly counts
-_MAX_HELD = 8  # steps without drafts, to measure them, that read prompts and measure nothing
+_MAX_HELD = 8  # plain steps in a row that may read prompts, and so measure nothing
 
 
 @dataclass(slots=True)
@@ -261,7 +261,7 @@ class Planner:
         self._num_held = 0
         number, name, costs = sent.num_requests, self._drafter, self._costs
         expected = costs.verify_seconds(sent.num_rows, number)
-        if expected:  # another process had the processor in a step that took much longer
+        if expected:  # a much longer step shared its processor
             verify = min(verify, MAX_JUMP * expected)
         drafting = min(busy_seconds - sent.busy_seconds, verify)
         costs.observe_verification(sent.num_rows, number, verify, {name: drafting})
