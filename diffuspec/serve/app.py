@@ -88,7 +88,7 @@ def create_app(
     add = functools.partial(app.add_api_route, dependencies=shown)
     threads = ThreadPoolExecutor(settings.max_tokenizing, "tokenize")
     add_answers(add, Completions(backend, settings, threads))
-    _add_tokenization(add, Tokenization(backend, settings, threads))
+    _add_tokenization(add, Tokenization(backend, settings))
     _add_models(add, backend)
     _add_metrics(add, backend, series)
     _add_health(app, backend, load)

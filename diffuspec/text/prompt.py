@@ -159,8 +159,11 @@ def _tokenize_part(text: str, tokenizer: Any, cut: Cut, adds_special_tokens: boo
 
 def _tokenize(text: str, tokenizer: Any, adds_special_tokens: bool) -> TokenIds:
     try:
-        # transformers' own encode would warn of lengths, which are checked with the request.
-        encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=adds_special_tokens)
+        # transformers' own encode would warn of lengths, which are checked with the request. The
+        # backend's encode of one text holds the GIL, for a second where there is a megabyte.
+        [encoding] = tokenizer.backend_tokenizer.encode_batch(
+            [text], add_special_tokens=adds_special_tokens
+        )
     except TypeError as error:  # lone surrogates
         raise InvalidRequestError(f"a prompt must be valid Unicode text: {error}") from error
     return np.array(encoding.ids, np.int32)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
 
+from diffuspec.serve import app
 from tests.support.service import fake_engine, http_client
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -31,6 +35,29 @@ async def test_a_chat_is_tokenised_as_its_template_lays_it_out():
 async def test_a_prompt_may_be_longer_than_the_context(number):
     found = await asked("/tokenize", {"prompt": "x" * number})
     assert found["count"] == number and found["max_model_len"] == 512
+
+
+async def test_answers_do_not_wait_for_long_texts_that_are_only_counted(monkeypatch):
+    is_reading, may_end = asyncio.Event(), threading.Event()
+    loop, tokenize = asyncio.get_running_loop(), app.tokenize
+
+    def read_slowly(*asked):
+        loop.call_soon_threadsafe(is_reading.set)
+        may_end.wait()
+        return tokenize(*asked)
+
+    monkeypatch.setattr(app, "tokenize", read_slowly)
+    async with fake_engine() as engine, http_client(engine) as client:
+        counted = [
+            asyncio.create_task(client.post("/tokenize", json={"prompt": "hi"})) for _ in range(3)
+        ]
+        try:
+            await is_reading.wait()
+            answer = await client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1})
+        finally:
+            may_end.set()
+        assert answer.status_code == 200
+        assert [(await one).json()["count"] for one in counted] == [2, 2, 2]
 
 
 @pytest.mark.parametrize(

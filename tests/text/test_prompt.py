@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,9 +25,9 @@ class CountingTokenizer:
         self._inner.train_from_iterator([WORDS * 5, " " * 400], trainer)
         self.num_characters = 0
 
-    def encode(self, text: str, add_special_tokens: bool) -> Any:
-        self.num_characters += len(text)
-        return self._inner.encode(text, add_special_tokens=add_special_tokens)
+    def encode_batch(self, texts: list[str], add_special_tokens: bool) -> Any:
+        self.num_characters += sum(map(len, texts))
+        return self._inner.encode_batch(texts, add_special_tokens=add_special_tokens)
 
 
 @pytest.fixture
@@ -57,3 +59,24 @@ def test_token_ids_are_cut_as_texts_are(counting):
     tokenizer = SimpleNamespace(backend_tokenizer=counting)
     for cut, kept in ((Cut(2), [3, 4]), (Cut(2, keeps_begin=True), [1, 2]), (Cut(9), [1, 2, 3, 4])):
         assert encode_prompt([1, 2, 3, 4], tokenizer, None, cut=cut).tolist() == kept
+
+
+def test_other_threads_go_on_while_a_text_is_tokenised(counting):
+    begin, end, others = threading.Event(), threading.Event(), []
+
+    def go_on() -> None:
+        begin.wait()
+        others.append(not end.is_set())
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # a thread goes on only where another one lets it
+    try:
+        begin.set()
+        encode(WORDS * 5000, counting, None)
+        end.set()
+    finally:
+        sys.setswitchinterval(interval)
+    thread.join()
+    assert others == [True]

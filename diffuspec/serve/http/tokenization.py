@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 from starlette.requests import Request
@@ -23,12 +23,12 @@ Answer: TypeAlias = Callable[
 
 
 class Tokenization:
-    """Answers requests that need the tokenizer alone."""
+    """Answers what needs the tokenizer alone, in a thread that no other request waits for."""
 
-    def __init__(self, backend: Backend, settings: ServeSettings, threads: Executor) -> None:
+    def __init__(self, backend: Backend, settings: ServeSettings) -> None:
         self._backend = backend
         self._settings = settings
-        self._threads = threads
+        self._thread = ThreadPoolExecutor(1, "count")
 
     async def answer(self, answer: Answer, request: Request) -> JSONResponse:
         """Answer with what `answer` makes of the body, the tokenizer and the model."""
@@ -36,6 +36,6 @@ class Tokenization:
         model, tokenizer = self._backend.model, self._backend.tokenizer
         check_model(body, model)
         found = asyncio.get_running_loop().run_in_executor(
-            self._threads, lambda: JSONResponse(answer(body, tokenizer, model))
+            self._thread, lambda: JSONResponse(answer(body, tokenizer, model))
         )
         return await found
