@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from diffuspec.serve import app
+from diffuspec.serve.openai.tokenization import tokenize
 from tests.support.service import fake_engine, http_client
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -39,14 +39,14 @@ async def test_a_prompt_may_be_longer_than_the_context(number):
 
 async def test_answers_do_not_wait_for_long_texts_that_are_only_counted(monkeypatch):
     is_reading, may_end = asyncio.Event(), threading.Event()
-    loop, tokenize = asyncio.get_running_loop(), app.tokenize
+    loop = asyncio.get_running_loop()
 
     def read_slowly(*asked):
         loop.call_soon_threadsafe(is_reading.set)
         may_end.wait()
         return tokenize(*asked)
 
-    monkeypatch.setattr(app, "tokenize", read_slowly)
+    monkeypatch.setattr("diffuspec.serve.app.tokenize", read_slowly)
     async with fake_engine() as engine, http_client(engine) as client:
         counted = [
             asyncio.create_task(client.post("/tokenize", json={"prompt": "hi"})) for _ in range(3)
