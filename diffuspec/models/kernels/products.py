@@ -145,6 +145,7 @@ class MatrixProduct:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the outputs, [..., outputs], of inputs [..., inputs]."""
+        assert inputs.dtype == self._type, f"a product in {self._type} of {inputs.dtype}"
         inputs = inputs.contiguous()
         outputs = inputs.new_empty(*inputs.shape[:-1], self.num_outputs)
         _cpu.multiply(
