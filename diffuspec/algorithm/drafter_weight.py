@@ -6,6 +6,8 @@ The adaptive weight moves towards the side that was right where the two disagree
 
 from __future__ import annotations
 
+from typing import Literal
+
 from diffuspec.algorithm.draft_tree import best_path
 from diffuspec.core.types import Draft, Verdict
 
@@ -14,14 +16,17 @@ _START = 0.65
 _RATE = 0.12
 
 
-class AdaptiveWeight:
-    """A weight that moves towards the drafter or the proxy, whichever was right."""
+class DrafterWeight:
+    """The weight of one request: a constant, or one that moves towards the side that was right."""
 
-    def __init__(self) -> None:
-        self.value = _START
+    def __init__(self, given: float | Literal["adaptive"]) -> None:
+        self._is_adaptive = given == "adaptive"
+        self.value = _START if given == "adaptive" else given
 
     def observe(self, draft: Draft, verdict: Verdict) -> None:
         """Compare both sides at every position of the best path that the target reached."""
+        if not self._is_adaptive:
+            return
         path = best_path(draft.tree)
         choices = zip(
             draft.drafter_choices, draft.proxy_choices, path, verdict.token_ids, strict=False

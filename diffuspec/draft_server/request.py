@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from diffuspec.algorithm.draft_tree import draft_after, follow
-from diffuspec.algorithm.drafter_weight import AdaptiveWeight
+from diffuspec.algorithm.drafter_weight import DrafterWeight
 from diffuspec.algorithm.outcomes import OutcomeModel, OutcomeRanking, RankedOutcome
 from diffuspec.core.params import MAX_TREE_NODES, SamplingParams
 from diffuspec.core.types import (
@@ -66,13 +66,7 @@ class EngineRequest:
         self._made: list[Made] = []
         self._is_dropped = False  # it has become too long: its tokens are not held
         self.num_tokens = 0
-        self._adaptive = AdaptiveWeight() if drafter_weight == "adaptive" else None
-        self._weight = 0.0 if drafter_weight == "adaptive" else drafter_weight
-
-    @property
-    def drafter_weight(self) -> float:
-        """Weight of the drafter against the causal proxy in the path search."""
-        return self._weight if self._adaptive is None else self._adaptive.value
+        self._weight = DrafterWeight(drafter_weight)
 
     @property
     def prefix(self) -> TokenIds:
@@ -116,8 +110,7 @@ class EngineRequest:
             self._ranking.observe(self.sent, verdict)
         if verdict is not None and self.sent.tree.num_nodes:
             self.expectation.observe_verdict(self.sent, verdict)
-            if self._adaptive is not None:
-                self._adaptive.observe(self.sent, verdict)
+            self._weight.observe(self.sent, verdict)
         if token_ids:
             committed = tuple(token_ids)
             self._made = [one for made in self._made if (one := _after(made, committed))]
@@ -158,7 +151,7 @@ class EngineRequest:
             num_draft_tokens=length + 1,
             tree_shape="best_first",
             max_nodes=min(2 * (length + 1), MAX_TREE_NODES),
-            drafter_weight=self.drafter_weight,
+            drafter_weight=self._weight.value,
             sampling=SamplingParams(),
             num_alternatives=MAX_ALTERNATIVES,
             num_prompt_tokens=self.num_prompt_tokens,

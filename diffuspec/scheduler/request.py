@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from diffuspec.algorithm.draft_tree import cut_draft, draft_after
-from diffuspec.algorithm.drafter_weight import AdaptiveWeight
+from diffuspec.algorithm.drafter_weight import DrafterWeight
 from diffuspec.algorithm.outcomes import OutcomeRanking
 from diffuspec.algorithm.validation import check_draft
 from diffuspec.core.interfaces import RequestStatus, TargetInfo
@@ -101,7 +101,7 @@ class Request:
         self._expect = expect
         self._expectations: dict[str, Expectation] = {}  # keys: drafters
         self._prediction = np.array(speculation.prediction, np.int32)
-        self._weight = AdaptiveWeight() if speculation.drafter_weight == "adaptive" else None
+        self._weight = DrafterWeight(speculation.drafter_weight)
 
     # ---- tokens
 
@@ -212,15 +212,13 @@ class Request:
         """With pre-drafting, one more position is drafted: the token after a full acceptance."""
         speculation = self.speculation
         looks_ahead = speculation.num_outcomes != 0
-        weight = self._weight.value if self._weight is not None else speculation.drafter_weight
-        assert not isinstance(weight, str)
         return DraftRequest(
             request_id=self.request_id,
             prefix=prefix,
             num_draft_tokens=min(length + looks_ahead, MAX_DRAFT_TOKENS),
             tree_shape=speculation.tree_shape,
             max_nodes=speculation.max_nodes,
-            drafter_weight=weight,
+            drafter_weight=self._weight.value,
             sampling=self.sampling,
             num_alternatives=MAX_ALTERNATIVES if looks_ahead else 0,
             num_prompt_tokens=self.num_prompt_tokens,
@@ -295,5 +293,4 @@ class Request:
         self.policy.observe(draft, verdict)
         if self.policy.num_draft_tokens is None:
             self.expectation.observe_verdict(draft, verdict)
-        if self._weight is not None:
-            self._weight.observe(draft, verdict)
+        self._weight.observe(draft, verdict)

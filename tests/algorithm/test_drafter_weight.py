@@ -1,12 +1,12 @@
 from diffuspec.algorithm.draft_tree import chain
-from diffuspec.algorithm.drafter_weight import AdaptiveWeight
+from diffuspec.algorithm.drafter_weight import DrafterWeight
 from diffuspec.core.types import Draft, DraftTree, Verdict
 
-START = AdaptiveWeight().value
+START = DrafterWeight("adaptive").value
 
 
 def judged(draft: Draft, *token_ids: int, times: int = 1) -> float:
-    weight = AdaptiveWeight()
+    weight = DrafterWeight("adaptive")
     for _ in range(times):
         weight.observe(draft, Verdict(token_ids, ()))
     return weight.value
