@@ -250,7 +250,7 @@ class Session:
             return False
         if self.planner.is_patient or self._dispatcher.is_drafting_for(self._verifying):
             return True
-        return self.ahead(time.monotonic()) is not None
+        return bool(self._worth_ahead(time.monotonic()))
 
     def _reach(self, row: _Row) -> list[float]:
         """Return the reach of the nodes of a row's draft; 0 for what the engine cannot take."""
@@ -265,10 +265,22 @@ class Session:
 
     def ahead(self, now: float) -> Ahead | None:
         """Return what to draft ahead: for the likeliest outcomes of the verification under way."""
-        sent = self._sent
-        if sent is None or not self._verifying:
+        chosen = self._worth_ahead(now)
+        if not chosen:
             return None
-        costs, is_sent = self.planner.costs, self._dispatcher.is_sent
+        costs = self.planner.costs
+        saved = sum([chance * costs.seconds(length, 1) for chance, _, _, length in chosen])
+        spent = costs.seconds(sum([length + 1 for *_, length in chosen]), len(chosen))
+        jobs = [self._job(one, tokens, length) for _, one, tokens, length in chosen]
+        if self.on_outcomes is not None:
+            jobs[-1].done.add_done_callback(lambda _: self._push())
+        return Ahead(jobs, saved / max(spent, 1e-9))
+
+    def _worth_ahead(self, now: float) -> list[tuple[float, EngineRequest, tuple[int, ...], int]]:
+        """Return the outcomes worth drafting for: chance, request, its next tokens and length."""
+        sent, is_sent = self._sent, self._dispatcher.is_sent
+        if sent is None or not self._verifying:
+            return []
         seconds = self.planner.verify_seconds(sent.num_rows, sent.num_requests)
         left = max(self._sent_at + seconds - now, 0.0)
         found: list[tuple[float, EngineRequest, tuple[int, ...]]] = []
@@ -280,15 +292,7 @@ class Session:
         found = sorted(found, key=lambda one: one[0], reverse=True)[:_MAX_AHEAD]
         rooms = [(chance, one, one.room_after(len(tokens))) for chance, one, tokens in found]
         lengths = self.planner.lengths_ahead(rooms, left, sent.num_requests)
-        chosen = [(*one, length) for one, length in zip(found, lengths, strict=True) if length]
-        if not chosen:
-            return None
-        saved = sum([chance * costs.seconds(length, 1) for chance, _, _, length in chosen])
-        spent = costs.seconds(sum(lengths) + len(chosen), len(chosen))
-        jobs = [self._job(one, tokens, length) for _, one, tokens, length in chosen]
-        if self.on_outcomes is not None:
-            jobs[-1].done.add_done_callback(lambda _: self._push())
-        return Ahead(jobs, saved / max(spent, 1e-9))
+        return [(*one, length) for one, length in zip(found, lengths, strict=True) if length]
 
     def _push(self) -> None:
         """Send the drafts made ahead that have not been sent yet."""
