@@ -159,6 +159,7 @@ class Baseline:
 
     def skip(self, num_running: int) -> None:
         """Count a step from which nothing can be learnt, so that waiting for a plain one ends."""
+        self._num_plain = 0
         self._plain[_bucket(num_running)].num_waits += self.wants_plain(num_running)
 
     def observe(self, interval: Interval) -> bool:

@@ -30,12 +30,13 @@ class Learner:
         return {name: one.seconds(now) for name, one in self.busy.items()}
 
     def pause(self) -> None:
-        """Leave the time out that has passed since the latest verification: an outage."""
+        """Leave the time out that has passed since the latest verification: an outage, say."""
+        self._reading = {}
         self._ended_at = now = time.monotonic()
         self._busy_at_end = self.busy_seconds(now)
 
     def skip(self, call: VerifyCall) -> None:
-        """Leave a verification out in which requests were held."""
+        """Leave a verification out that says nothing of what drafts gain."""
         self.pause()
         if call.num_running:
             self.baseline.skip(call.num_running)
@@ -76,7 +77,7 @@ class Learner:
         self._ended_at, self._busy_at_end = call.ended_at, busy
         drafted = [one for one in call.requests if one.step.draft.tree.num_nodes]
         if drafted and all([one.policy.num_draft_tokens is not None for one in drafted]):
-            self.baseline.skip(call.num_running)  # Clients chose these lengths, not the schedule.
+            self.skip(call)  # Clients chose these lengths, not the schedule.
         elif call.num_running:
             self._account(call, verdicts, seconds, drafting, num_read)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import Verdict
 from diffuspec.scheduler.baseline import Baseline, Interval
 from diffuspec.scheduler.calls import UNNAMED, DraftCall, VerifyCall
@@ -17,6 +18,7 @@ from diffuspec.scheduler.request import Request
 from diffuspec.telemetry.busy_time import BusyTime
 from tests.support.snapshots import NOW, cost_model, decoding, drafted, pool_of_names, reading
 
+FIXED = SpeculationParams(policy="fixed", num_draft_tokens=8)
 PLAIN = 0.012  # seconds of a step without drafts
 NAME = "dream"
 
@@ -277,6 +279,21 @@ def test_drafts_go_on_if_as_many_are_accepted_as_the_time_is_worth(num_accepted,
     for number in range(60):
         verify(learner, [drafted(8)], verdict, begins_at=NOW + 0.04 * number, seconds=0.04)
     assert baseline.allows(UNNAMED, 1) is is_allowed
+
+
+def test_drafts_of_lengths_that_clients_chose_are_not_held_against_the_drafter():
+    learner, baseline = learner_of(cost_model(verify=(0.02, 0.0)))
+    for number in range(60):
+        asked = [drafted(8, FIXED)]
+        verify(learner, asked, Verdict((7,), ()), begins_at=NOW + 0.04 * number, seconds=0.04)
+    assert baseline.allows(UNNAMED, 1)
+
+
+def test_plain_steps_on_either_side_of_a_chosen_draft_are_not_in_a_row():
+    learner, baseline = learner_of(CostModel([UNNAMED], interference=1.0))
+    for number, one in enumerate([decoding(), decoding(), drafted(8, FIXED), decoding()]):
+        verify(learner, [one], Verdict((7,), ()), begins_at=NOW + 0.02 * number)
+    assert baseline.wants_plain(1)
 
 
 @pytest.mark.virtual_time
