@@ -1,8 +1,8 @@
 """Forks processes from one that has imported torch and the roles.
 
 To import them takes some four seconds of computing. A forked process has the arguments, standard
-streams, environment and folder of whoever asked for it, and one thread; deploy/forked.py asks, from
-the command line. What was imported is in memory once for all of them.
+streams, environment and folder of the process that asked for it, and one thread; deploy/forked.py
+asks, from the command line. What was imported is in memory once for all of them.
 
     python -m deploy.fork_server SOCKET MODULE...    serve until standard input ends
 """
@@ -136,7 +136,7 @@ class ForkServer:
         client, _ = self._listener.accept()
         try:
             program, streams = receive_program(client)
-        except OSError:  # whoever asked was killed
+        except OSError:  # the process that asked was killed
             client.close()
             return
         self.import_modules()

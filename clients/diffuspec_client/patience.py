@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-_GROWTH = 4.0  # each pause is so many times the one before
-_MAX_PAUSE = 50.0  # times the wait before it: waits then take at most 2 % of the time
+_GROWTH = 4.0  # factor from one pause to the next
+_MAX_PAUSE = 50.0  # longest pause, in waits before it: waits then take 2 % of the time at most
 
 
 class Patience:
     """Lets a server be until a pause is over, which is longer the more steps it has missed."""
 
     def __init__(self) -> None:
-        self._pause = 1.0  # the next one, in times the wait before it
+        self._pause = 1.0  # the next pause, as a multiple of the wait before it
         self._ends_at = 0.0
 
     def allows(self, now: float) -> bool:

@@ -98,8 +98,9 @@ class Expectation:
         self._acceptance = AcceptanceModel(shared.acceptance)
         self.lengths = shared.lengths
         self.tokens: Sequence[float] = shared.tokens  # those of a draft of each length, lately
-        self._mean: Sequence[float] = shared.tokens  # accepted tokens over a long time; at first
-        self._usual = shared.tokens  # what to expect of a draft after many steps without
+        self._first: Sequence[float] = ()  # accepted tokens expected of its first draft
+        self._mean: Sequence[float] = ()  # their average over a long time
+        self._usual = shared.tokens  # those to be expected after many steps without a draft
         self.rows = replace(shared.rows)
         self.steps_without_draft = 0
         self._kept_share = 1.0  # share of a draft's expected tokens that the nodes verified have

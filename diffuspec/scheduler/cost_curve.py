@@ -72,9 +72,8 @@ class CostCurve:
 
     def observe(self, size: int, seconds: float) -> None:
         """Add one measurement that tells nothing of the machine's speed."""
-        seconds = max(seconds / self._speed.slowness, MIN_SECONDS)
-        bucket = bisect_right(_BUCKET_STARTS, size)
-        if (point := self._points.get(bucket)) is None or point.seconds <= MIN_SECONDS:
+        seconds, bucket, point = self._find(size, seconds)
+        if point is None:
             self._add(bucket, size, seconds)
             return
         if point.count == 1 and seconds < point.seconds:  # The first call may have allocated.
@@ -92,14 +91,21 @@ class CostCurve:
         wrong until they are measured; where the size is, their ratio to it is, and what seems too
         dear may never be measured.
         """
-        seconds = max(seconds / self._speed.slowness, MIN_SECONDS)
-        bucket = bisect_right(_BUCKET_STARTS, size)
-        if (point := self._points.get(bucket)) is None or point.seconds <= MIN_SECONDS:
+        seconds, bucket, point = self._find(size, seconds)
+        if point is None:
             return self._add_between(bucket, size, seconds), 0
         surprise, count = self._surprise(point, size, seconds), point.count
         share = self._speed.confidence / count
         self._move(point, max(share, OWN_SMOOTHING) * surprise)
         return (1 - share) * surprise, count
+
+    def _find(self, size: int, seconds: float) -> tuple[float, int, _Point | None]:
+        """Return the seconds at a slowness of 1, the size's bucket, and its point if it has one."""
+        bucket = bisect_right(_BUCKET_STARTS, size)
+        point = self._points.get(bucket)
+        is_known = point is not None and point.seconds > MIN_SECONDS
+        seconds = max(seconds / self._speed.slowness, MIN_SECONDS)
+        return seconds, bucket, point if is_known else None
 
     def _surprise(self, point: _Point, size: int, seconds: float) -> float:
         return _surprise(seconds, point.seconds * self.at(size) / self.at(point.size))

@@ -3,7 +3,7 @@
 A measured time is that of a role's whole answer: the forward, waiting for the worker and transport.
 The model is profiled when an engine starts, and follows moving averages while it decodes. A machine
 gets slower and faster as other programs come and go, so all costs of one machine share its speed:
-those that are not measured for a while follow the ones that are, and their ratios stay.
+those that are not measured for a while follow plain decoding, and keep their ratio to it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from tests.support.engines import FOREVER, PROMPT, SHORT, make_engine
 
 
 async def admission(engine: Engine, count: int = 1) -> None:
-    """Wait until so many requests run or wait."""
+    """Wait until the engine has at least `count` requests, running or waiting."""
     while len(engine.requests()) < count:
         await asyncio.sleep(0.001)
 

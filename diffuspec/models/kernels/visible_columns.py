@@ -29,7 +29,7 @@ class VisibleColumns(NamedTuple):
     num_rows: int
     start: int  # cache row of the segment's first row
     base: int
-    addresses: tuple[int, int, int, int, int]  # of order, starts, counts, columns and positions
+    addresses: tuple[int, int, int, int, int]  # order, starts, counts, columns, positions
     table: NDArray[np.int32]  # the array in which these five lie
 
     @property
