@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
 
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.types import Verdict, VerifyRequest
 from diffuspec.serve.http.keys import add_key
 from diffuspec.serve.settings import ServeSettings
+from tests.support.checkpoints import NUM_IDS
+from tests.support.fakes import FAKE_TARGET, FakeVerifier
 from tests.support.service import (
     MODEL,
     ScriptedService,
@@ -225,11 +232,27 @@ def test_errors_have_the_shape_and_the_statuses_of_anthropic(anthropic: Any, cli
     assert (large.value.status_code, large.value.type) == (413, "request_too_large")
 
 
+class _Paused(FakeVerifier):
+    """A verifier that another thread can have wait after the first step of an answer."""
+
+    def __init__(self, info: TargetInfo) -> None:
+        super().__init__(info)
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        is_first = all(len(one.prefix) == one.num_prompt_tokens for one in requests)
+        while not (is_first or self.may_answer.is_set()):
+            await asyncio.sleep(0.001)
+        return await super().verify(requests)
+
+
 def test_a_full_queue_and_keys_are_told_in_the_same_shape(anthropic: Any, tmp_path: Path):
     keys = tmp_path / "keys.yaml"
     key = add_key(keys, "alice", max_requests=1)
     add_key(keys, "bob")
-    with serving(fake_engine, ServeSettings(api_keys=keys)) as service:
+    verifier = _Paused(replace(FAKE_TARGET, vocab_size=NUM_IDS))
+    with serving(lambda: fake_engine(verifier), ServeSettings(api_keys=keys)) as service:
         known = anthropic.Anthropic(base_url=service.url, api_key=key, max_retries=0)
         assert known.messages.create(**HOW | {"max_tokens": 3}).usage.output_tokens == 3
         bearer = anthropic.Anthropic(
@@ -240,10 +263,8 @@ def test_a_full_queue_and_keys_are_told_in_the_same_shape(anthropic: Any, tmp_pa
         with pytest.raises(anthropic.AuthenticationError) as caught:
             stranger.messages.create(**HOW)
         assert caught.value.type == "authentication_error"
-        with (
-            known.messages.create(**HOW | {"max_tokens": 400}, stream=True) as stream,
-            pytest.raises(anthropic.RateLimitError),
-        ):
-            next(iter(stream))
+        verifier.may_answer.clear()
+        with known.messages.create(**HOW, stream=True), pytest.raises(anthropic.RateLimitError):
             known.messages.create(**HOW)
+        verifier.may_answer.set()
         known.close(), bearer.close(), stranger.close()
