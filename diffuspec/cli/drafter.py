@@ -143,11 +143,7 @@ def train(
 
     if answers and prompts:
         raise ConfigError("give --answers or --prompts, not both")
-    if kind not in {*_MODELS, *_HEADS}:
-        names = ", ".join((*_MODELS, *_HEADS))
-        raise ConfigError(f"--kind must be among {names}, got {kind!r:.40}")
-    if store not in _STORAGES:
-        raise ConfigError(f"--store must be bfloat16 or int8, got {store!r:.40}")
+    _check_names(kind, store)
     # Refused before answers are written.
     inspect_checkpoint(target).check_is_plain("training beside it")
     size = parse_block_size(kind, attention, block_size)
@@ -174,6 +170,15 @@ def train(
     if not answers:
         _write_answers(target, files[0], num_answers, prompts or [])
     start()
+
+
+def _check_names(kind: str, store: str) -> None:
+    """Raise ConfigError for a kind of drafter or a storage that there is not."""
+    if kind not in {*_MODELS, *_HEADS}:
+        names = ", ".join((*_MODELS, *_HEADS))
+        raise ConfigError(f"--kind must be among {names}, got {kind!r:.40}")
+    if store not in _STORAGES:
+        raise ConfigError(f"--store must be bfloat16 or int8, got {store!r:.40}")
 
 
 def evaluate(

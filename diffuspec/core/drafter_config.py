@@ -48,7 +48,11 @@ class DiffuSpecConfig(_LatticeSection):
         "computed again.",
     )
     num_refinement_steps: int = Field(
-        1, ge=1, le=64, description="Denoising steps of a draft, S of the paper."
+        1,
+        ge=1,
+        le=64,
+        description="Denoising steps of a draft, S of the paper. Each fixes the most confident "
+        "tokens, block after block where the drafter was trained in aligned blocks.",
     )
     block_size: int | None = Field(
         None,

@@ -157,10 +157,13 @@ class DiffusionDrafter:
         # suffice.
         takes_columns = self._num_steps == 1 and all(is_noiseless(one.request) for one in drafts)
         columns = self.runner.columns if takes_columns else None
+        is_aligned = self._settings.attention == "block_aligned"
+        block_size = self._settings.block_size if is_aligned else None
         for step in range(self._num_steps):
             if step:
                 for draft in drafts:
-                    draft.fix_most_confident(math.ceil(len(draft.block) / self._num_steps))
+                    count = math.ceil(len(draft.block) / self._num_steps)
+                    draft.fix_most_confident(count, block_size)
             self._fill(drafts, columns)
         lengths = [len(draft.block) for draft in drafts]
         keeps_runners_up = [draft.request.num_alternatives > 0 for draft in drafts]

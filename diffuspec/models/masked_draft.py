@@ -28,13 +28,19 @@ class MaskedDraft:
             logits = torch.where(still_masked[:, None], logits, self.logits)
         self.logits = logits
 
-    def fix_most_confident(self, count: int) -> None:
-        """Replace `count` masks by their likeliest tokens, most confident first."""
+    def fix_most_confident(self, count: int, block_size: int | None = None) -> None:
+        """Replace `count` masks by their likeliest tokens, most confident first.
+
+        Where a model sees text in blocks of block_size, the masks of earlier blocks come first.
+        """
         assert self.logits is not None
+        size = len(self.block)
         if self.is_masked is None:
-            self.is_masked = np.ones(len(self.block), np.bool_)
+            self.is_masked = np.ones(size, np.bool_)
         logprobs, token_ids = self.logits.log_softmax(dim=-1).max(dim=-1)
-        order = np.argsort(np.where(self.is_masked, -logprobs.cpu().numpy(), np.inf), kind="stable")
+        positions = len(self.prefix) + np.arange(size)
+        blocks = positions // block_size if block_size else np.zeros(size)
+        order = np.lexsort((-logprobs.cpu().numpy(), blocks, ~self.is_masked))
         chosen = order[: min(count, int(self.is_masked.sum()))]
         self.block[chosen] = token_ids.cpu().numpy()[chosen]
         self.is_masked[chosen] = False

@@ -205,18 +205,28 @@ async def test_a_long_prefix_is_prefilled_in_whole_blocks(
     drafter.close()
 
 
-async def test_refinement_keeps_the_alignment(load: Load, tmp_path: Path, aligned: str) -> None:
-    drafter = load(aligned, num_refinement_steps=2)
-    definition = Definition(tmp_path / aligned, aligned)
-    [lattice] = await drafter.lattices([request(PREFIX[:19], 6)])
-    first = definition.draft(PREFIX[:19], 6)
-    confidences, choices = first.log_softmax(-1).max(-1)
-    fixed = confidences.argsort(descending=True)[:3].tolist()
-    block = [int(choices[i]) if i in fixed else MASK_TOKEN_ID for i in range(6)]
-    second = definition.draft(PREFIX[:19], 6, block)
-    for i in fixed:
-        second[i] = first[i]
-    assert_lattice(lattice, second)
+@pytest.mark.parametrize("length", [19, 24])
+async def test_refinement_goes_block_after_block(
+    load: Load, tmp_path: Path, aligned: str, length: int
+) -> None:
+    k, num_steps, size = 14, 4, FAMILIES[aligned].block_size or 1
+    drafter = load(aligned, num_refinement_steps=num_steps)
+    definition, prefix = Definition(tmp_path / aligned, aligned), PREFIX[:length]
+    [lattice] = await drafter.lattices([request(prefix, k)])
+    block = [MASK_TOKEN_ID] * k
+    scores = definition.draft(prefix, k)
+    logits = scores.clone()
+    for _ in range(num_steps - 1):
+        confidences, choices = logits.log_softmax(-1).max(-1)
+        masked = [i for i in range(k) if block[i] == MASK_TOKEN_ID]
+        masked.sort(key=lambda i: ((length + i) // size, -float(confidences[i])))
+        for i in masked[:4]:  # ceil(14 / 4)
+            block[i] = int(choices[i])
+        logits = definition.draft(prefix, k, block)
+        for i in range(k):
+            if block[i] == MASK_TOKEN_ID:
+                scores[i] = logits[i]
+    assert_lattice(lattice, scores)
     drafter.close()
 
 
