@@ -248,7 +248,7 @@ class Planner:
         spent = num_steps * min(each, MAX_JUMP * plain)
         interval = Interval(num_requests, spent, plain, plain, num_steps=num_steps)
         if self._baseline.observe(interval):
-            costs.observe_verification(num_requests, num_requests, each, {})
+            costs.observe_verification(num_requests, num_requests, each, {}, is_plain=True)
             costs.observe_plain(num_requests, each, each)
 
     def observe(

@@ -7,13 +7,18 @@ tokens. So that time is compared with what plain decoding takes for as many.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 _TRIAL_SHARE = 0.012  # most of the time that trials, of drafts and of plain decoding, may cost
 NUM_PLAIN = 3  # plain steps in a row until one counts: the first find the drafter's weights cached
 _PLAIN_EVERY = 256  # drafted steps for each NUM_PLAIN plain ones: within _TRIAL_SHARE
+# A verification that takes 1.5 times what is expected, or as much less, may tell that the machine
+# has another speed now. After two in a row, and 16 drafted steps, plain decoding is measured.
+_SURPRISE, _NUM_SURPRISES, _LEAST_SINCE = math.log(1.5), 2, 16
+_MAX_WAITS = 8  # steps for which drafts are held back; other requests may draft all the same
 # Plain steps of one request that drafts may lose at first, and of gains that are kept for a run of
 # bad drafts. Of several requests they are by the square root of their number fewer, as luck is.
 _FIRST_BALANCE, _MAX_BALANCE = 12.0, 60.0
@@ -85,6 +90,7 @@ class _Plain:
     num_measured: int = 0
     num_since: int = 0  # drafted steps since the last measurement
     num_waits: int = 0  # steps for which drafts were held back to measure one
+    held: list[Interval] = field(default_factory=list)  # surprising ones, not compared yet
 
 
 @dataclass(slots=True)
@@ -107,6 +113,7 @@ class Interval:
     reading: Mapping[str, float] = field(default_factory=dict)  # seconds of prompts, by drafter
     is_whole: bool = True  # All running requests were verified, and no prompt read.
     num_steps: int = 1  # plain steps that the interval sums up
+    surprise: float = 0.0  # log ratio of the verification's seconds to those expected
 
 
 class Baseline:
@@ -155,7 +162,7 @@ class Baseline:
         """
         plain = self._plain[_bucket(num_running)]
         is_due = not plain.num_measured or plain.num_since >= _PLAIN_EVERY
-        return is_due and plain.num_waits < 8
+        return (is_due or len(plain.held) >= _NUM_SURPRISES) and plain.num_waits < _MAX_WAITS
 
     def skip(self, num_running: int) -> None:
         """Count a step from which nothing can be learnt, so that waiting for a plain one ends."""
@@ -172,15 +179,26 @@ class Baseline:
             plain.num_since += 1
             if plain.num_since >= 2 * _PLAIN_EVERY:  # it was not measured; wait for the next turn
                 plain.num_since = plain.num_waits = 0
-            self._compare(interval)
+            plain.held.append(interval)
+            is_surprising = abs(interval.surprise) > _SURPRISE and plain.num_since >= _LEAST_SINCE
+            if not is_surprising or plain.num_waits >= _MAX_WAITS:
+                self._settle(plain)
             self._save(interval, _MAX_CREDIT)
             return False
         self._num_plain = self._num_plain + interval.num_steps if interval.is_whole else 0
         is_measured = self._num_plain >= NUM_PLAIN
         if is_measured:
+            self._settle(plain, interval.seconds / interval.plain_seconds)
             self._plain[bucket] = _Plain(plain.num_measured + 1)
         self._save(interval, _MAX_LATER_CREDIT)
         return is_measured
+
+    def _settle(self, plain: _Plain, slower: float = 1.0) -> None:
+        """Compare the intervals held, by plain steps that take so many times what was expected."""
+        for one in plain.held:
+            step, base = slower * one.plain_seconds, slower * one.base_seconds
+            self._compare(replace(one, plain_seconds=step, base_seconds=base))
+        plain.held = []
 
     def _compare(self, interval: Interval) -> None:
         """Compare what drafts gained with what they cost."""

@@ -48,6 +48,7 @@ class VerifyCall:
     ends_at: float = 0.0  # expected end
     ended_at: float = 0.0
     draft_busy_seconds: dict[str, float] = field(default_factory=dict)  # totals at the beginning
+    surprise: float = 0.0  # log ratio of its seconds to those expected of its rows
 
     def rows_fed(self, verdicts: Sequence[Verdict]) -> tuple[int, int]:
         """Return the rows that the target was fed, and how many were tokens of prompts."""

@@ -26,14 +26,17 @@ class Speed:
 
     slowness: float = 1.0
     confidence: float = 0.0  # from 0 to 1: whether sizes that are well known were measured lately
+    num_unmeasured: int = 0  # steps since the latest measurement
 
     def observe(self, surprise: float, count: int) -> None:
         """Follow a call whose size had been measured `count` times.
 
         `surprise` is the log ratio of its seconds to those expected, as far as the size does not
-        explain it.
+        explain it. It stands for the steps since the latest measurement, too.
         """
-        self.slowness *= math.exp(SMOOTHING * surprise)
+        weight = 1 - (1 - SMOOTHING) ** (1 + self.num_unmeasured)
+        self.slowness *= math.exp(weight * surprise)
+        self.num_unmeasured = 0
         self.confidence += SMOOTHING * (min(count / _WELL_KNOWN, 1.0) - self.confidence)
 
 

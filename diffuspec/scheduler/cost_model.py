@@ -8,6 +8,7 @@ those that are not measured for a while follow plain decoding, and keep their ra
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable
 
@@ -52,16 +53,23 @@ class CallCosts:
         return [at(size) + more for size in sizes]
 
     def observe(
-        self, size: int, num_requests: int, seconds: float, *, is_plain: bool = False
+        self,
+        size: int,
+        num_requests: int,
+        seconds: float,
+        *,
+        is_plain: bool = False,
+        reads: bool = False,
     ) -> None:
         """Learn from a call. The request term explains what the curve, if known there, does not.
 
         is_plain: whether it is a step of plain decoding, which tells how slow the machine is.
+        reads: whether most of its time may be that of prompts, which says little of requests.
         """
         others = num_requests - 1
         if not others:
             self._request_seconds *= _KEPT_BY_SINGLE_CALLS
-        elif self.curve.is_known_near(size):
+        elif self.curve.is_known_near(size) and not reads:
             self._num_batches += 1
             expected = self.seconds(size, num_requests)
             rate = max(OWN_SMOOTHING, 1 / self._num_batches**2)
@@ -151,7 +159,7 @@ class CostModel:
 
     def __init__(self, drafters: Iterable[str], interference: float) -> None:
         """`interference` is assumed until it is measured."""
-        speed = Speed()
+        self._speed = speed = Speed()
         self.verification = CallCosts(speed)  # size: rows: tokens to read, roots and nodes
         self.plain = CostCurve(speed)  # verdict to verdict without drafts; size: requests
         self.plain_overhead_seconds = 0.0
@@ -181,10 +189,29 @@ class CostModel:
         seconds = self.verification.seconds(num_requests, num_requests)
         return max(seconds + self.plain_overhead_seconds, MIN_SECONDS)
 
-    def observe_verification(
+    def surprise(
         self, num_rows: int, num_requests: int, seconds: float, beside: dict[str, float]
+    ) -> float:
+        """Return the log ratio of a verification's seconds to those expected; see below."""
+        expected = self.verify_seconds(num_rows, num_requests)
+        alone = seconds - sum([self.drafters[name].lost_seconds(t) for name, t in beside.items()])
+        return math.log(max(alone, MIN_SECONDS) / expected) if expected > 0 else 0.0
+
+    def observe_verification(
+        self,
+        num_rows: int,
+        num_requests: int,
+        seconds: float,
+        beside: dict[str, float],
+        *,
+        is_plain: bool = False,
+        reads: bool = False,
     ) -> None:
-        """Learn from a verification; `beside`: seconds of it with a draft call, by drafter."""
+        """Learn from a verification; `beside`: seconds of it with a draft call, by drafter.
+
+        is_plain: whether it is one of plain decoding, which tells how slow the machine is.
+        reads: whether it reads prompts.
+        """
         expected = self.verify_seconds(num_rows, num_requests)
         for name, together in beside.items():
             costs = self.drafters[name]
@@ -195,8 +222,9 @@ class CostModel:
                 rate = max(SMOOTHING / 4, 1 / costs.num_interferences)
                 costs.interference = _moved(costs.interference, interference, rate)
             seconds -= costs.lost_seconds(together)
-        is_plain = num_rows == num_requests and not beside
-        self.verification.observe(num_rows, num_requests, max(seconds, 0.0), is_plain=is_plain)
+        self._speed.num_unmeasured += not is_plain
+        seconds = max(seconds, 0.0)
+        self.verification.observe(num_rows, num_requests, seconds, is_plain=is_plain, reads=reads)
 
     def observe_plain(self, num_requests: int, seconds: float, verify_seconds: float) -> None:
         """Learn from a step without drafts of all running requests, verdict to verdict."""

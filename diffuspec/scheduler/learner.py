@@ -70,16 +70,22 @@ class Learner:
         num_rows, num_read = call.rows_fed(verdicts)
         beside = _growth(busy, call.draft_busy_seconds)
         seconds = call.ended_at - call.started_at
-        self.costs.observe_verification(num_rows, len(call.requests), seconds, beside)
+        sizes = num_rows, len(call.requests)
+        call.surprise = self.costs.surprise(*sizes, seconds, beside)
         begun = min([one.step.started_at for one in call.requests])
-        seconds = call.ended_at - max(self._ended_at, begun)
+        interval_seconds = call.ended_at - max(self._ended_at, begun)
         drafting = _growth(busy, self._busy_at_end)
         self._ended_at, self._busy_at_end = call.ended_at, busy
         drafted = [one for one in call.requests if one.step.draft.tree.num_nodes]
+        is_measured = False
         if drafted and all([one.policy.num_draft_tokens is not None for one in drafted]):
             self.skip(call)  # Clients chose these lengths, not the schedule.
         elif call.num_running:
-            self._account(call, verdicts, seconds, drafting, num_read)
+            is_measured = self._account(call, verdicts, interval_seconds, drafting, num_read)
+        is_plain = num_rows == call.num_running and not beside
+        if is_measured or not is_plain or not self.costs.verification.curve.is_known_near(num_rows):
+            how = {"is_plain": is_measured, "reads": num_read > 0}
+            self.costs.observe_verification(*sizes, seconds, beside, **how)
 
     def _account(
         self,
@@ -88,8 +94,11 @@ class Learner:
         seconds: float,
         drafting: dict[str, float],
         num_read: int,
-    ) -> None:
-        """Compare what all requests have committed with plain decoding, and measure the latter."""
+    ) -> bool:
+        """Compare what all requests have committed with plain decoding, and measure the latter.
+
+        Returns whether it was measured.
+        """
         number, costs, rows = call.num_running, self.costs, call.num_rows
         accepted: dict[str, float] = {}
         expected: dict[str, float] = {}
@@ -111,12 +120,15 @@ class Learner:
             base += costs.verify_seconds(number + num_read, len(call.requests))
             base -= costs.verify_seconds(number, number)
         interval = Interval(number, seconds, plain, base, spent, accepted, expected)
+        interval.surprise = call.surprise
         interval.num_missing = max(number - call.num_decoding, 0)
         interval.is_whole = call.num_decoding == number == len(call.requests)
         if spent:
             interval.reading, self._reading = self._reading, {}
-        if self.baseline.observe(interval):
+        is_measured = self.baseline.observe(interval)
+        if is_measured:
             costs.observe_plain(number, seconds, call.ended_at - call.started_at)
+        return is_measured
 
 
 def _growth(totals: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:

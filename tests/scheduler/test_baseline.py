@@ -47,13 +47,16 @@ class Run:
             else:
                 self.baseline.observe(Interval(self.num_running, PLAIN, PLAIN, PLAIN))
 
-    def draft(self, num_accepted: float, seconds: float, num_missing: int = 0) -> None:
+    def draft(
+        self, num_accepted: float, seconds: float, num_missing: int = 0, surprise: float = 0.0
+    ) -> None:
         """Verify drafts, as many tokens of which are accepted as were expected."""
         tokens = {NAME: num_accepted}
         cost = {NAME: seconds}
         interval = Interval(
             self.num_running, seconds, PLAIN, PLAIN, cost, tokens, tokens, num_missing
         )
+        interval.surprise = surprise
         self.baseline.observe(interval)
 
     @property
@@ -217,6 +220,33 @@ def test_plain_decoding_is_not_waited_for_where_nothing_can_be_learnt():
     assert not baseline.wants_plain(8)
 
 
+# ---- a machine that gets slower and faster
+
+
+@pytest.mark.parametrize(("plain_times", "is_allowed"), [(4, True), (1, False)])
+def test_drafts_on_a_machine_that_got_slower_are_compared_once_plain_steps_are_measured_there(
+    plain_times, is_allowed
+):
+    run = Run(num_running=16)
+    run.go(20, speed=1.5)
+    for _ in range(2):
+        assert not run.baseline.wants_plain(16)
+        run.draft(32.0, 16 * PLAIN, surprise=1.4)
+    assert run.baseline.wants_plain(16) and run.is_allowed
+    for _ in range(3):
+        run.baseline.observe(Interval(16, plain_times * PLAIN, PLAIN, PLAIN))
+    assert run.is_allowed == is_allowed and not run.baseline.wants_plain(16)
+
+
+def test_one_verification_that_took_long_is_compared_with_the_next():
+    run = Run(num_running=16)
+    run.go(20, speed=1.5)
+    run.draft(32.0, 30 * PLAIN, surprise=2.0)
+    assert run.is_allowed and not run.baseline.wants_plain(16)
+    run.draft(32.0, 2 * PLAIN)
+    assert not run.is_allowed
+
+
 # ---- what calls teach
 
 
@@ -263,6 +293,17 @@ def test_the_third_step_in_a_row_of_all_requests_without_drafts_measures_plain_d
         verify(learner, requests, Verdict((7,), ()), begins_at=begins_at, num_running=num_running)
         wanted.append(baseline.wants_plain(num_running))
     assert wanted == [True, True, not is_measured]
+
+
+def test_plain_steps_tell_the_speed_of_the_machine_from_the_third_on():
+    costs = CostModel([UNNAMED], interference=0.0)
+    for num_rows in (2, 18):
+        costs.observe_verification(num_rows, 2, 0.01, {})
+    learner, _ = learner_of(costs)
+    for number in range(3):
+        assert costs.verify_seconds(2, 2) == pytest.approx(0.01)
+        verify(learner, [decoding(), decoding()], Verdict((7,), ()), begins_at=NOW + 0.02 * number)
+    assert costs.verify_seconds(2, 2) > 0.0105 and costs.verify_seconds(18, 2) > 0.0105
 
 
 def test_prompt_tokens_that_were_cached_are_no_rows_of_a_verification():

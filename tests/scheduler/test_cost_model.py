@@ -240,7 +240,7 @@ def machine_that_sped_up(times: float) -> CostModel:
         costs.observe_verification(num_rows, 1, 0.01 + 0.0005 * num_rows, {})
     costs.drafters["one"].observe(8, 1, 0, 0.03)
     for _ in range(100):
-        costs.observe_verification(1, 1, 0.0105 / times, {})
+        costs.observe_verification(1, 1, 0.0105 / times, {}, is_plain=True)
     return costs
 
 
@@ -257,6 +257,15 @@ def test_steps_with_drafts_say_nothing_of_plain_decoding():
         costs.observe_verification(9, 1, 0.1, {"one": 0.0})
         costs.drafters["one"].observe(8, 1, 0, 0.1)
     assert costs.verify_seconds(1, 1) < 0.03 and costs.plain_seconds(1) < 0.03
+
+
+def test_a_plain_step_stands_for_the_drafted_ones_since_the_latest():
+    costs = machine_that_sped_up(1.0)
+    for _ in range(50):
+        costs.observe_verification(9, 1, 0.0145, {})
+    for _ in range(2):
+        costs.observe_verification(1, 1, 3 * 0.0105, {}, is_plain=True)
+    assert costs.verify_seconds(33, 1) == pytest.approx(3 * 0.0265, rel=0.15)
 
 
 # ---- plain decoding
@@ -284,6 +293,16 @@ def test_one_slow_batch_hardly_changes_what_a_request_in_a_batch_costs():
         costs.observe(8, 8, 0.01)
     costs.observe(8, 8, 10.0)
     assert costs.seconds(8, 8) < 0.015
+
+
+def test_a_batch_that_reads_prompts_says_nothing_of_what_a_request_costs():
+    costs = CallCosts()
+    for size in (1, 4, 900):
+        costs.observe(size, 1, 0.01 + 0.0001 * size)
+    costs.observe(4, 4, 0.0164)
+    before = costs.request_seconds
+    costs.observe(900, 16, 0.03, reads=True)
+    assert costs.request_seconds == before > 0
 
 
 def test_batches_are_tried_again_where_only_single_requests_are_measured():
