@@ -52,7 +52,6 @@ class Planner:
         self._mine = self._costs.drafters[drafter]
         self._mine.calls, self._mine.reading = drafting.calls, drafting.reading
         self._mine.num_interferences = _ASSUMED
-        self._mine.exposed_share = 0.0  # drafts are made ahead; waiting is decided on by itself
         self._baseline = Baseline([drafter])
         self._rate = 0.0  # tokens per second of the best way to go on
         self._trials: dict[EngineRequest, int] = {}  # drafts that are to tell whether they pay
@@ -97,6 +96,7 @@ class Planner:
             return {}
         reading = self.reading_seconds(may_draft) / sum([1 + one.room for one in may_draft])
         load = Load(self._costs, self._drafter, number, len(may_draft), 1, reading, may_split=False)
+        load.exposed_share = 0.0  # drafts are made ahead; waiting is decided on by itself
         trials: dict[EngineRequest, float] = {}
         found, self._rate = with_trial(
             may_draft, load, self._baseline, trials, lambda one: one.num_unread
@@ -274,6 +274,6 @@ class Planner:
             spent += costs.verify_seconds(sent.num_rows, number)
             spent -= costs.verify_seconds(number, number)
             interval.cost_seconds, interval.reading = {name: spent}, {name: sent.reading_seconds}
-            interval.accepted, interval.expected = {name: accepted}, {name: sent.num_expected}
+            interval.accepted = {name: accepted}
         if self._baseline.observe(interval):
             costs.observe_plain(number, wait + verify, verify)

@@ -41,7 +41,6 @@ class SharedExpectation:
         # correct it, while drafts that are never made correct nothing.
         self.tokens = [sum(0.85**depth for depth in range(1, k + 1)) for k in self.lengths]
         self.rows = _Rows()
-        self.num_drafts = 0  # drafts verified
         self._num_learnt = 0
         # Sums of squares and products of what first drafts of requests and later ones were above
         # the average: how much of it lasts. They begin with a half, from as many drafts as a prior.
@@ -103,7 +102,6 @@ class Expectation:
         self._usual = shared.tokens  # those to be expected after many steps without a draft
         self.rows = replace(shared.rows)
         self.steps_without_draft = 0
-        self._kept_share = 1.0  # share of a draft's expected tokens that the nodes verified have
         self._offers: Offers | None = None  # a cache; None: stale
         self._num_drafts = self._num_found = 0  # drafts verified, and drafts that came
 
@@ -146,7 +144,6 @@ class Expectation:
         if not self._num_found:
             self._usual = self._shared.tokens
         self.tokens = _moved(self.tokens, self._usual, _RELAXATION)
-        self._kept_share += _SHARED_SMOOTHING * (1 - self._kept_share)
         self._offers = None
 
     def observe_verdict(self, draft: Draft, verdict: Verdict) -> None:
@@ -154,11 +151,9 @@ class Expectation:
         is_shared = self._num_drafts < _MAX_SHARED_DRAFTS
         self._acceptance.observe(draft, verdict, is_shared)
         self._num_drafts += 1
-        self._shared.num_drafts += 1
 
-    def observe_cut(self, num_nodes: int, tokens: float, all_tokens: float) -> None:
-        """Learn how many nodes of a draft are verified, and for how many of its tokens."""
-        self._kept_share += _SMOOTHING * (tokens / all_tokens - self._kept_share)
+    def observe_cut(self, num_nodes: int, tokens: float) -> None:
+        """Learn how many nodes of a draft are verified, and for how many tokens expected."""
         self._offers = None
         self.rows.add(num_nodes, tokens, _SMOOTHING)
         self._shared.rows.add(num_nodes, tokens, _SHARED_SMOOTHING)
@@ -173,18 +168,13 @@ class Expectation:
         """Whether no draft of this request has been verified yet, and for how long it had none."""
         return not self._num_drafts, self.steps_without_draft
 
-    @property
-    def is_prior(self) -> bool:
-        """Whether hardly any draft of this drafter has been verified yet."""
-        return self._shared.num_drafts < _MAX_SHARED_DRAFTS
-
     def offers(self, room: int) -> Offers:
         """Return how far to draft at each price, for at most `room` tokens."""
         if self._offers is None:
             self._offers = self._make_offers()
         found = self._offers
         if found.lengths[-1] > room:
-            most = self._kept_share * self.at(room)
+            most = self.at(room)
             lengths = [min(length, room) for length in found.lengths]
             found = self._offers_of(lengths, [min(tokens, most) for tokens in found.tokens])
         return found
@@ -195,11 +185,10 @@ class Expectation:
         return self.offers(room).lengths[min(place, len(PRICES) - 1)]
 
     def _make_offers(self) -> Offers:
-        share, before, last = self._kept_share, 0.0, 0
+        before, last = 0.0, 0
         lengths, accepted, prices = [], [], iter(PRICES)
         price = next(prices)
         for length, tokens in zip(self.lengths, self.tokens, strict=True):
-            tokens *= share
             chance = (tokens - before) / (length - last)
             while chance <= price and price:
                 lengths.append(last)

@@ -22,7 +22,6 @@ _MAX_WAITS = 8  # steps for which drafts are held back; other requests may draft
 # Plain steps of one request that drafts may lose at first, and of gains that are kept for a run of
 # bad drafts. Of several requests they are by the square root of their number fewer, as luck is.
 _FIRST_BALANCE, _MAX_BALANCE = 12.0, 60.0
-_LUCK_TOKENS = 20.0  # accepted tokens after which their number counts as much as was expected
 _READING_DRAFTS = 12  # drafts of a short answer: they share the cost of reading its prompt
 # Plain steps that trials may save up: while there are drafts, so that few trials are made at once
 # when drafts stop; and later, for requests whose long prompts a drafter has to read first.
@@ -44,8 +43,6 @@ class _Account:
     debt: float = 0.0  # cost of prompts read: drafts to come gain by it, too
     worst: float = 2.0  # most plain steps that a step with drafts has lost lately
     is_stopped: bool = False
-    accepted: float = _LUCK_TOKENS  # decayed sums: tokens accepted, tokens expected
-    expected: float = _LUCK_TOKENS
 
     def pay(self) -> float:
         """Return what this step pays of the debt."""
@@ -73,15 +70,6 @@ class _Account:
     def _enough(self) -> float:
         return min(self._least + self.worst, 0.0)  # bounded: one hung call may have cost very much
 
-    def corrected(self, accepted: float, expected: float) -> float:
-        """Return the tokens expected, by how right expectations were lately.
-
-        They vary less than those accepted do, so that bad luck stops no drafts that pay.
-        """
-        self.accepted = 0.98 * self.accepted + accepted
-        self.expected = 0.98 * self.expected + expected
-        return expected * self.accepted / self.expected
-
 
 @dataclass(slots=True)
 class _Plain:
@@ -106,9 +94,6 @@ class Interval:
     base_seconds: float  # duration of this step without drafts: plain_seconds, and its prefill
     cost_seconds: Mapping[str, float] = field(default_factory=dict)  # predictions, by drafter
     accepted: Mapping[str, float] = field(default_factory=dict)  # drafted tokens, by drafter
-    expected: Mapping[str, float] = field(
-        default_factory=dict
-    )  # drafted tokens expected to be accepted
     num_missing: int = 0  # running requests not verified
     reading: Mapping[str, float] = field(default_factory=dict)  # seconds of prompts, by drafter
     is_whole: bool = True  # All running requests were verified, and no prompt read.
@@ -208,9 +193,8 @@ class Baseline:
         for drafter, cost in interval.cost_seconds.items():
             account = self._account(drafter, interval.num_running)
             share = cost / whole if whole > 0 else 1 / len(interval.cost_seconds)
-            accepted = interval.accepted.get(drafter, 0.0)
-            gained = account.corrected(accepted, interval.expected.get(drafter, accepted))
-            gained = (gained - share * interval.num_missing) / interval.num_running
+            gained = interval.accepted.get(drafter, 0.0) - share * interval.num_missing
+            gained /= interval.num_running
             read = interval.reading.get(drafter, 0.0) / step
             account.debt += read
             account.add(gained - share * extra / step + read - account.pay())

@@ -16,7 +16,6 @@ SMOOTHING = 0.1  # weight of a new measurement: the mean of about the last twent
 OWN_SMOOTHING = 0.02  # its weight in what its size costs in comparison with others
 MAX_JUMP = 3.0  # times the mean, which outliers count as: another process had the processor
 _MAX_WEIGHT = 50  # measurements of a size that count against those of others
-_WELL_KNOWN = 20  # measurements of a size that is then well known
 MIN_SECONDS = 1e-9  # No call takes less: callers divide by costs.
 
 
@@ -25,19 +24,16 @@ class Speed:
     """How slow a machine is: a factor of all that is measured on it."""
 
     slowness: float = 1.0
-    confidence: float = 0.0  # from 0 to 1: whether sizes that are well known were measured lately
     num_unmeasured: int = 0  # steps since the latest measurement
 
-    def observe(self, surprise: float, count: int) -> None:
-        """Follow a call whose size had been measured `count` times.
+    def observe(self, surprise: float) -> None:
+        """Follow a call that took exp(surprise) times the seconds expected.
 
-        `surprise` is the log ratio of its seconds to those expected, as far as the size does not
-        explain it. It stands for the steps since the latest measurement, too.
+        It stands for the steps since the latest measurement, too.
         """
         weight = 1 - (1 - SMOOTHING) ** (1 + self.num_unmeasured)
         self.slowness *= math.exp(weight * surprise)
         self.num_unmeasured = 0
-        self.confidence += SMOOTHING * (min(count / _WELL_KNOWN, 1.0) - self.confidence)
 
 
 @dataclass(slots=True)
@@ -85,22 +81,21 @@ class CostCurve:
             rate = max(SMOOTHING, 1 / point.count)
             self._move(point, rate * self._surprise(point, size, seconds))
 
-    def explain(self, size: int, seconds: float) -> tuple[float, int]:
-        """Add one measurement, of a whole call.
+    def explain(self, size: int, seconds: float) -> float:
+        """Add one measurement that tells the machine's speed.
 
-        Returns the log ratio of its seconds to those expected, as far as it is put down to the
-        machine, and how often the size was measured before. It is put down to the size if that is
-        new while others were as expected. Where the machine is blamed wrongly, other costs are
-        wrong until they are measured; where the size is, their ratio to it is, and what seems too
-        dear may never be measured.
+        Returns the log ratio of its seconds to those expected: nearly all of it is put down to the
+        machine. Where the size is blamed wrongly, what seems too dear may never be measured; where
+        the machine is, other costs are wrong until they are measured.
         """
         seconds, bucket, point = self._find(size, seconds)
         if point is None:
-            return self._add_between(bucket, size, seconds), 0
-        surprise, count = self._surprise(point, size, seconds), point.count
-        share = self._speed.confidence / count
-        self._move(point, max(share, OWN_SMOOTHING) * surprise)
-        return (1 - share) * surprise, count
+            expected = self.at(size) / self._speed.slowness or seconds
+            self._add(bucket, size, expected)
+            return _surprise(seconds, expected)
+        surprise = self._surprise(point, size, seconds)
+        self._move(point, OWN_SMOOTHING * surprise)
+        return surprise
 
     def _find(self, size: int, seconds: float) -> tuple[float, int, _Point | None]:
         """Return the seconds at a slowness of 1, the size's bucket, and its point if it has one."""
@@ -124,21 +119,6 @@ class CostCurve:
         self._points[bucket] = _Point(size, seconds)
         self._points = dict(sorted(self._points.items()))
         self._lines = []
-
-    def _add_between(self, bucket: int, size: int, seconds: float) -> float:
-        """Add a point between its neighbours; return by how much it was beyond one of them.
-
-        A size takes no less than smaller ones, and no more than larger ones.
-        """
-        smaller = [one.size for number, one in self._points.items() if number < bucket]
-        larger = [one.size for number, one in self._points.items() if number > bucket]
-        found = seconds
-        if smaller:
-            found = max(found, self.at(smaller[-1]) / self._speed.slowness)
-        if larger:
-            found = min(found, self.at(larger[0]) / self._speed.slowness)
-        self._add(bucket, size, found)
-        return _surprise(seconds, found)
 
     def at(self, size: float) -> float:
         """Seconds of one size; 0 before any measurement."""

@@ -78,7 +78,7 @@ class CallCosts:
             self._request_seconds = max(self._request_seconds + error, 0.0)
         seconds = max(seconds - self.request_seconds * others, 0.0)
         if is_plain:
-            self._speed.observe(*self.curve.explain(size, seconds))
+            self._speed.observe(self.curve.explain(size, seconds))
         else:
             self.curve.observe(size, seconds)
 
@@ -92,7 +92,6 @@ class DraftCosts:
         self.calls = CallCosts(speed)  # size: drafted positions
         self.reading = CostCurve(speed)  # seconds added to a call; size: prompt tokens it reads
         self._overhead_seconds = 0.0  # on a machine with a slowness of 1
-        self.exposed_share = 1.0  # share of a draft call for which its requests wait
         self.interference = interference  # see CostModel
         self.num_interferences = _ASSUMED  # measurements of it, the assumed one counted as some
 
@@ -137,12 +136,6 @@ class DraftCosts:
     def lost_seconds(self, beside: float) -> float:
         """Seconds by which a call is longer for those that the other role's call ran beside it."""
         return beside * self.interference / (1 + self.interference)
-
-    def observe_wait(self, num_positions: int, num_requests: int, seconds: float) -> None:
-        """Learn how long a request waited for its draft; 0 if a pre-draft was there."""
-        whole = self.calls.seconds(num_positions, num_requests)
-        if whole > 0:
-            self.exposed_share = _moved(self.exposed_share, min(seconds / whole, MAX_JUMP))
 
     def observe_overhead(self, seconds: float) -> None:
         """Learn from a drafted step: its seconds that are neither drafting nor verification."""

@@ -51,6 +51,7 @@ class Load:
     num_lanes: int  # drafters of this name
     reading_seconds: float = 0.0  # reading of prompts, for each token to be committed
     may_split: bool = True  # whether one half may draft while the other is verified
+    exposed_share: float = 1.0  # share of a draft call for which its requests wait
 
     @property
     def plain_rate(self) -> float:
@@ -85,7 +86,7 @@ class Load:
         drafting = costs.calls.seconds_of(sizes, each * self.num_drafting)
         sizes = [share * (running + one) for one in rows]
         verifying = self.costs.verification.seconds_of(sizes, share * running)
-        exposed, overhead = costs.exposed_share, costs.overhead_seconds
+        exposed, overhead = self.exposed_share, costs.overhead_seconds
         joint = [
             exposed * draft + verify + overhead
             for draft, verify in zip(drafting, verifying, strict=True)
@@ -242,8 +243,6 @@ def with_trial(
     found, rate, in_halves = choose_lengths(requests, load)
     share = len(found) / len(requests)
     most = math.ceil(share * load.num_drafting / 2) if in_halves else len(found)
-    if requests[0].expectation.is_prior:  # a few drafts tell what they are worth
-        most = min(most, 4)
     found = dict([*found.items()][:most])
     idle = [one for one in requests if one not in found]
     if idle:

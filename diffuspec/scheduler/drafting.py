@@ -223,12 +223,7 @@ class Drafting:
         except InvalidRequestError as error:
             self._drop_draft(request, error)
             return
-        waited = request.step.drafting_seconds = now - request.step.started_at
-        if request.speculation.num_outcomes != 0:
-            number = max(self._pool.num_awaited, 1)
-            self._learner.costs.drafters[request.drafter].observe_wait(
-                number * length, number, waited
-            )
+        request.step.drafting_seconds = now - request.step.started_at
         self._ready(request)
 
     def _take_early(self, request: Request) -> None:

@@ -23,7 +23,6 @@ class Learner:
         self._ended_at = 0.0  # end of the latest verification, by time.monotonic()
         self._reading: dict[str, float] = {}  # seconds of prompts read since then, by drafter
         self._busy_at_end: dict[str, float] = {}  # total busy seconds of the drafters then
-        self._draft_call: DraftCall | None = None  # the latest call that requests waited for
 
     def busy_seconds(self, now: float) -> dict[str, float]:
         """Total seconds with a draft call in flight, by drafter."""
@@ -41,15 +40,6 @@ class Learner:
         if call.num_running:
             self.baseline.skip(call.num_running)
 
-    def before_verification(self) -> None:
-        """Learn from the time between the latest verification and one that begins now."""
-        call, now = self._draft_call, time.monotonic()
-        self._draft_call = None
-        if call is not None and call.started_at >= self._ended_at > 0:
-            idle = call.started_at - self._ended_at + now - call.ended_at
-            costs = self.costs.drafters[call.lane.chosen_by]
-            costs.observe_overhead(min(idle, call.ended_at - call.started_at))
-
     def on_drafts(self, call: DraftCall, beside: float) -> None:
         """Learn from a draft call that has ended, `beside` seconds of it with a verification."""
         costs = self.costs.drafters[call.lane.chosen_by]
@@ -61,8 +51,6 @@ class Learner:
             name = call.lane.chosen_by
             reading = costs.reading_seconds(call.num_unread, call.num_positions, number)
             self._reading[name] = self._reading.get(name, 0.0) + min(reading, seconds)
-        if call.awaited and not call.jobs:
-            self._draft_call = call
 
     def on_verdicts(self, call: VerifyCall, verdicts: Sequence[Verdict]) -> None:
         """Learn from a verification, before its verdicts are committed."""
@@ -101,14 +89,12 @@ class Learner:
         """
         number, costs, rows = call.num_running, self.costs, call.num_rows
         accepted: dict[str, float] = {}
-        expected: dict[str, float] = {}
         nodes: dict[str, int] = {}
         for request, verdict in zip(call.requests, verdicts, strict=True):
             if num_nodes := request.step.draft.tree.num_nodes:
                 name, right = request.drafter, verdict.num_accepted_tokens
                 nodes[name] = nodes.get(name, 0) + num_nodes
                 accepted[name] = accepted.get(name, 0.0) + right
-                expected[name] = expected.get(name, 0.0) + (request.step.num_expected or right)
         spent = {
             name: drafting.get(name, 0.0)
             + costs.verify_seconds(rows, number)
@@ -119,7 +105,7 @@ class Learner:
         if spent and num_read:
             base += costs.verify_seconds(number + num_read, len(call.requests))
             base -= costs.verify_seconds(number, number)
-        interval = Interval(number, seconds, plain, base, spent, accepted, expected)
+        interval = Interval(number, seconds, plain, base, spent, accepted)
         interval.surprise = call.surprise
         interval.num_missing = max(number - call.num_decoding, 0)
         interval.is_whole = call.num_decoding == number == len(call.requests)

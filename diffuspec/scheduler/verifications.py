@@ -82,7 +82,6 @@ class Verifications:
         if self.retry_at:  # the first after an outage
             self.retry_at = 0.0
             self._learner.pause()
-        self._learner.before_verification()
         for request in requests:
             self.ready.pop(request, None)
             self._settle(request, plan)

@@ -185,11 +185,3 @@ def test_roles_that_share_a_processor_are_not_overlapped(shared):
         assert auto > 0.95 * none and num_tried < 40
     else:
         assert auto > 1.15 * none
-
-
-async def test_short_waits_lower_the_exposed_share_of_a_draft():
-    async with overlapped(strategy=right_and_sure) as stage:
-        slow_down(stage.verifier, "verify", 0.01)
-        slow_down(stage.drafter, "draft", 0.001)
-        await stage.steps(PROMPT, LONG, PRE_DRAFTING)
-        assert stage.coordinator.loop.costs.drafters[""].exposed_share < 0.9

@@ -206,20 +206,6 @@ def test_prompts_that_a_draft_call_reads_have_a_price_of_their_own():
     assert costs.seconds(8, 1, 1000) == pytest.approx(0.518)
 
 
-def test_the_exposed_share_of_drafting_starts_at_one_and_follows_the_waits():
-    costs = DraftCosts(interference=1.0)
-    costs.observe_wait(16, 1, 1.0)
-    assert costs.exposed_share == 1, "what a draft costs is not known yet"
-    costs.observe(16, 1, 0, 0.1)
-    for _ in range(100):
-        costs.observe_wait(16, 1, 0.0)
-        costs.observe_wait(16, 1, 0.1)
-    assert costs.exposed_share == pytest.approx(0.5, abs=0.06)
-    for _ in range(100):
-        costs.observe_wait(16, 1, 100.0)
-    assert costs.exposed_share == pytest.approx(3.0, rel=0.01)
-
-
 def test_overhead_is_averaged_and_never_negative():
     costs = DraftCosts(interference=1.0)
     for seconds in [0.01] * 100:

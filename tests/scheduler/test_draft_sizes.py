@@ -129,9 +129,10 @@ def test_drafts_that_are_not_waited_for_are_longer():
     chosen = []
     for exposed in (1.0, 0.1):
         costs = cost_model((2e-2, 2e-4), (1e-3, 5e-3))
-        costs.drafters[UNNAMED].exposed_share = exposed
+        load = load_of(costs, 1)
+        load.exposed_share = exposed
         [request] = World(0.85).requests()
-        chosen.append(choose_lengths([request], load_of(costs, 1)).by_request[request])
+        chosen.append(choose_lengths([request], load).by_request[request])
     assert chosen[0] < chosen[1]
 
 

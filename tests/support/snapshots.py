@@ -109,7 +109,6 @@ def reading(
     shared = SharedExpectation(_LENGTHS.max_draft_tokens)
     shared.tokens = [sum(rightness**n for n in range(1, k + 1)) for k in shared.lengths]
     shared.rows.nodes, shared.rows.tokens = 1.0, rightness
-    shared.num_drafts = 100
     request = Request(
         f"request-{next(_numbers)}",
         np.arange(num_tokens, dtype=np.int32) % EOS,
