@@ -22,10 +22,8 @@ _LENGTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
 # Prices of a drafted position, in tokens: from one that only nearly certain tokens are worth, to 0,
 # at which drafts are as long as they may be.
 PRICES = (0.9, 0.75, 0.6, 0.45, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03, 0.015, 0.0)
-_FIRST = 0.95  # weight of a request's first draft against the average of other requests
 _SMOOTHING = 0.4  # weight of a draft in its request's averages: easy stretches last a few steps
-_RELAXATION = 0.15  # weight of a request's own long averages in a step without a draft
-_USUAL_SMOOTHING = 0.1  # least weight of a draft in its request's long averages
+_USUAL_SMOOTHING = 0.1  # in its long averages; and of these in a step without a draft
 _SHARED_SMOOTHING = 0.04  # its weight in those of all requests: answers have about a dozen steps
 _PRIOR_DRAFTS = 4  # number of drafts as which the prior counts
 _MAX_SHARED_DRAFTS = 12  # drafts of one request that count: long answers do not rule the averages
@@ -129,12 +127,11 @@ class Expectation:
         shared, self._num_found = self._shared, self._num_found + 1
         if self._num_found == 1:
             self._mean = self._first = found
-            self.tokens = _moved(self.tokens, found, _FIRST)
         else:
             shared.observe_later(self._first, found)
             rate = max(_USUAL_SMOOTHING, 1 / self._num_found)
             self._mean = _moved(self._mean, found, rate)
-            self.tokens = _moved(self.tokens, found, _SMOOTHING)
+        self.tokens = _moved(self.tokens, found, _SMOOTHING)
         credibility = shared.credibility(self._num_found)
         self._usual = _moved(shared.tokens, self._mean, credibility)
 
@@ -143,7 +140,7 @@ class Expectation:
         self.steps_without_draft += 1
         if not self._num_found:
             self._usual = self._shared.tokens
-        self.tokens = _moved(self.tokens, self._usual, _RELAXATION)
+        self.tokens = _moved(self.tokens, self._usual, _USUAL_SMOOTHING)
         self._offers = None
 
     def observe_verdict(self, draft: Draft, verdict: Verdict) -> None:

@@ -23,9 +23,7 @@ _MAX_WAITS = 8  # steps for which drafts are held back; other requests may draft
 # bad drafts. Of several requests they are by the square root of their number fewer, as luck is.
 _FIRST_BALANCE, _MAX_BALANCE = 12.0, 60.0
 _READING_DRAFTS = 12  # drafts of a short answer: they share the cost of reading its prompt
-# Plain steps that trials may save up: while there are drafts, so that few trials are made at once
-# when drafts stop; and later, for requests whose long prompts a drafter has to read first.
-_MAX_CREDIT, _MAX_LATER_CREDIT = 8.0, 32.0
+_MAX_CREDIT = 8.0  # plain steps that trials may save up, so that few are made at once
 
 
 def _bucket(num_running: int) -> int:
@@ -135,7 +133,7 @@ class Baseline:
 
         One that costs more than can be saved up is paid off afterwards.
         """
-        return self._account(drafter, num_running).credit >= min(steps, _MAX_LATER_CREDIT)
+        return self._account(drafter, num_running).credit >= min(steps, _MAX_CREDIT)
 
     def take_trial(self, drafter: str, num_running: int, steps: float) -> None:
         self._account(drafter, num_running).credit -= steps
@@ -168,14 +166,14 @@ class Baseline:
             is_surprising = abs(interval.surprise) > _SURPRISE and plain.num_since >= _LEAST_SINCE
             if not is_surprising or plain.num_waits >= _MAX_WAITS:
                 self._settle(plain)
-            self._save(interval, _MAX_CREDIT)
+            self._save(interval)
             return False
         self._num_plain = self._num_plain + interval.num_steps if interval.is_whole else 0
         is_measured = self._num_plain >= NUM_PLAIN
         if is_measured:
             self._settle(plain, interval.seconds / interval.plain_seconds)
             self._plain[bucket] = _Plain(plain.num_measured + 1)
-        self._save(interval, _MAX_LATER_CREDIT)
+        self._save(interval)
         return is_measured
 
     def _settle(self, plain: _Plain, slower: float = 1.0) -> None:
@@ -199,7 +197,7 @@ class Baseline:
             account.debt += read
             account.add(gained - share * extra / step + read - account.pay())
 
-    def _save(self, interval: Interval, most: float) -> None:
+    def _save(self, interval: Interval) -> None:
         """Save up for trials: of drafters, and of lengths where a drafter does not draft."""
         steps = _TRIAL_SHARE * interval.seconds / interval.plain_seconds
         for drafter in self._drafters:
@@ -207,4 +205,4 @@ class Baseline:
             if account.is_stopped and drafter not in interval.cost_seconds:
                 account.add(steps)
             elif not account.is_stopped:
-                account.credit = min(account.credit + steps, most)
+                account.credit = min(account.credit + steps, _MAX_CREDIT)

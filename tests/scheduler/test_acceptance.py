@@ -71,6 +71,8 @@ def test_one_long_answer_does_not_rule_what_is_expected_for_others():
 
 def test_without_drafts_what_was_seen_lately_gives_way_to_what_is_usual():
     one = after(100, num_accepted=6)
+    for _ in range(12):
+        one.observe_draft(draft_of(8), 8)
     usual = one.at(8)
     one.observe_draft(draft_of(8, confidence=-9.0), 8)
     low = one.at(8)

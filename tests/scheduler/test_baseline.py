@@ -165,7 +165,7 @@ def test_a_trial_that_costs_more_than_is_ever_saved_up_is_paid_off_afterwards():
     baseline = credit_after([plain] * 100_000)
     assert baseline.allows_trial(NAME, 2, 50.0)
     baseline.take_trial(NAME, 2, 50.0)
-    for _ in range(1450):  # 18 steps, in all, are owed
+    for _ in range(3450):  # 42 steps, in all, are owed
         assert not baseline.allows_trial(NAME, 2, 0.0)
         baseline.observe(plain)
     for _ in range(200):
