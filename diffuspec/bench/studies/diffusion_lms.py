@@ -91,6 +91,19 @@ def name_drafters(sections: Sequence[DiffuSpecConfig]) -> dict[str, DiffuSpecCon
     raise ConfigError(f"a drafter is given twice: {', '.join(names)}")
 
 
+def with_steps(
+    drafters: Mapping[str, DiffuSpecConfig], num_steps: Sequence[int]
+) -> dict[str, DiffuSpecConfig]:
+    """Return each drafter with each number of denoising steps, named by it unless it is 1."""
+    return {
+        name if steps == 1 else f"{name}, {steps} steps": section.model_copy(
+            update={"num_refinement_steps": steps}
+        )
+        for name, section in drafters.items()
+        for steps in num_steps
+    }
+
+
 def compare(
     config: EngineConfig,
     drafters: Mapping[str, DiffuSpecConfig],
@@ -150,11 +163,15 @@ def main(
     whole_drafts: Annotated[
         bool, typer.Option("--whole-drafts", help="Verify whole drafts, not what pays.")
     ] = False,
+    steps: Annotated[
+        list[int] | None,
+        typer.Option(help="Denoising steps of a draft; several to compare.", min=1, max=64),
+    ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
 ) -> None:
     """Compare diffusion LMs as drafters; print tables. Exits with 1 if tokens differ."""
     torch.set_num_threads(threads)
-    sections = name_drafters([parse_drafter(text) for text in drafters])
+    sections = with_steps(name_drafters([parse_drafter(text) for text in drafters]), steps or [1])
     asked = load_questions(questions or find_pair(pair, "--pair").questions)
     asked = first_per_family(asked, limit)
     config = make_config(pair, target, ngram)

@@ -12,6 +12,7 @@ from diffuspec.bench.studies.diffusion_lms import (
     make_config,
     name_drafters,
     parse_drafter,
+    with_steps,
 )
 from diffuspec.core.errors import ConfigError
 from tests.support.models import edit_json
@@ -21,7 +22,13 @@ def test_drafters_are_named_by_what_tells_them_apart() -> None:
     named = name_drafters([parse_drafter(one) for one in ("a/x", "b/x", "b/x:8")])
     assert list(named) == ["a/x", "b/x", "b/x:8"]
     assert [section.block_size for section in named.values()] == [None, None, 8]
-    assert list(name_drafters([parse_drafter("models/one:32")])) == ["one:32"]
+    one = name_drafters([parse_drafter("models/one:32")])
+    assert list(one) == ["one:32"]
+    found = with_steps(one, [1, 3])
+    assert {name: section.num_refinement_steps for name, section in found.items()} == {
+        "one:32": 1,
+        "one:32, 3 steps": 3,
+    }
     with pytest.raises(ConfigError, match="a drafter is given twice"):
         name_drafters([parse_drafter("a/x"), parse_drafter("a/x")])
     with pytest.raises(ConfigError, match="from 1 to 256, got 999 in 'a:999'"):
