@@ -125,7 +125,7 @@ void multiply_int8_blocks(
 // Computes float32 rows, or rows rounded to 8 bits, with weights of any type.
 //
 // Kernels have kinds Float32, Float32WithBfloat16, Float32WithFloat16 and Int8, for which
-// `add_up<Kind>(matrix, block, inputs, num_rows, num_steps, sums)` adds up all steps of rows with a
+// `add_up<Kind>(call, block, inputs, num_steps, sums)` adds up all steps of a call's rows with a
 // block of outputs, and the functions `round_row` and `unround` of the two classes above.
 template <class Kernels>
 void multiply_by(const Type& type, const Product& call, int num_threads) {
@@ -136,7 +136,7 @@ void multiply_by(const Type& type, const Product& call, int num_threads) {
         type, call, inputs, num_threads,
         [&](int block, Sums<int32_t> sums) {
           Kernels::template add_up<typename Kernels::Int8>(
-              matrix, block, inputs.data(), call.num_rows, inputs.num_steps, sums);
+              call, block, inputs.data(), inputs.num_steps, sums);
         },
         Kernels::unround);
   }
@@ -144,7 +144,7 @@ void multiply_by(const Type& type, const Product& call, int num_threads) {
     const float* inputs = reinterpret_cast<const float*>(call.inputs);
     multiply_float32_blocks(call, num_threads, [&](int block, Sums<float> sums) {
       Kernels::template add_up<decltype(kind)>(
-          matrix, block, inputs, call.num_rows, matrix.num_inputs, sums);
+          call, block, inputs, matrix.num_inputs, sums);
     });
   };
   switch (matrix.weight_type) {

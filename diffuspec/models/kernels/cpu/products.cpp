@@ -1,5 +1,6 @@
 #include "products.h"
 
+#include "fetching.h"
 #include "level.h"
 #include "quantized_products.h"
 #include "tile_products.h"
@@ -12,6 +13,8 @@ constexpr int kMostRows = 256;  // at a time, so that they stay in the second-le
 // Rows of each thread from which on threads divide the rows, and not the blocks of outputs, of which a
 // small matrix has too few to divide them evenly. Each thread then reads all weights.
 constexpr int kWorthAThread = 128;
+constexpr int kFewRows = 6;  // Products of more have time to fetch, and do.
+constexpr int64_t kWorthFetching = 1 << 18;  // weights
 
 void multiply_some(const Type& type, const Product& call, int num_threads) {
   if (call.matrix.num_parts) multiply_quantized(type, call, num_threads);
@@ -19,6 +22,21 @@ void multiply_some(const Type& type, const Product& call, int num_threads) {
   else if (level() >= kWide) multiply_by_wide_vectors(type, call, num_threads);
   else if (level() >= kNarrow) multiply_by_narrow_vectors(type, call, num_threads);
   else multiply_by_neon_vectors(type, call, num_threads);
+}
+
+// Products are of one row or of few, with weights that are quantised or not.
+Fetching fetchings[2][2];
+
+void multiply_fetching(const Type& type, Product call, int num_threads) {
+  const Matrix& matrix = call.matrix;
+  const int64_t num_weights = int64_t{matrix.num_inputs} * matrix.num_outputs;
+  call.fetches = call.num_rows > kFewRows;
+  if (call.fetches || num_weights < kWorthFetching) return multiply_some(type, call, num_threads);
+  Fetching& fetching = fetchings[matrix.num_parts > 0][call.num_rows > 1];
+  with_fetching(fetching, num_weights, [&](bool fetches) {
+    call.fetches = fetches;
+    multiply_some(type, call, num_threads);
+  });
 }
 
 }  // namespace
@@ -31,7 +49,7 @@ void multiply(const Type& type, const Product& call, int num_threads) {
   for (int part = 0; part < num_parts; ++part) {
     const int64_t first = int64_t{call.num_rows} * part / num_parts;
     const int64_t end = int64_t{call.num_rows} * (part + 1) / num_parts;
-    multiply_some(
+    multiply_fetching(
         type, {call.matrix, at(call.inputs, type, first * call.matrix.num_inputs),
                at(call.outputs, type, first * call.matrix.num_outputs), int(end - first)},
         divides_rows ? 1 : num_threads);

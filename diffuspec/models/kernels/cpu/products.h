@@ -24,6 +24,7 @@ struct Product {
   const char* inputs;  // [num_rows, num_inputs]
   char* outputs;       // [num_rows, num_outputs]
   int num_rows;
+  bool fetches = false;  // weights before they are needed
 };
 
 // By tiles where there are any for the type, else by vectors.

@@ -1,6 +1,7 @@
 #include "quantized_products.h"
 
 #include "block_products.h"
+#include "fetching.h"
 #include "small_products.h"
 
 namespace kernels {
@@ -8,6 +9,7 @@ namespace {
 
 constexpr int kVectors = 4;    // of outputs that are computed together
 constexpr int kMaxGroup = 256;
+constexpr int kAhead = 8192;  // bytes between a weight and what is fetched before it is needed
 
 template <class Registers>
 struct Vectors {
@@ -63,7 +65,8 @@ class Groups {
 // Calls `use(input, vector, weights)` for a group's inputs and some vectors of outputs.
 template <class V, int kBits, class Use>
 INLINE void for_each_weight(
-    const int32_t* weights, int group, const float* scales, const float* offsets, Use use) {
+    const int32_t* weights, int group, bool fetches, const float* scales, const float* offsets,
+    Use use) {
   typename V::Numbers scale[kVectors], offset[kVectors];
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
@@ -72,6 +75,10 @@ INLINE void for_each_weight(
   }
   constexpr int kInputs = 32 / kBits;  // of a word
   for (int i = 0; i < group; i += kInputs, weights += kBlock) {
+    if (fetches)
+#pragma GCC unroll 2
+      for (int byte = 0; byte < kVectors * V::kCount * 4; byte += kFetchDistance)
+        __builtin_prefetch(reinterpret_cast<const char*>(weights) + kAhead + byte, 0, 2);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       const auto words = read<typename V::Whole>(weights + v * V::kCount);
@@ -87,8 +94,8 @@ INLINE void for_each_weight(
 
 // Adds a group's products to the sums of one row, without writing weights.
 template <class V, int kBits>
-INLINE void add_to_row(const Groups& groups, int group, const Part& part, const float* inputs,
-                       float* sums) {
+INLINE void add_to_row(const Groups& groups, int group, const Part& part, bool fetches,
+                       const float* inputs, float* sums) {
   constexpr int kPart = kVectors * V::kCount;
   for (int first = 0; first < kBlock; first += kPart) {
     typename V::Numbers found[kVectors];
@@ -96,7 +103,8 @@ INLINE void add_to_row(const Groups& groups, int group, const Part& part, const 
     for (int v = 0; v < kVectors; ++v)
       found[v] = read<typename V::Numbers>(sums + first + v * V::kCount);
     for_each_weight<V, kBits>(
-        groups.weights(group) + first, part.group, groups.scales + first, groups.offsets + first,
+        groups.weights(group) + first, part.group, fetches, groups.scales + first,
+        groups.offsets + first,
         [&](int i, int v, typename V::Numbers weight) __attribute__((always_inline)) {
           found[v] = inputs[i] * weight + found[v];
         });
@@ -107,11 +115,12 @@ INLINE void add_to_row(const Groups& groups, int group, const Part& part, const 
 
 // Writes a group's weights, [group, kBlock].
 template <class V, int kBits>
-INLINE void widen(const Groups& groups, int group, const Part& part, float* to) {
+INLINE void widen(const Groups& groups, int group, const Part& part, bool fetches, float* to) {
   constexpr int kPart = kVectors * V::kCount;
   for (int first = 0; first < kBlock; first += kPart)
     for_each_weight<V, kBits>(
-        groups.weights(group) + first, part.group, groups.scales + first, groups.offsets + first,
+        groups.weights(group) + first, part.group, fetches, groups.scales + first,
+        groups.offsets + first,
         [&](int i, int v, typename V::Numbers weight) __attribute__((always_inline)) {
           write(to + i * kBlock + first + v * V::kCount, weight);
         });
@@ -120,42 +129,43 @@ INLINE void widen(const Groups& groups, int group, const Part& part, float* to) 
 // Adds up all inputs of rows with a block of outputs; sums are [num_rows, kBlock].
 template <class Registers, int kBits>
 INLINE void add_all(
-    const Part& part, int block, const float* inputs, int num_inputs, int num_rows, float* sums) {
+    const Part& part, int block, const float* inputs, const Product& call, float* sums) {
   using V = Vectors<Registers>;
+  const int num_inputs = call.matrix.num_inputs;
   Groups groups(part, num_inputs, block);
   alignas(64) float wide[kMaxGroup * kBlock];
   SmallProduct product{inputs, num_inputs, wide, kLanes, kBlock, part.group, sums, kBlock, false};
   for (int group = 0; group < groups.count(); ++group, product.rows += part.group) {
     groups.read_next(group);
-    if (num_rows == 1) {
-      add_to_row<V, kBits>(groups, group, part, product.rows, sums);
+    if (call.num_rows == 1) {
+      add_to_row<V, kBits>(groups, group, part, call.fetches, product.rows, sums);
       continue;
     }
-    widen<V, kBits>(groups, group, part, wide);
-    multiply_rows<Registers>(product, num_rows, kBlock / kLanes);
+    widen<V, kBits>(groups, group, part, call.fetches, wide);
+    multiply_rows<Registers>(product, call.num_rows, kBlock / kLanes);
   }
 }
 
 template <class Registers>
 INLINE void add_part(
-    const Part& part, int block, const float* inputs, int num_inputs, int num_rows, float* sums) {
-  if (part.bits == 4) add_all<Registers, 4>(part, block, inputs, num_inputs, num_rows, sums);
-  else add_all<Registers, 8>(part, block, inputs, num_inputs, num_rows, sums);
+    const Part& part, int block, const float* inputs, const Product& call, float* sums) {
+  if (part.bits == 4) add_all<Registers, 4>(part, block, inputs, call, sums);
+  else add_all<Registers, 8>(part, block, inputs, call, sums);
 }
 
 ON_WIDE_REGISTERS void add_wide(
-    const Part& part, int block, const float* inputs, int num_inputs, int num_rows, float* sums) {
-  add_part<WideRegisters>(part, block, inputs, num_inputs, num_rows, sums);
+    const Part& part, int block, const float* inputs, const Product& call, float* sums) {
+  add_part<WideRegisters>(part, block, inputs, call, sums);
 }
 
 ON_NARROW_REGISTERS void add_narrow(
-    const Part& part, int block, const float* inputs, int num_inputs, int num_rows, float* sums) {
-  add_part<NarrowRegisters>(part, block, inputs, num_inputs, num_rows, sums);
+    const Part& part, int block, const float* inputs, const Product& call, float* sums) {
+  add_part<NarrowRegisters>(part, block, inputs, call, sums);
 }
 
 void add_other(
-    const Part& part, int block, const float* inputs, int num_inputs, int num_rows, float* sums) {
-  add_part<OtherRegisters>(part, block, inputs, num_inputs, num_rows, sums);
+    const Part& part, int block, const float* inputs, const Product& call, float* sums) {
+  add_part<OtherRegisters>(part, block, inputs, call, sums);
 }
 
 // Computes a block of a part's outputs.
@@ -169,7 +179,7 @@ void compute(const Type& type, const Product& call, const Part& part, int block,
   for (int row = 0; row < call.num_rows; ++row)
     std::copy_n(matrix.biases + first, kBlock, &sums[size_t(row) * kBlock]);
   const auto add = fitting(add_wide, add_narrow, add_other);
-  add(part, block, inputs, matrix.num_inputs, call.num_rows, sums.data());
+  add(part, block, inputs, call, sums.data());
   for (int row = 0; row < call.num_rows; ++row)
     type.narrow(&sums[size_t(row) * kBlock],
                 at(call.outputs, type, int64_t{row} * matrix.num_outputs + first), count);

@@ -5,7 +5,7 @@
 // - kWidth: numbers in a vector; kPart: outputs that are computed together; kGroup: rows whose sums
 //   with those outputs fill the registers; kHoldsWeights: whether registers hold a step's weights
 //   beside the sums, or a step's numbers of the rows; kAhead: how many steps before their use weights
-//   are fetched, or 0;
+//   are fetched, where they are, or 0;
 // - `to_whole(vector)`: the nearest whole numbers, ties to even;
 // - kinds Float32, Float32WithBfloat16, Float32WithFloat16 and Int8, with kRows, the most rows whose
 //   sums are in registers together.
@@ -18,6 +18,7 @@
 #include <type_traits>
 
 #include "block_products.h"
+#include "fetching.h"
 #include "vectors.h"
 
 namespace kernels {
@@ -38,15 +39,18 @@ ON_LEVEL_INLINE void add_group(
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v)
       found[i][v] = Kind::load((sums.first ? sums.first : sums.to + i * sums.stride) + v * kWidth);
+  constexpr int kBytes = V * kWidth * sizeof(*weights);
   for (int step = 0; step < num_steps; ++step, weights += kDistance) {
+    if (num_ahead) {
+      const char* ahead = reinterpret_cast<const char*>(weights + num_ahead * kDistance);
+#pragma GCC unroll 4
+      for (int byte = 0; byte < kBytes; byte += kFetchDistance)
+        __builtin_prefetch(ahead + byte, 0, kSecondLevel);
+    }
     if constexpr (kHoldsWeights) {
       decltype(Kind::load_weights(nullptr)) weight[V];
 #pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) {
-        if (num_ahead)
-          __builtin_prefetch(weights + num_ahead * kDistance + v * kWidth, 0, kSecondLevel);
-        weight[v] = Kind::load_weights(weights + v * kWidth);
-      }
+      for (int v = 0; v < V; ++v) weight[v] = Kind::load_weights(weights + v * kWidth);
 #pragma GCC unroll 6
       for (int i = 0; i < N; ++i) {
         const auto number = Kind::spread(inputs[i * stride + step]);
@@ -119,8 +123,8 @@ ON_LEVEL void add_four_rows(
 template <class Kind>
 ON_LEVEL void add_row(
     const typename Kind::Input* inputs, const typename Kind::Weight* weights, int num_steps,
-    Sums<typename Kind::Sum> sums) {
-  add_group<Kind, 1, kBlock / kWidth, kBlock>(inputs, 0, weights, num_steps, 0, sums);
+    int num_ahead, Sums<typename Kind::Sum> sums) {
+  add_group<Kind, 1, kBlock / kWidth, kBlock>(inputs, 0, weights, num_steps, num_ahead, sums);
 }
 
 // Writes kPart outputs of some steps' weights as float32 numbers, [num_steps, kPart], and has those of
@@ -141,13 +145,13 @@ ON_LEVEL void widen_part(const typename Kind::Weight* weights, int num_steps, fl
 // Adds up all steps of rows, [num_rows, num_steps], with a block of outputs.
 template <class Kind>
 void add_up(
-    const Matrix& matrix, int block, const typename Kind::Input* inputs, int num_rows,
-    int num_steps, Sums<typename Kind::Sum> sums) {
+    const Product& call, int block, const typename Kind::Input* inputs, int num_steps,
+    Sums<typename Kind::Sum> sums) {
   constexpr bool is_widened = std::is_same_v<typename Kind::Weight, uint16_t>;
-  const auto* weights = reinterpret_cast<const typename Kind::Weight*>(matrix.weights);
+  const auto* weights = reinterpret_cast<const typename Kind::Weight*>(call.matrix.weights);
   weights += int64_t{block} * num_steps * kBlock;
-  if (num_rows == 1) return add_row<Kind>(inputs, weights, num_steps, sums);
-  const int num_ahead = num_rows > kGroup ? kAhead : 0;  // one group reads as fast as memory gives
+  const int num_rows = call.num_rows, num_ahead = call.fetches ? kAhead : 0;
+  if (num_rows == 1) return add_row<Kind>(inputs, weights, num_steps, num_ahead, sums);
   alignas(64) float wide[is_widened ? kChunk * kPart : 1];
   for (int step = 0; step < num_steps; step += kChunk, sums.first = nullptr) {
     const int count = std::min(kChunk, num_steps - step);
@@ -217,9 +221,9 @@ struct VectorKernels {
 
   template <class Kind>
   static void add_up(
-      const Matrix& matrix, int block, const typename Kind::Input* inputs, int num_rows,
-      int num_steps, Sums<typename Kind::Sum> sums) {
-    kernels::add_up<Kind>(matrix, block, inputs, num_rows, num_steps, sums);
+      const Product& call, int block, const typename Kind::Input* inputs, int num_steps,
+      Sums<typename Kind::Sum> sums) {
+    kernels::add_up<Kind>(call, block, inputs, num_steps, sums);
   }
 
   static constexpr auto round_row = kernels::round_row;

@@ -129,7 +129,7 @@ void multiply_in_bfloat16(const Product& call, int num_threads) {
   for_each_block(matrix, num_threads, [&](int block) {
     Numbers sums(size_t(call.num_rows) * kBlock);
     add_up<Bfloat16>(
-        matrix, block, inputs.data(), call.num_rows, inputs.num_steps,
+        call, block, inputs.data(), inputs.num_steps,
         {sums.data(), kBlock, matrix.biases + block * kBlock});
     write(kTypes[kBfloat16], call, block, sums.data());
   });
