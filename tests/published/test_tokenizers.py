@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import unicodedata
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +15,11 @@ from diffuspec.serve.openai.reading.pieces import Call
 from diffuspec.text.prompt import encode_prompt
 from tests.support.chat_models import CODER, GPT_OSS, LLAMA3, PYTHONIC, ChatModel
 from tests.support.families import ONE, REQUIRED, TOOLS, WRITTEN, Family, check
-from tests.support.published import published_tokenizer
+from tests.support.published import published_path, published_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-NAMES = ("qwen3", "llama3_1", "gemma3", "gptoss", "deepseek_v3")
+NAMES = ("deepseek_v3", "gemma3", "gptoss", "llama3_1", "qwen3")
 NFD = unicodedata.normalize("NFD", "Việt")
 # The form of calls, the tokenizer, and a template where the published one has no tools.
 CALLERS: dict[str, tuple[str, ChatModel | None]] = {
@@ -33,16 +32,16 @@ CALLERS: dict[str, tuple[str, ChatModel | None]] = {
 
 
 @cache
-def family_of(name: str, template: str | None, folder: Path) -> Family:
+def family_of(name: str, template: str | None = None) -> Family:
     tokenizer = published_tokenizer(name)
     if template is not None:
         tokenizer.chat_template = template
-    return Family(tokenizer, folder)
+    return Family(tokenizer, published_path(name))
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def published(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
-    return family_of(request.param, None, tmp_path_factory.mktemp(request.param))
+def published(request: pytest.FixtureRequest) -> Family:
+    return family_of(request.param)
 
 
 @pytest.mark.parametrize(
@@ -63,10 +62,9 @@ def test_an_answer_of_any_object_is_json(published):
 
 
 @pytest.mark.parametrize("parser", sorted(CALLERS))
-def test_demanded_calls_come_in_the_form_of_the_family(parser, tmp_path_factory):
+def test_demanded_calls_come_in_the_form_of_the_family(parser):
     name, model = CALLERS[parser]
-    template = None if model is None else model.template
-    family = family_of(name, template, tmp_path_factory.mktemp(parser))
+    family = family_of(name, None if model is None else model.template)
     assert family.conventions.tools == parser
     without = {"chat_template_kwargs": {"enable_thinking": False}}  # a random thought never ends
     for keys in (REQUIRED, REQUIRED | ONE):
@@ -91,8 +89,8 @@ TALK: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("is_thinking", [True, False])
 @pytest.mark.parametrize("num_messages", [2, 4])
-def test_prompts_of_qwen3_are_those_of_transformers(is_thinking, num_messages, tmp_path_factory):
-    family = family_of("qwen3", None, tmp_path_factory.mktemp("prompts"))
+def test_prompts_of_qwen3_are_those_of_transformers(is_thinking, num_messages):
+    family = family_of("qwen3")
     keys: dict[str, Any] = {
         "messages": TALK[:num_messages],
         "chat_template_kwargs": {"enable_thinking": is_thinking},
@@ -118,8 +116,8 @@ def test_prompts_of_qwen3_are_those_of_transformers(is_thinking, num_messages, t
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gemma3", "deepseek_v3"])  # with templates
-def test_prompts_of_chats_are_those_of_transformers(name, tmp_path_factory):
-    family = family_of(name, None, tmp_path_factory.mktemp("prompts"))
+def test_prompts_of_chats_are_those_of_transformers(name):
+    family = family_of(name)
     said = ("Hello, Größe 東京", "Yes?", "  Why is <b> bold?\n")
     messages = [
         {"role": ("user", "assistant")[place % 2], "content": text}

@@ -14,7 +14,9 @@ from tests.support.families import ONE, REQUIRED, TOOLS, WRITTEN, Family, check
 
 
 def tiny_family(name: str, folder: Path) -> Family:
-    return Family(chat_tokenizer(FAMILIES[name]), folder)
+    tokenizer = chat_tokenizer(FAMILIES[name])
+    tokenizer.save_pretrained(folder)
+    return Family(tokenizer, folder)
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from jsonschema import Draft202012Validator
+from numpy.typing import NDArray
 
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import StructuredOutput
@@ -20,7 +21,7 @@ from diffuspec.serve.openai.parsing import parse
 from diffuspec.serve.openai.reading.pieces import Call, Thought, calls_in
 from diffuspec.serve.openai.reading.readers import make_reader
 from diffuspec.serve.settings import ServeSettings
-from diffuspec.text.grammars import Grammars
+from diffuspec.text.grammars import grammars_of
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -57,16 +58,16 @@ class Family:
     """A tokenizer of a family, its grammars, and what a service does with them."""
 
     def __init__(self, tokenizer: Any, folder: Path) -> None:
-        """The tokenizer is saved in the folder."""
+        """`folder`: where the tokenizer is saved."""
         self.tokenizer = tokenizer
-        self.tokenizer.save_pretrained(folder)
         self.backend = self.tokenizer.backend_tokenizer
         self.ids: dict[str, int] = self.tokenizer.get_vocab()
-        self.ends = (self.tokenizer.eos_token_id, self.ids.get("<|call|>", -1))
-        ends = tuple(one for one in self.ends if one >= 0)
-        special = {i for i, t in self.backend.get_added_tokens_decoder().items() if t.special}
-        self.closing = (special, {self.ids[letter] for letter in '")}]'})
-        self.grammars = Grammars(folder, TargetInfo(len(self.ids), 2048, 2, ends))
+        ids = (self.tokenizer.eos_token_id, self.ids.get("<|call|>"))
+        self.ends = tuple(one for one in ids if one is not None)
+        special = [i for i, t in self.backend.get_added_tokens_decoder().items() if t.special]
+        self._is_end = self._among(self.ends)
+        self._is_closing = [self._among(special), self._among([self.ids[x] for x in '")}]'])]
+        self.grammars = grammars_of(folder, TargetInfo(len(self.ids), 2048, 2, self.ends))
         self.conventions: Conventions = read_conventions(folder, self.tokenizer, ServeSettings())
         self.model = ServedModel("m", 0, 2048, len(self.ids), conventions=self.conventions)
 
@@ -87,20 +88,27 @@ class Family:
         matcher = self.grammars.compile(form)
         for _ in range(most):
             mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-            allowed = np.unpackbits(mask, bitorder="little").nonzero()[0].tolist()
-            assert allowed, matcher.get_error()
+            allowed = np.unpackbits(mask, bitorder="little").nonzero()[0]
+            assert allowed.size, matcher.get_error()
             if matcher.is_accepting() and rng.random() < 0.5:
                 break
-            going_on = [one for one in allowed if one not in self.ends] or allowed
-            for closing in self.closing:
-                if (ends := [one for one in going_on if one in closing]) and rng.random() < 0.5:
+            inside = allowed[~self._is_end[allowed]]
+            going_on = inside if inside.size else allowed
+            for is_closing in self._is_closing:
+                if (ends := going_on[is_closing[going_on]]).size and rng.random() < 0.5:
                     going_on = ends
-            token_id = rng.choice(going_on)
+            token_id = int(rng.choice(going_on))
             if token_id in self.ends:
                 break
             assert matcher.consume_token(token_id)
             ids.append(token_id)
         return str(self.backend.decode(ids, skip_special_tokens=False))
+
+    def _among(self, ids: Sequence[int]) -> NDArray[np.bool_]:
+        """Return, for each id of the vocabulary, whether it is one of some."""
+        found = np.zeros(1 + max(self.ids.values()), np.bool_)
+        found[[*ids]] = True
+        return found
 
     def takes(self, form: StructuredOutput, text: str) -> bool:
         """Whether an answer of this form may be this text, with the tokens that a model learns."""
