@@ -27,6 +27,7 @@ from diffuspec.v1.draft_service_pb2 import (
     EngineStep,
     OutcomeTable,
     RequestRow,
+    RowDraft,
 )
 from tests.support.draft_engine import (
     GREEDY,
@@ -48,6 +49,8 @@ from tests.support.fakes import (
 from tests.support.virtual_time import run_in_virtual_time
 
 PROMPTS = {"a": [3, 4, 5], "b": [7, 8, 9, 10]}
+MANY = {f"r{number}": [3, 4, 5 + number] for number in range(8)}
+SILENT = {"max_silent_steps": 16}  # of an engine that need not ask at each step
 
 
 def run(
@@ -68,16 +71,29 @@ def run(
     return run_in_virtual_time(main())
 
 
-def decode(drafter: TimedDrafter, num_steps: int, **given: Any) -> FakeEngine:
-    hello = given.pop("hello", None)
-
+def decode(
+    drafter: TimedDrafter,
+    num_steps: int,
+    prompts: dict[str, list[int]] = PROMPTS,
+    hello: dict[str, Any] | None = None,
+    num_draft_tokens: int | None = None,
+    **given: Any,
+) -> FakeEngine:
     async def work(service: DraftService, session: Session) -> FakeEngine:
-        engine = FakeEngine(session, PROMPTS, **given)
+        engine = FakeEngine(session, prompts, **given)
         await engine.run(num_steps)
         return engine
 
-    found = run(drafter, work, hello)
+    config = {} if num_draft_tokens is None else {"num_draft_tokens": num_draft_tokens}
+    found = run(drafter, work, hello, **config)
     assert isinstance(found, FakeEngine)
+    return found
+
+
+async def send(session: Session, step_id: int, **row: Any) -> RowDraft:
+    """Report a step with a single request."""
+    step = EngineStep(step_id=step_id, rows=[RequestRow(**row)], deadline_seconds=0.1)
+    [found] = (await session.step(step)).rows
     return found
 
 
@@ -117,7 +133,7 @@ def test_an_engine_whose_drafts_do_not_pay_is_told_that_it_need_not_ask():
         500,
         step_seconds=0.005,
         transport_seconds=0.001,
-        hello={"max_silent_steps": 16},
+        hello=SILENT,
     )
     silent = [one.num_silent_steps for one in engine.answers]
     assert max(silent) == 16 and sum(silent) > 250
@@ -125,10 +141,7 @@ def test_an_engine_whose_drafts_do_not_pay_is_told_that_it_need_not_ask():
         row.token_ids for one in engine.answers if one.num_silent_steps for row in one.rows
     )
     assert 0 in silent[silent.index(16) :]  # drafts are tried again
-    text = [*PROMPTS["a"]]
-    while len(text) < len(engine.texts["a"]):
-        text.append(int(TARGET.next_token(text, GREEDY)))
-    assert engine.texts["a"] == text
+    assert engine.output("a") == TARGET.continuation(PROMPTS["a"], len(engine.output("a")), GREEDY)
 
 
 def test_an_engine_that_does_not_know_silence_is_not_asked_for_it():
@@ -143,22 +156,6 @@ def test_plain_decoding_is_measured_without_the_wait_for_answers():
     silent.observe_silence(1, 8, 0.08)
     assert asked.plain_seconds(1) == pytest.approx(0.012)
     assert silent.plain_seconds(1) == pytest.approx(0.01)
-
-
-MANY = {f"r{number}": [3, 4, 5 + number] for number in range(8)}
-
-
-def decode_many(drafter: TimedDrafter, num_steps: int, **given: Any) -> FakeEngine:
-    """Decode eight requests in an engine that can be silent."""
-
-    async def work(service: DraftService, session: Session) -> FakeEngine:
-        engine = FakeEngine(session, MANY, **given)
-        await engine.run(num_steps)
-        return engine
-
-    found = run(drafter, work, {"max_silent_steps": 16})
-    assert isinstance(found, FakeEngine)
-    return found
 
 
 @pytest.mark.parametrize(("row_seconds", "is_drafted"), [(0.006, False), (0.0005, True)])
@@ -182,15 +179,15 @@ def test_drafts_are_made_ahead_where_they_gain_more_than_their_verification_cost
 
 def test_an_engine_is_not_asked_while_nothing_is_worth_drafting():
     drafter = TimedDrafter(right_and_sure, 0.005)
-    engine = decode_many(drafter, 100, step_seconds=0.03, row_seconds=0.006)
+    engine = decode(drafter, 100, MANY, SILENT, step_seconds=0.03, row_seconds=0.006)
     assert len(engine.answers) < 40 and drafter.num_calls < 20
 
 
 def test_trials_go_on_while_no_draft_is_worth_it():
     drafter = TimedDrafter(sometimes_right, 0.005)
-    decode_many(drafter, 60, row_seconds=0.004)
+    decode(drafter, 60, MANY, SILENT, row_seconds=0.004)
     before, drafter.num_calls = drafter.num_calls, 0
-    engine = decode_many(drafter, 240, row_seconds=0.004)
+    engine = decode(drafter, 240, MANY, SILENT, row_seconds=0.004)
     assert before < drafter.num_calls < 3 * before
     assert len(engine.answers) < 120
 
@@ -203,19 +200,13 @@ def test_an_answer_that_is_held_up_once_does_not_end_drafts():
 
 
 def test_an_engine_is_asked_to_report_a_draft_that_pays():
-    engine = decode(TimedDrafter(right_and_sure, 0.005), 60, hello={"max_silent_steps": 16})
+    engine = decode(TimedDrafter(right_and_sure, 0.005), 60, hello=SILENT)
     assert not any(one.num_silent_steps for one in engine.answers[20:])
     assert len(engine.output("a")) > 3 * 60
 
 
 def test_drafts_of_a_fixed_length_are_made_whether_they_pay_or_not():
-    async def work(service: DraftService, session: Session) -> FakeEngine:
-        engine = FakeEngine(session, PROMPTS)
-        await engine.run(20)
-        return engine
-
-    drafter = TimedDrafter(never_right, 0.5)
-    engine = run(drafter, work, {"max_silent_steps": 16}, num_draft_tokens=3)
+    engine = decode(TimedDrafter(never_right, 0.5), 20, hello=SILENT, num_draft_tokens=3)
     assert [len(row.token_ids) for one in engine.answers for row in one.rows] == [3] * 40
     assert {*sources(engine.answers)} == {DRAFT_SOURCE_FRESH}
 
@@ -227,12 +218,9 @@ def test_a_chain_is_as_long_as_the_engine_takes():
 
 
 def test_an_engine_that_takes_trees_gets_parents():
-    async def work(service: DraftService, session: Session) -> list[Any]:
-        engine = FakeEngine(session, {"a": [3, 4, 5]}, row_seconds=0.0)
-        await engine.run(6)
-        return [row for one in engine.answers for row in one.rows if row.token_ids]
-
-    rows = run(TimedDrafter(bushy), work, {"form": DRAFT_FORM_TREE, "max_draft_tokens": 16})
+    hello = {"form": DRAFT_FORM_TREE, "max_draft_tokens": 16}
+    engine = decode(TimedDrafter(bushy), 6, {"a": [3, 4, 5]}, hello, row_seconds=0.0)
+    rows = [row for one in engine.answers for row in one.rows if row.token_ids]
     assert rows and all(len(row.parents) == len(row.token_ids) for row in rows)
     assert any(row.parents[node] != node - 1 for row in rows for node in range(len(row.parents)))
 
@@ -295,15 +283,12 @@ def test_a_drafter_that_hangs_costs_its_deadline_once():
 
 def test_an_unknown_base_is_told_so_that_the_request_is_sent_whole():
     async def work(service: DraftService, session: Session) -> Any:
-        row = RequestRow(request_id="a", base_length=5, token_ids=[1])
-        first = await session.step(EngineStep(step_id=1, rows=[row], deadline_seconds=0.1))
-        whole = RequestRow(request_id="a", token_ids=[1, 2, 3], num_prompt_tokens=2)
-        second = await session.step(EngineStep(step_id=2, rows=[whole], deadline_seconds=0.1))
-        return first, second
+        first = await send(session, 1, request_id="a", base_length=5, token_ids=[1])
+        whole = {"token_ids": [1, 2, 3], "num_prompt_tokens": 2}
+        return first, await send(session, 2, request_id="a", **whole)
 
     first, second = run(TimedDrafter(right_and_sure), work)
-    assert first.rows[0].source == DRAFT_SOURCE_UNKNOWN_BASE
-    assert second.rows[0].source != DRAFT_SOURCE_UNKNOWN_BASE
+    assert first.source == DRAFT_SOURCE_UNKNOWN_BASE != second.source
 
 
 def test_requests_that_end_are_released():
@@ -325,12 +310,11 @@ def test_requests_that_never_end_are_forgotten_when_there_are_too_many():
 
     async def work(service: DraftService, session: Session) -> None:
         for step_id in range(1, 41):
-            row = RequestRow(request_id=f"r{step_id}", token_ids=[1, 2], num_prompt_tokens=1)
-            await session.step(EngineStep(step_id=step_id, rows=[row], deadline_seconds=0.1))
+            name = f"r{step_id}"
+            await send(session, step_id, request_id=name, token_ids=[1, 2], num_prompt_tokens=1)
         assert len(session.requests) == 16
-        old = RequestRow(request_id="r1", base_length=2, token_ids=[3])
-        answer = await session.step(EngineStep(step_id=41, rows=[old], deadline_seconds=0.1))
-        assert answer.rows[0].source == DRAFT_SOURCE_UNKNOWN_BASE
+        old = await send(session, 41, request_id="r1", base_length=2, token_ids=[3])
+        assert old.source == DRAFT_SOURCE_UNKNOWN_BASE
 
     run(drafter, work)
 
@@ -339,15 +323,10 @@ def test_a_request_longer_than_the_drafter_takes_goes_on_without_drafts():
     async def work(service: DraftService, session: Session) -> None:
         text = [3] * (FAKE_TARGET.max_model_len + 5)
         for step_id, base in ((1, 0), (2, len(text)), (3, len(text) + 2)):
-            row = RequestRow(
-                request_id="a",
-                base_length=base,
-                token_ids=[4, 5] if base else text,
-                num_prompt_tokens=0 if base else 9,
-            )
-            step = EngineStep(step_id=step_id, rows=[row], deadline_seconds=0.1)
-            answer = await session.step(step)
-            assert answer.rows[0].source == DRAFT_SOURCE_NOT_WORTH_IT
+            tokens, size = ([4, 5], 0) if base else (text, 9)
+            row = {"base_length": base, "token_ids": tokens, "num_prompt_tokens": size}
+            answer = await send(session, step_id, request_id="a", **row)
+            assert answer.source == DRAFT_SOURCE_NOT_WORTH_IT
         assert dict(session.requests.items())["a"].num_tokens == len(text) + 4
 
     drafter = TimedDrafter(right_and_sure)
@@ -357,12 +336,9 @@ def test_a_request_longer_than_the_drafter_takes_goes_on_without_drafts():
 
 def test_tokens_that_the_drafter_does_not_know_are_not_drafted_for():
     async def work(service: DraftService, session: Session) -> None:
-        tokens = [3, FAKE_TARGET.vocab_size + 1, 4]
+        row = {"token_ids": [3, FAKE_TARGET.vocab_size + 1, 4], "num_prompt_tokens": 2}
         for step_id in (1, 2, 3, 4, 5):
-            row = RequestRow(request_id=f"r{step_id}", token_ids=tokens, num_prompt_tokens=2)
-            step = EngineStep(step_id=step_id, rows=[row], deadline_seconds=0.1)
-            answer = await session.step(step)
-            assert not answer.rows[0].token_ids
+            assert not (await send(session, step_id, request_id=f"r{step_id}", **row)).token_ids
 
     drafter = TimedDrafter(right_and_sure)
     run(drafter, work, {"vocab_size": 64})

@@ -12,8 +12,8 @@ from diffuspec.core.types import DraftRequest
 from diffuspec.draft_server.config import DraftServerConfig
 from diffuspec.draft_server.service import DraftService
 from diffuspec.draft_server.session import Session
-from diffuspec.v1.draft_service_pb2 import EngineStep, Hello, RequestRow, RowDraft, StepDrafts
-from tests.support.fakes import FAKE_TARGET, FakeDrafter, FakeVerifier, Strategy
+from diffuspec.v1.draft_service_pb2 import EngineStep, Hello, RequestRow, StepDrafts
+from tests.support.fakes import FAKE_TARGET, FakeDrafter, FakeVerifier, Strategy, oracle_of
 
 TARGET = FakeVerifier()
 GREEDY = SamplingParams()
@@ -30,19 +30,12 @@ class TimedDrafter(FakeDrafter):
     """A fake drafter whose calls take time."""
 
     def __init__(self, strategy: Strategy, seconds: float = 0.0) -> None:
-        super().__init__(_truth, strategy)
+        super().__init__(oracle_of(TARGET), strategy)
         self.seconds = seconds
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Any]:
         await asyncio.sleep(self.seconds)
         return await super().draft(requests)
-
-
-def _truth(request: DraftRequest, number: int) -> list[int]:
-    text = request.prefix.tolist()
-    for _ in range(number):
-        text.append(TARGET.next_token(text, GREEDY))
-    return [int(one) for one in text[len(request.prefix) :]]
 
 
 def make_service(drafter: FakeDrafter, **config: object) -> DraftService:
@@ -153,17 +146,13 @@ class FakeEngine:
 
     def _commit(self, name: str, draft: list[int]) -> None:
         text = self.texts[name]
-        for token_id in draft:
-            own = TARGET.next_token(text, GREEDY)
-            text.append(int(own))
+        for token_id, own in zip(
+            [*draft, None], TARGET.continuation(text, 1 + len(draft), GREEDY), strict=True
+        ):
+            text.append(own)
             if own != token_id:
                 return
-        text.append(int(TARGET.next_token(text, GREEDY)))
 
 
 def sources(answers: Sequence[StepDrafts]) -> list[int]:
     return [row.source for answer in answers for row in answer.rows]
-
-
-def drafted(row: RowDraft) -> list[int]:
-    return [*row.token_ids]

@@ -85,6 +85,17 @@ class FakeVerifier:
     def next_token(self, prefix: Sequence[int] | TokenIds, sampling: SamplingParams) -> int:
         return self._hash(prefix, sampling) % self.info.vocab_size
 
+    def continuation(
+        self, prefix: Sequence[int] | TokenIds, num_tokens: int, sampling: SamplingParams
+    ) -> list[int]:
+        """Return the next tokens, past EOS too; each of them adds to the hash of those before."""
+        seed, output = _seed(sampling), list[int]()
+        checksum = zlib.crc32(_data(prefix))
+        for _ in range(num_tokens):
+            output.append(zlib.crc32(seed, checksum) % self.info.vocab_size)
+            checksum = zlib.crc32(_data(output[-1:]), checksum)
+        return output
+
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
         ids = [request.request_id for request in requests]
         assert 1 <= len(ids) <= self.info.max_sequences and len(set(ids)) == len(ids)
@@ -141,8 +152,15 @@ class FakeVerifier:
         return TokenLogprobs(-(self._hash(prefix, sampling) % 997) / 100, ())
 
     def _hash(self, prefix: Sequence[int] | TokenIds, sampling: SamplingParams) -> int:
-        seed = "" if sampling.is_greedy else f"{sampling.seed} {sampling.temperature}"
-        return zlib.crc32(np.asarray(prefix, np.int32).tobytes() + seed.encode())
+        return zlib.crc32(_seed(sampling), zlib.crc32(_data(prefix)))
+
+
+def _data(token_ids: Sequence[int] | TokenIds) -> bytes:
+    return np.asarray(token_ids, np.int32).tobytes()
+
+
+def _seed(sampling: SamplingParams) -> bytes:
+    return b"" if sampling.is_greedy else f"{sampling.seed} {sampling.temperature}".encode()
 
 
 def decode_plainly(
@@ -338,12 +356,17 @@ class FakeDrafter:
     def _alternatives(
         self, rng: random.Random, request: DraftRequest, tree: DraftTree
     ) -> tuple[tuple[tuple[int, float], ...], ...]:
-        histories = [request.prefix]
-        found = []
+        paths: list[list[int]] = [[]]
+        truth, found = self.oracle(request, tree.num_nodes + 1), []
         for parent, token_id in ((-1, -1), *zip(tree.parents, tree.token_ids, strict=True)):
             if token_id >= 0:
-                histories.append(np.append(histories[parent + 1], token_id))
-            [right] = self.oracle(replace(request, prefix=histories[-1]), 1)
+                paths.append([*paths[parent + 1], token_id])
+            path = paths[-1]
+            if len(path) < len(truth) and path == truth[: len(path)]:
+                right = truth[len(path)]
+            else:
+                prefix = np.append(request.prefix, np.array(path, np.int32))
+                [right] = self.oracle(replace(request, prefix=prefix), 1)
             others = [token for token in rng.sample(range(1, 40), 4) if token != right]
             entry = [(token, -3.0 - place) for place, token in enumerate(others)]
             if rng.random() < self.hit_rate:
@@ -377,11 +400,6 @@ class HangingDrafter:
 def oracle_of(verifier: FakeVerifier) -> Oracle:
     """Return an oracle that knows a fake target's tokens, past EOS too."""
 
-    def oracle(request: DraftRequest, num_tokens: int) -> list[int]:
-        output: list[int] = []
-        for _ in range(num_tokens):
-            prefix = [*request.prefix.tolist(), *output]
-            output.append(verifier.next_token(prefix, request.sampling))
-        return output
-
-    return oracle
+    return lambda request, num_tokens: verifier.continuation(
+        request.prefix, num_tokens, request.sampling
+    )

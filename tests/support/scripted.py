@@ -40,6 +40,14 @@ class ScriptedVerifier(FakeVerifier):
         place = len(prefix) - self._num_prompt_tokens
         return self.script[place] if place < len(self.script) else self.info.eos_token_ids[0]
 
+    def continuation(
+        self, prefix: Sequence[int] | TokenIds, num_tokens: int, sampling: SamplingParams
+    ) -> list[int]:
+        output: list[int] = []
+        for _ in range(num_tokens):
+            output.append(self.next_token([*prefix, *output], sampling))
+        return output
+
     def _verify(self, request: VerifyRequest) -> Verdict:
         self._num_prompt_tokens = request.num_prompt_tokens
         return super()._verify(request)
