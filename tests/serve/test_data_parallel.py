@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,23 +65,23 @@ def test_a_stream_goes_on_while_its_process_is_replaced(service: Service):
 
 @pytest.mark.slow
 def test_an_interrupt_of_all_processes_lets_a_request_finish_and_leaves_none():
-    command = [sys.executable, "-m", "diffuspec", "serve", "--port", "0"]
+    command = forked("-m", "tests.support.serve_forked", "serve", "--port", "0")
     service = subprocess.Popen(
         [*command, "--data-parallel-size", "2"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        start_new_session=True,
     )
     assert service.stdout is not None
-    url = service.stdout.readline().split()[-1]
-    engines = psutil.Process(service.pid).children()
+    pid, url = int(service.stdout.readline()), service.stdout.readline().split()[-1]
+    engines = psutil.Process(pid).children()
     assert len(engines) == 2
     with httpx2.stream("POST", f"{url}/v1/completions", json=ASKED, timeout=60) as answer:
         lines = answer.iter_text()
         text = next(lines)
-        os.killpg(service.pid, signal.SIGINT)
+        for one in (service, *engines):  # forked, they are in no group of processes
+            one.send_signal(signal.SIGINT)
         text += "".join(lines)
     assert events(text)[-1]["choices"][0]["finish_reason"] == "length"
     assert service.wait(60) == 0
