@@ -4,53 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from deploy.forked import forked
-from diffuspec.pairs.tiny import TARGET
-from diffuspec.text.tokenizer import load_tokenizer
 from diffuspec_client import Draft, DraftClient, Row, Settings
-from diffuspec_client.draft_service_pb2 import (
-    ConnectResponse,
-    RowDraft,
-    StepDrafts,
-    Welcome,
-)
+from diffuspec_client.draft_service_pb2 import RowDraft, StepDrafts
 from diffuspec_client.patience import Patience
 from diffuspec_client.vocabulary import Vocabulary
-from tests.support.draft_streams import StreamServer
-
-TOKENS = load_tokenizer(TARGET).get_vocab()
-VOCABULARY = Vocabulary(TOKENS)
-SECONDS = 60.0
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
-    """A function that starts `diffuspec draft-server` for the embedded pair, and waits for it."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start() -> subprocess.Popen[str]:
-        command = forked("-m", "diffuspec", "draft-server", "--pair", "tiny")
-        command += ["--threads", "1", "--listen", f"unix:{tmp_path / 'd'}"]
-        command += ["--num-draft-tokens", "4"]  # whether they pay on a busy machine or not
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("drafting on unix:")
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+from tests.clients.conftest import StartServer
+from tests.support.draft_streams import SECONDS, TOKENS, VOCABULARY
 
 
 def connect(tmp_path: Path, vocabulary: Vocabulary = VOCABULARY, **given: Any) -> DraftClient:
@@ -84,10 +50,11 @@ def drafts_within(client: DraftClient, seconds: float = SECONDS) -> list[list[Dr
 
 
 @pytest.mark.process
-def test_drafts_come_from_the_command_and_again_after_it_was_killed(
-    server: Callable[[], subprocess.Popen[str]], tmp_path: Path
+def test_drafts_come_from_the_command_and_again_after_it_was_killed_until_it_is_told_to_end(
+    draft_server: StartServer, tmp_path: Path
 ):
-    process = server()
+    process = draft_server()
+    assert os.stat(tmp_path / "d").st_mode & 0o077 == 0  # its owner's alone
     client = connect(tmp_path)
     assert client.wait_until_connected(SECONDS)
     drafts = drafts_within(client)[-1]
@@ -98,19 +65,22 @@ def test_drafts_come_from_the_command_and_again_after_it_was_killed(
     after = [client.step(rows(text_of(60 + number))) for number in range(20)]
     assert time.monotonic() - started < 5.0  # not even one deadline
     assert not any(draft.token_ids for one in after[1:] for draft in one)
-    server()
+    process = draft_server()
     assert client.wait_until_connected(SECONDS)
     drafts_within(client)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(SECONDS) == 0
+    assert client.step(rows(text_of(9)))[0].token_ids == []
     client.close()
 
 
 @pytest.mark.process
 def test_another_vocabulary_is_refused_with_the_first_token_that_differs(
-    server: Callable[[], subprocess.Popen[str]],
+    draft_server: StartServer,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ):
-    server()
+    draft_server()
     other = {
         ("changed" if token_id == 11 else token): token_id for token, token_id in TOKENS.items()
     }
@@ -124,62 +94,7 @@ def test_another_vocabulary_is_refused_with_the_first_token_that_differs(
     client.close()
 
 
-@pytest.mark.process
-def test_the_command_ends_well_when_it_is_told_to(
-    server: Callable[[], subprocess.Popen[str]], tmp_path: Path
-):
-    process = server()
-    assert os.stat(tmp_path / "d").st_mode & 0o077 == 0  # its owner's alone
-    client = connect(tmp_path)
-    assert client.wait_until_connected(SECONDS)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(SECONDS) == 0
-    assert client.step(rows(text_of(9)))[0].token_ids == []
-    client.close()
-
-
 # ---- servers that break the protocol
-
-
-class Scripted(StreamServer):
-    """A server that answers each step with what a function makes of it."""
-
-    def __init__(self, address: str, answer: Callable[[Any], StepDrafts | None]) -> None:
-        self._answer = answer
-        self.requests: list[Any] = []
-        super().__init__(address)
-
-    def _connect(self, requests: Any, context: Any) -> Iterator[ConnectResponse]:
-        for request in requests:
-            self.requests.append(request)
-            if request.WhichOneof("message") == "hello":
-                yield ConnectResponse(welcome=Welcome(protocol_version=1, drafter="scripted"))
-                continue
-            answer = self._answer(request.step)
-            if answer is not None:
-                yield ConnectResponse(drafts=answer)
-
-
-@pytest.fixture
-def scripted(tmp_path: Path) -> Iterator[Callable[..., tuple[Scripted, DraftClient]]]:
-    made: list[tuple[Scripted, DraftClient]] = []
-
-    def start(
-        answer: Callable[[Any], StepDrafts | None], deadline: float = 1.0, **given: Any
-    ) -> tuple[Scripted, DraftClient]:
-        address = f"unix:{tmp_path / 's'}"
-        server = Scripted(address, answer)
-        limits = {"max_model_len": 99, "max_requests": 4, "max_draft_tokens": 3, **given}
-        settings = Settings(server=address, deadline_seconds=deadline)
-        client = DraftClient(settings, vocabulary=VOCABULARY, **limits)
-        assert client.wait_until_connected(SECONDS)
-        made.append((server, client))
-        return server, client
-
-    yield start
-    for server, client in made:
-        client.close()
-        server.stop()
 
 
 @pytest.mark.parametrize(

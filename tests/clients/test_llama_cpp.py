@@ -15,7 +15,7 @@ from diffuspec.text.tokenizer import load_tokenizer
 from diffuspec_client import Settings
 from diffuspec_client.draft_service_pb2 import RowDraft, StepDrafts
 from diffuspec_client.llama_cpp import LocalDrafts, RemoteDrafts, read_vocabulary
-from tests.clients.test_client import SECONDS, Scripted
+from tests.support.draft_streams import SECONDS, Scripted
 
 TOKENIZER = TARGET / "tokenizer.json"
 TEXT = [5 + number % 7 for number in range(64)]

@@ -9,19 +9,16 @@ from __future__ import annotations
 import os
 import sys
 from array import array
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from diffuspec_client import Draft, DraftClient, Settings, sglang
+from diffuspec_client import Draft, sglang
 from diffuspec_client.draft_service_pb2 import RowDraft, StepDrafts
 from diffuspec_client.sglang import Trees, missing_hooks, tree_of
-from tests.clients.test_client import SECONDS, VOCABULARY, Scripted
-from tests.support.draft_streams import output_of
+from tests.support.draft_streams import Scripted, output_of
 
 WHEEL = os.environ.get("DIFFUSPEC_SGLANG_WHEEL", "")
 NUM_NODES = 5
@@ -49,26 +46,15 @@ def worker_of(*accepted: list[int]) -> Any:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[Scripted, Trees]]:
+def served(scripted: Any) -> tuple[Scripted, Trees]:
     def answer(step: Any) -> StepDrafts:
         """Draft a tree for a request that is named so, and nothing for others."""
         tree = RowDraft(token_ids=[7, 8, 9], parents=[-1, -1, 0], confidences=[0.0] * 3)
         rows = [tree if row.request_id == "tree" else RowDraft() for row in step.rows]
         return StepDrafts(step_id=step.step_id, rows=rows)
 
-    server = Scripted(f"unix:{tmp_path / 's'}", answer)
-    client = DraftClient(
-        Settings(server=f"unix:{tmp_path / 's'}", deadline_seconds=5.0),
-        vocabulary=VOCABULARY,
-        max_model_len=99,
-        max_requests=4,
-        max_draft_tokens=NUM_NODES - 1,
-        is_tree=True,
-    )
-    assert client.wait_until_connected(SECONDS)
-    yield server, Trees(client, NUM_NODES)
-    client.close()
-    server.stop()
+    server, client = scripted(answer, 5.0, max_draft_tokens=NUM_NODES - 1, is_tree=True)
+    return server, Trees(client, NUM_NODES)
 
 
 def test_a_tree_has_a_mask_of_ancestors_and_is_filled_up_by_a_chain():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -22,6 +23,9 @@ from diffuspec_client.draft_service_pb2 import (
 from diffuspec_client.silence import MAX_SILENT_STEPS
 from diffuspec_client.vocabulary import Vocabulary
 from tests.support.draft_streams import StreamServer
+
+Pair: TypeAlias = tuple["QuietServer", DraftClient]
+Start: TypeAlias = Callable[..., Pair]
 
 
 class QuietServer(StreamServer):
@@ -51,30 +55,35 @@ class QuietServer(StreamServer):
 
 
 @pytest.fixture
-def address(tmp_path: Path) -> str:
-    return f"unix:{tmp_path / 'd'}"
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a server and a client of it; both end with the test."""
+    address = f"unix:{tmp_path / 'd'}"
+    with contextlib.ExitStack() as stack:
 
+        def new(num_silent_steps: int, draft: Sequence[int] = (), **given: Any) -> Pair:
+            server = QuietServer(address, num_silent_steps, draft)
+            stack.callback(server.stop)
+            client = DraftClient(
+                Settings(server=address, deadline_seconds=5.0),
+                vocabulary=Vocabulary({f"t{number}": number for number in range(64)}),
+                max_model_len=1024,
+                max_requests=4,
+                max_draft_tokens=8,
+                **given,
+            )
+            stack.callback(client.close)
+            assert client.wait_until_connected(20.0)
+            return server, client
 
-def connect(address: str, **given: Any) -> DraftClient:
-    client = DraftClient(
-        Settings(server=address, deadline_seconds=5.0),
-        vocabulary=Vocabulary({f"t{number}": number for number in range(64)}),
-        max_model_len=1024,
-        max_requests=4,
-        max_draft_tokens=8,
-        **given,
-    )
-    assert client.wait_until_connected(20.0)
-    return client
+        yield new
 
 
 def take(client: DraftClient, size: int, *names: str, ended: Sequence[str] = ()) -> list[Draft]:
     return client.step([Row(name, np.arange(size, dtype=np.int32), 4) for name in names], ended)
 
 
-def test_silent_steps_are_not_reported_and_their_tokens_come_with_the_next_one(address: str):
-    server = QuietServer(address, 3)
-    client = connect(address)
+def test_silent_steps_are_not_reported_and_their_tokens_come_with_the_next_one(start: Start):
+    server, client = start(3)
     found = [take(client, size, "a", "b") for size in range(5, 14)]
     assert [len(one) for one in found] == [2] * 9
     assert [one[0].source for one in found] == ["not_worth_it", *["silent"] * 3] * 2 + [
@@ -85,62 +94,45 @@ def test_silent_steps_are_not_reported_and_their_tokens_come_with_the_next_one(a
     assert [one.rows[0].base_length for one in server.steps] == [0, 5, 9]
     assert [[*one.rows[1].token_ids] for one in server.steps[1:]] == [[5, 6, 7, 8], [9, 10, 11, 12]]
     assert all(one.verify_seconds > 0 for one in server.steps[1:])
-    client.close()
-    server.stop()
 
 
-def test_other_requests_end_the_silence(address: str):
-    server = QuietServer(address, 50)
-    client = connect(address)
+def test_other_requests_end_the_silence(start: Start):
+    server, client = start(50)
     for size, names in [(5, "a"), (6, "a"), (7, "ab"), (8, "ab"), (9, "b"), (10, "b"), (11, "c")]:
         take(client, size, *names, ended=["a"] if names == "c" else ())
     reported = [[row.request_id for row in one.rows] for one in server.steps]
     assert reported == [["a"], ["a", "b"], ["b"], ["c"]]
     assert [one.num_silent_steps for one in server.steps] == [0, 1, 1, 1]
     assert [*server.steps[-1].ended_request_ids] == ["a"]
-    client.close()
-    server.stop()
 
 
-def test_silence_is_bounded_whatever_the_server_says(address: str):
-    server = QuietServer(address, 2**31)
-    client = connect(address)
+def test_silence_is_bounded_whatever_the_server_says(start: Start):
+    server, client = start(2**31)
     for size in range(5, 7 + MAX_SILENT_STEPS):
         take(client, size, "a")
     assert [one.num_silent_steps for one in server.steps] == [0, MAX_SILENT_STEPS]
     assert server.hellos[0].max_silent_steps == MAX_SILENT_STEPS
-    client.close()
-    server.stop()
 
 
-def test_an_answer_with_drafts_begins_no_silence(address: str):
-    server = QuietServer(address, 9, draft=[1, 2])
-    client = connect(address)
+def test_an_answer_with_drafts_begins_no_silence(start: Start):
+    server, client = start(9, draft=[1, 2])
     assert [take(client, size, "a")[0].token_ids for size in (5, 6)] == [[1, 2]] * 2
     assert len(server.steps) == 2
-    client.close()
-    server.stop()
 
 
-def test_another_server_is_asked_at_once(address: str):
-    server = QuietServer(address, 50)
-    client = connect(address)
+def test_another_server_is_asked_at_once(start: Start):
+    server, client = start(50)
     take(client, 5, "a")
     assert take(client, 6, "a")[0].source == "silent"
     server.stop()
     while client.is_connected:
         pass
-    server = QuietServer(address, 50)
+    server, _ = start(50)
     assert client.wait_until_connected(20.0)
     assert take(client, 7, "a")[0].source == "not_worth_it"
     assert [*server.steps[0].rows[0].token_ids] == [*range(7)]
-    client.close()
-    server.stop()
 
 
-def test_an_engine_that_does_not_wait_reports_each_step(address: str):
-    server = QuietServer(address, 0)
-    client = connect(address, on_outcomes=lambda table: None)
+def test_an_engine_that_does_not_wait_reports_each_step(start: Start):
+    server, _ = start(0, on_outcomes=lambda table: None)
     assert server.hellos[0].max_silent_steps == 0
-    client.close()
-    server.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from deploy.forked import forked
 from diffuspec.bench.questions import first_per_family, load_questions
 from diffuspec.pairs.tiny import QUESTIONS, TARGET
 from diffuspec_client import Settings
 from diffuspec_client.draft_service_pb2 import RowDraft, StepDrafts
 from diffuspec_client.transformers import LocalDrafts, RemoteDrafts, missing_hooks
-from tests.clients.test_client import Scripted
+from tests.clients.conftest import StartServer
+from tests.support.draft_streams import Scripted
 
 NUM_TOKENS = 48
 
@@ -65,6 +64,12 @@ def plain(model: Any, inputs: Any, **options: Any) -> list[int]:
     return found[0].tolist()
 
 
+@pytest.fixture(scope="module")
+def answers(model: Any, prompts: list[Any]) -> list[list[int]]:
+    """What the model says by itself."""
+    return [plain(model, one) for one in prompts]
+
+
 @pytest.fixture
 def scripted(tmp_path: Path) -> Iterator[Callable[..., Scripted]]:
     """Serve drafts that a function makes of the tokens of a request."""
@@ -107,17 +112,24 @@ def calls(model: Any) -> Iterator[list[int]]:
     hook.remove()
 
 
+def num_new_tokens(prompts: list[Any], answers: list[list[int]]) -> int:
+    """Return how often the model is called for answers without drafts."""
+    return sum(len(one) for one in answers) - sum(one["input_ids"].shape[1] for one in prompts)
+
+
 def test_this_release_of_transformers_has_what_is_needed():
     assert missing_hooks() == []
     assert missing_hooks(object) == ["_assisted_decoding", "_get_candidate_generator", "_sample"]
 
 
 def test_right_drafts_save_calls_and_wrong_ones_change_nothing(
-    model: Any, prompts: list[Any], connect: Any, scripted: Any, calls: list[int]
+    model: Any,
+    prompts: list[Any],
+    answers: list[list[int]],
+    connect: Any,
+    scripted: Any,
+    calls: list[int],
 ):
-    answers = [plain(model, one) for one in prompts]
-    num_plain = len(calls)
-    calls.clear()
 
     def true_then_wrong(tokens: list[int]) -> list[int]:
         answer = next(one for one in answers if one[: len(tokens)] == tokens)
@@ -127,18 +139,17 @@ def test_right_drafts_save_calls_and_wrong_ones_change_nothing(
     drafts = connect(max_draft_tokens=5)
     assert [plain(model, one, custom_generate=drafts) for one in prompts] == answers
     assert max(calls[1:6]) == 6  # a draft of five tokens, and the one before it
-    assert len(calls) < 0.5 * num_plain
+    assert len(calls) < 0.5 * num_new_tokens(prompts, answers)
     steps = [one.step for one in server.requests if one.WhichOneof("message") == "step"]
     assert {name for step in steps for name in step.ended_request_ids} == {"r1", "r2", "r3"}
     assert all(row.max_tokens_left <= NUM_TOKENS for step in steps for row in step.rows)
 
 
 def test_tokens_that_the_model_lacks_are_left_out(
-    model: Any, prompts: list[Any], connect: Any, scripted: Any
+    model: Any, prompts: list[Any], answers: list[list[int]], connect: Any, scripted: Any
 ):
-    answer = plain(model, prompts[0])
     scripted(lambda tokens: [2**31] if len(tokens) % 2 else [4095, 4096])
-    assert plain(model, prompts[0], custom_generate=connect()) == answer
+    assert plain(model, prompts[0], custom_generate=connect()) == answers[0]
 
 
 def test_what_cannot_be_drafted_for_is_decoded_as_ever_with_one_warning(
@@ -170,7 +181,7 @@ def test_what_cannot_be_drafted_for_is_decoded_as_ever_with_one_warning(
 
 
 def test_a_streamer_gets_each_token_once(
-    model: Any, prompts: list[Any], connect: Any, scripted: Any
+    model: Any, prompts: list[Any], answers: list[list[int]], connect: Any, scripted: Any
 ):
     class Streamer:
         def __init__(self) -> None:
@@ -183,53 +194,47 @@ def test_a_streamer_gets_each_token_once(
         def end(self) -> None:
             self.num_ends += 1
 
-    answer = plain(model, prompts[0])
-    scripted(lambda tokens: answer[len(tokens) :])
+    scripted(lambda tokens: answers[0][len(tokens) :])
     streamer = Streamer()
     connect().generate(model, prompts[0], streamer, do_sample=False, max_new_tokens=NUM_TOKENS)
-    assert (streamer.tokens, streamer.num_ends) == (answer, 1)
+    assert (streamer.tokens, streamer.num_ends) == (answers[0], 1)
 
 
 def test_a_drafter_in_this_process_saves_calls_and_changes_nothing(
-    model: Any, tokenizer: Any, prompts: list[Any], calls: list[int]
+    model: Any, tokenizer: Any, prompts: list[Any], answers: list[list[int]], calls: list[int]
 ):
-    answers = [plain(model, one) for one in prompts]
-    num_plain = len(calls)
-    calls.clear()
     server = {"preset": "tiny", "num_draft_tokens": 4, "profile_seconds": 0.2}
     drafts = LocalDrafts(tokenizer, server)
     assert [plain(model, one, custom_generate=drafts) for one in prompts] == answers
-    assert max(calls[1:]) > 1 and len(calls) < num_plain
+    assert max(calls[1:]) > 1 and len(calls) < num_new_tokens(prompts, answers)
     drafts.close()
     assert plain(model, prompts[0], custom_generate=drafts) == answers[0]
 
 
 @pytest.mark.process
 def test_answers_are_those_of_generate_while_a_server_drafts_and_after_it_was_killed(
-    model: Any, prompts: list[Any], connect: Any, tmp_path: Path
+    model: Any,
+    prompts: list[Any],
+    answers: list[list[int]],
+    connect: Any,
+    draft_server: StartServer,
 ):
-    answers = [plain(model, one) for one in prompts]
-    command = forked("-m", "diffuspec", "draft-server", "--pair", "tiny")
-    command += ["--threads", "1", "--listen", f"unix:{tmp_path / 'd'}"]
-    command += ["--num-draft-tokens", "4"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None and server.stdout.readline()
-        drafts = connect()
-        drafted: list[int] = []
-        ask = drafts.draft
+    server, drafts = draft_server(), connect()
+    drafted: list[int] = []
+    ask = drafts.draft
 
-        def draft(row: Any) -> list[int]:
-            drafted.append(len(found := ask(row)))
-            if len(drafted) == num_until_killed:
-                server.kill()
-                server.wait()
-            return found
+    def draft(row: Any) -> list[int]:
+        drafted.append(len(found := ask(row)))
+        if len(drafted) == num_until_killed:
+            server.kill()
+            server.wait()
+        return found
 
-        drafts.draft = draft
-        num_until_killed = 0
-        assert [plain(model, one, custom_generate=drafts) for one in prompts] == answers
-        assert any(drafted)
-        num_until_killed = len(drafted) + 3
-        assert [plain(model, one, custom_generate=drafts) for one in prompts] == answers
-        assert len(drafted) > num_until_killed
-        assert not any(drafted[num_until_killed + 1 :])
+    drafts.draft = draft
+    num_until_killed = 0
+    assert [plain(model, one, custom_generate=drafts) for one in prompts] == answers
+    assert any(drafted)
+    num_until_killed = len(drafted) + 3
+    assert [plain(model, one, custom_generate=drafts) for one in prompts] == answers
+    assert len(drafted) > num_until_killed
+    assert not any(drafted[num_until_killed + 1 :])

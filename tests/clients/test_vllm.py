@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from deploy.forked import forked
 from diffuspec.bench.studies.vllm import PYTHON, draft_server, vllm
 from diffuspec.pairs.smollm2 import TARGET as SMOLLM2
 from diffuspec.pairs.tiny import TARGET
 from diffuspec_client.vllm import Proposer
 from diffuspec_client.vllm_sampling import expand_batch_to_tokens, repair_sampling
+from tests.clients.conftest import StartServer
 from tests.support.draft_streams import output_of
 
 NEEDS_VLLM = pytest.mark.skipif(
@@ -37,21 +35,13 @@ def config_of(additional: dict[str, object]) -> Any:
     )
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    address = f"unix:{tmp_path / 'd'}"
-    command = forked("-m", "diffuspec", "draft-server", "--listen", address)
-    command += ["--pair", "tiny", "--threads", "1", "--num-draft-tokens", "3"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline()
-    yield address
-    process.kill()
-    process.communicate()
-
-
 @pytest.mark.process
-def test_rows_that_read_their_prompts_have_no_draft_and_others_do(server: str):
-    proposer = Proposer(config_of({"server": server, "deadline_seconds": 5.0}))
+def test_rows_that_read_their_prompts_have_no_draft_and_others_do(
+    draft_server: StartServer, tmp_path: Path
+):
+    draft_server()
+    address = f"unix:{tmp_path / 'd'}"
+    proposer = Proposer(config_of({"server": address, "deadline_seconds": 5.0}))
     proposer.load_model()
     table = np.zeros((3, 64), np.int32)
     text = [5 + number % 7 for number in range(64)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,15 +32,27 @@ def drafters_do_not_round() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def save_target(tmp_path: Path) -> Callable[[str], Path]:
-    """Save a random target of a family, with its tokenizer."""
+@pytest.fixture(scope="session")
+def family_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return where a random target of a family is, with its tokenizer; made once, not to be edited."""
 
+    @cache
+    def path(family: str) -> Path:
+        folder = tmp_path_factory.mktemp("family")
+        make_model(family).save_pretrained(folder)
+        save_tokenizer(folder)
+        return folder
+
+    return path
+
+
+@pytest.fixture
+def save_target(family_path: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    """Save a random target of a family, with its tokenizer, once for a test."""
+
+    @cache
     def save(family: str) -> Path:
-        path = tmp_path / family
-        make_model(family).save_pretrained(path)
-        save_tokenizer(path)
-        return path
+        return shutil.copytree(family_path(family), tmp_path / family)
 
     return save
 
@@ -47,9 +61,10 @@ def save_target(tmp_path: Path) -> Callable[[str], Path]:
 def save_drafter(tmp_path: Path) -> Callable[[str], Path]:
     """Save a random diffusion LM: `block_causal`, `full`, `dream` in Dream's own layout, `llada`.
 
-    LLaDA's rows predict their own token.
+    LLaDA's rows predict their own token. One of a kind is saved once for a test.
     """
 
+    @cache
     def save(kind: str) -> Path:
         path = tmp_path / kind
         make_drafter_model().save_pretrained(path)
@@ -66,11 +81,12 @@ def save_drafter(tmp_path: Path) -> Callable[[str], Path]:
     return save
 
 
-@pytest.fixture(params=sorted(FAMILIES))
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def runner(family: str, save_target: Callable[[str], Path]) -> ModelRunner:
-    return load_model(save_target(family), device="cpu", num_slots=4, num_scratch_rows=32).runner
+@pytest.fixture(scope="module")
+def runner(family: str, family_path: Callable[[str], Path]) -> ModelRunner:
+    """A runner of the family for all tests of a file, which fill slots from their beginning."""
+    return load_model(family_path(family), device="cpu", num_slots=4, num_scratch_rows=32).runner

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -20,6 +19,8 @@ from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, DraftRequest, VerifyRequest
 from diffuspec.models.autoregressive import AutoregressiveDrafter
 from diffuspec.models.target import CausalTarget
+from tests.support.draft_requests import draft_request
+from tests.support.models import edit_json
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79]
 GREEDY = SamplingParams(ignore_eos=True)
@@ -54,18 +55,14 @@ def copy(
 def request(
     prefix: Sequence[int], sampling: SamplingParams = GREEDY, name: str = "a", length: int = 9
 ) -> DraftRequest:
-    tokens = np.array(prefix, np.int32)
-    return DraftRequest(
-        name, tokens, length, "path", 64, 0.5, sampling, num_prompt_tokens=len(PROMPT)
-    )
+    found = draft_request(prefix, length, name=name, shape="path")
+    return replace(found, sampling=sampling, num_prompt_tokens=len(PROMPT))
 
 
 def with_config(path: Path, folder: Path, **changes: object) -> Path:
     """Return a copy of a model directory with other settings in its config.json; None: without."""
     shutil.copytree(path, folder / "copy")
-    config = json.loads((path / "config.json").read_text()) | changes
-    kept = {name: value for name, value in config.items() if value is not None}
-    (folder / "copy" / "config.json").write_text(json.dumps(kept))
+    edit_json(folder / "copy" / "config.json", **changes)
     return folder / "copy"
 
 

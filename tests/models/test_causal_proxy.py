@@ -1,6 +1,5 @@
 """The causal-LM proxy scores what the model itself says."""
 
-import json
 import shutil
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from diffuspec.core.params import MAX_DRAFT_TOKENS, SamplingParams
 from diffuspec.core.types import DraftRequest, Lattice
 from diffuspec.models.causal_proxy import CausalLmProxy
 from tests.support.checkpoints import NUM_IDS
+from tests.support.models import edit_json
 
 CONTEXT = [5, 17, 40, 3, 88, 21]
 
@@ -97,17 +97,15 @@ def test_a_wide_beam_has_room_for_its_longest_paths_after_the_longest_context(ta
     assert scores[-1] == pytest.approx(alone, abs=1e-4)
 
 
-def test_a_model_whose_context_is_no_longer_than_a_draft_is_refused(target_path, tmp_path):
-    path = shutil.copytree(target_path("qwen2"), tmp_path / "short")
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 128}))
-    with pytest.raises(ModelLoadError, match="trained for 128 positions; it must be more than 128"):
-        CausalLmProxy.load(path, device="cpu", vocab_size=NUM_IDS, beam_width=3)
-
-
-def test_a_diffusion_lm_is_refused_as_causal_proxy(target_path, tmp_path):
-    path = shutil.copytree(target_path("qwen2"), tmp_path / "drafter")
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {"diffusion_attention": "full"}))
-    with pytest.raises(ModelLoadError, match="but the causal proxy must be a causal LM"):
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"max_position_embeddings": 128}, "trained for 128 positions; it must be more than 128"),
+        ({"diffusion_attention": "full"}, "but the causal proxy must be a causal LM"),
+    ],
+)
+def test_a_model_that_cannot_score_drafts_is_refused(target_path, tmp_path, said, message):
+    path = shutil.copytree(target_path("qwen2"), tmp_path / "model")
+    edit_json(path / "config.json", **said)
+    with pytest.raises(ModelLoadError, match=message):
         CausalLmProxy.load(path, device="cpu", vocab_size=NUM_IDS, beam_width=3)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +18,10 @@ from diffuspec.algorithm.sampling import gumbel_noise
 from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.errors import DrafterError, InvalidRequestError, ModelLoadError, VocabularyError
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftRequest, Lattice
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.diffusion import DiffusionDrafter
+from tests.support.draft_requests import draft_request
 from tests.support.models import (
     MASK_TOKEN_ID,
     MAX_POSITIONS,
@@ -36,24 +38,34 @@ TARGET = TargetInfo(NUM_KNOWN_IDS, MAX_POSITIONS, max_sequences=2, eos_token_ids
 KINDS = ("block_causal", "full", "dream", "llada")
 
 SaveDrafter = Callable[[str], Path]
+Load = Callable[..., DiffusionDrafter]
 
 
-def load(path: Path, target: TargetInfo = TARGET, **options: object) -> DiffusionDrafter:
-    # Every candidate of every position, so that a lattice shows the whole distribution.
-    options = {"candidate_mass": 1.0, "max_candidates": VOCAB_SIZE, **options}
-    return DiffusionDrafter.load(
-        DiffuSpecConfig.model_validate({"path": path, "device": "cpu", **options}), target
-    )
+@pytest.fixture
+def load(save_drafter: SaveDrafter) -> Iterator[Load]:
+    """Load drafters by their kind or from a directory, and close them after the test.
+
+    They give every candidate of every position, so that a lattice shows the whole distribution.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def load(
+            kind: str | Path, target: TargetInfo = TARGET, **options: object
+        ) -> DiffusionDrafter:
+            path = kind if isinstance(kind, Path) else save_drafter(kind)
+            options = {"candidate_mass": 1.0, "max_candidates": VOCAB_SIZE, **options}
+            config = DiffuSpecConfig.model_validate({"path": path, "device": "cpu", **options})
+            drafter = DiffusionDrafter.load(config, target)
+            stack.callback(drafter.close)
+            return drafter
+
+        yield load
 
 
 def request(
-    prefix: Sequence[int], request_id: str = "a", k: int = K, seed: int | None = None
+    prefix: Sequence[int], request_id: str = "a", k: int = K, **sampling: Any
 ) -> DraftRequest:
-    sampling = SamplingParams() if seed is None else SamplingParams(temperature=0.8, seed=seed)
-    return DraftRequest(
-        request_id, np.array(prefix, np.int32), k, "path", max_nodes=32, drafter_weight=0.5,
-        sampling=sampling,
-    )  # fmt: skip
+    return draft_request(prefix, k, 32, request_id, "path", **sampling)
 
 
 @torch.inference_mode()
@@ -96,43 +108,40 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("prefix_cache", [False, True])
 async def test_first_draft_equals_the_reference(
-    save_drafter: SaveDrafter, kind: str, prefix_cache: bool
+    load: Load, kind: str, prefix_cache: bool
 ) -> None:
-    drafter = load(save_drafter(kind), prefix_cache=prefix_cache)
+    drafter = load(kind, prefix_cache=prefix_cache)
     for length in (40, 3, 1):
         [lattice] = await drafter.lattices([request(PREFIX[:length], f"{length}")])
         assert_lattice(lattice, reference_logits(kind, PREFIX[:length]))
-    drafter.close()
 
 
 @pytest.mark.parametrize(
     ("kind", "prefix_cache"), [("block_causal", True), ("block_causal", False), ("dream", False)]
 )
 async def test_growing_prefix_equals_the_reference(
-    save_drafter: SaveDrafter, kind: str, prefix_cache: bool
+    load: Load, kind: str, prefix_cache: bool
 ) -> None:
-    drafter = load(save_drafter(kind), prefix_cache=prefix_cache)
+    drafter = load(kind, prefix_cache=prefix_cache)
     for length in (10, 11, 11, 15, 14, 40):
         batch = [request(PREFIX[:length]), request(PREFIX[20:], "b")]
         first, second = await drafter.lattices(batch)
         assert_lattice(first, reference_logits(kind, PREFIX[:length]))
         assert_lattice(second, reference_logits(kind, PREFIX[20:]))
-    drafter.close()
 
 
-async def test_block_causal_prefix_is_computed_once(save_drafter: SaveDrafter) -> None:
-    drafter = load(save_drafter("block_causal"))
+async def test_block_causal_prefix_is_computed_once(load: Load) -> None:
+    drafter = load("block_causal")
     await drafter.lattices([request(PREFIX[:30])])
     _, cached = drafter.runner.cache.acquire("a", np.array(PREFIX, np.int32))
     assert cached == 30
-    drafter.close()
 
 
 async def test_a_long_prefix_is_prefilled_in_pieces_while_others_are_drafted(
-    save_drafter: SaveDrafter, monkeypatch: pytest.MonkeyPatch
+    load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("diffuspec.models.diffusion.MAX_PREFILL_ROWS", 16)
-    drafter = load(save_drafter("block_causal"))
+    drafter = load("block_causal")
     hypothesis = [*PREFIX, 7]
     batch = [request(PREFIX), request(hypothesis), request(PREFIX[:9], "short")]
     for length in (16, 32):
@@ -144,13 +153,12 @@ async def test_a_long_prefix_is_prefilled_in_pieces_while_others_are_drafted(
         await drafter.lattices(batch), (PREFIX, hypothesis, PREFIX[:9]), strict=True
     ):
         assert_lattice(lattice, reference_logits("block_causal", prefix))
-    drafter.close()
 
 
 async def test_dream_cache_is_refreshed_in_time(
-    save_drafter: SaveDrafter, monkeypatch: pytest.MonkeyPatch
+    load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafter = load(save_drafter("dream"), refresh_every=8)
+    drafter = load("dream", refresh_every=8)
     starts: list[int] = []
     forward = drafter.runner.forward_columns
 
@@ -164,14 +172,11 @@ async def test_dream_cache_is_refreshed_in_time(
         if length in (10, 18, 26):
             assert_lattice(lattice, reference_logits("dream", PREFIX[:length]))
     assert starts == [0, *range(10, 17), 0, *range(18, 25), 0]
-    drafter.close()
 
 
-async def test_dream_cache_feeds_new_tokens_and_masks_over_old_states(
-    save_drafter: SaveDrafter,
-) -> None:
+async def test_dream_cache_feeds_new_tokens_and_masks_over_old_states(load: Load) -> None:
     """What the approximation is, by the reference model's own cache."""
-    drafter = load(save_drafter("dream"))
+    drafter = load("dream")
     await drafter.lattices([request(PREFIX[:20])])
     [lattice] = await drafter.lattices([request(PREFIX[:23])])
     model = make_drafter_model()
@@ -187,14 +192,11 @@ async def test_dream_cache_feeds_new_tokens_and_masks_over_old_states(
     logits = logits.clone()
     logits[:, NUM_KNOWN_IDS:] = -torch.inf
     assert_lattice(lattice, logits)
-    drafter.close()
 
 
-async def test_first_draft_token_is_read_at_the_last_prefix_token(
-    save_drafter: SaveDrafter,
-) -> None:
+async def test_first_draft_token_is_read_at_the_last_prefix_token(load: Load) -> None:
     """The shift: for a block-causal drafter, position 1 is plain next-token prediction."""
-    drafter = load(save_drafter("block_causal"))
+    drafter = load("block_causal")
     [lattice] = await drafter.lattices([request(PREFIX)])
     with torch.inference_mode():
         logits = make_drafter_model()(torch.tensor([PREFIX])).logits[0, -1]
@@ -202,37 +204,33 @@ async def test_first_draft_token_is_read_at_the_last_prefix_token(
     logits[NUM_KNOWN_IDS:] = -torch.inf
     assert int(lattice.token_ids[0, 0]) == int(logits.argmax())
     assert lattice.logprobs[0, 0] == pytest.approx(float(logits.log_softmax(-1).max()), abs=1e-4)
-    drafter.close()
 
 
 @pytest.mark.parametrize("prefix_cache", [False, True])
 async def test_hypotheses_in_one_forward_equal_each_alone(
-    save_drafter: SaveDrafter, kind: str, prefix_cache: bool
+    load: Load, kind: str, prefix_cache: bool
 ) -> None:
-    path = save_drafter(kind)
     prefixes = [PREFIX[:20] + tail for tail in ([8], [5, 6, 7], [5, 6, 9], [5], [11, 12])]
-    drafter = load(path, prefix_cache=prefix_cache)
+    drafter = load(kind, prefix_cache=prefix_cache)
     await drafter.lattices([request(PREFIX[:20])])
     before = drafter.runner.num_forwards
     hypotheses = [request(prefix, k=K + i) for i, prefix in enumerate(prefixes)]
     together = await drafter.lattices([*hypotheses, request(PREFIX[:7], "other")])
     assert drafter.runner.num_forwards == before + 1
     for hypothesis, lattice in zip(hypotheses, together, strict=False):
-        alone = load(path, prefix_cache=prefix_cache)
+        alone = load(kind, prefix_cache=prefix_cache)
         await alone.lattices([request(PREFIX[:20])])
         [expected] = await alone.lattices([hypothesis])
         assert lattice.token_ids[:, :3].tolist() == expected.token_ids[:, :3].tolist()
         np.testing.assert_allclose(lattice.logprobs[:, :3], expected.logprobs[:, :3], atol=1e-4)
-        alone.close()
     assert_lattice(together[-1], reference_logits(kind, PREFIX[:7]))
-    drafter.close()
 
 
 async def test_many_hypotheses_are_spread_over_segments(
-    save_drafter: SaveDrafter, kind: str, monkeypatch: pytest.MonkeyPatch
+    load: Load, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("diffuspec.models.diffusion.NUM_SCRATCH_ROWS", 20)
-    drafter = load(save_drafter(kind), replace(TARGET, max_model_len=100), prefix_cache=False)
+    drafter = load(kind, replace(TARGET, max_model_len=100), prefix_cache=False)
     prefixes = [
         [*PREFIX[:20], first, *PREFIX[:length]]
         for first, length in ((3, 0), (3, 2), (4, 5), (3, 1), (9, 0))
@@ -240,33 +238,30 @@ async def test_many_hypotheses_are_spread_over_segments(
     lattices = await drafter.lattices([request(prefix) for prefix in prefixes])
     for prefix, lattice in zip(prefixes, lattices, strict=True):
         assert_lattice(lattice, reference_logits(kind, prefix))
-    drafter.close()
 
 
 async def test_prefixes_of_one_request_may_have_nothing_in_common(
-    save_drafter: SaveDrafter, kind: str
+    load: Load, kind: str
 ) -> None:
-    drafter = load(save_drafter(kind))
+    drafter = load(kind)
     prefixes = [PREFIX[:9], PREFIX[1:20], [77], *([[5 + i, *PREFIX] for i in range(12)])]
     lattices = await drafter.lattices([request(prefix) for prefix in prefixes])
     for prefix, lattice in zip(prefixes, lattices, strict=True):
         assert_lattice(lattice, reference_logits(kind, prefix))
-    drafter.close()
 
 
-async def test_more_requests_than_slots_in_one_batch(save_drafter: SaveDrafter, kind: str) -> None:
-    drafter = load(save_drafter(kind))
+async def test_more_requests_than_slots_in_one_batch(load: Load, kind: str) -> None:
+    drafter = load(kind)
     batch = [request(PREFIX[i:20], f"{i}") for i in range(5)]
     for i, lattice in enumerate(await drafter.lattices(batch)):
         assert_lattice(lattice, reference_logits(kind, PREFIX[i:20]))
-    drafter.close()
 
 
 async def test_refinement_fixes_the_most_confident_masks_first(
-    save_drafter: SaveDrafter, kind: str
+    load: Load, kind: str
 ) -> None:
     k, num_steps = 7, 3
-    drafter = load(save_drafter(kind), num_refinement_steps=num_steps, prefix_cache=False)
+    drafter = load(kind, num_refinement_steps=num_steps, prefix_cache=False)
     [lattice] = await drafter.lattices([request(PREFIX, k=k)])
     block = [MASK_TOKEN_ID] * k
     logits = reference_logits(kind, PREFIX, block)
@@ -282,24 +277,19 @@ async def test_refinement_fixes_the_most_confident_masks_first(
                 scores[i] = logits[i]
     assert_lattice(lattice, scores)
     assert drafter.runner.num_forwards == num_steps
-    drafter.close()
 
 
-async def test_sampled_requests_are_drafted_with_the_targets_own_noise(
-    save_drafter: SaveDrafter,
-) -> None:
-    drafter = load(save_drafter("block_causal"))
-    [lattice] = await drafter.lattices([request(PREFIX, seed=11)])
+async def test_sampled_requests_are_drafted_with_the_targets_own_noise(load: Load) -> None:
+    drafter = load("block_causal")
+    [lattice] = await drafter.lattices([request(PREFIX, temperature=0.8, seed=11)])
     positions = range(len(PREFIX), len(PREFIX) + K)
     noise = gumbel_noise(11, positions, VOCAB_SIZE, "cpu")
     assert_lattice(lattice, reference_logits("block_causal", PREFIX) / 0.8 + noise)
-    drafter.close()
 
 
-async def test_prefix_beyond_the_drafters_context_is_cut(save_drafter: SaveDrafter) -> None:
-    path = save_drafter("block_causal")
-    edit_json(path / "config.json", max_position_embeddings=130)
-    drafter = load(path)
+async def test_prefix_beyond_the_drafters_context_is_cut(load: Load, save_drafter: SaveDrafter) -> None:
+    edit_json(save_drafter("block_causal") / "config.json", max_position_embeddings=130)
+    drafter = load("block_causal")
     prefix = np.random.default_rng(4).integers(3, NUM_KNOWN_IDS, 140).tolist()
     starts = []
     for length in range(122, 132):
@@ -308,27 +298,15 @@ async def test_prefix_beyond_the_drafters_context_is_cut(save_drafter: SaveDraft
         starts.append(0 if length <= limit else 62 * -(-(length - limit) // 62))
         assert_lattice(lattice, reference_logits("block_causal", prefix[starts[-1] : length]))
     assert starts == [0] * 3 + [62] * 7
-    drafter.close()
 
 
-def test_a_drafter_whose_context_is_no_longer_than_a_draft_is_refused(
-    save_drafter: SaveDrafter,
-) -> None:
-    path = save_drafter("block_causal")
-    edit_json(path / "config.json", max_position_embeddings=128)
-    with pytest.raises(ModelLoadError, match="trained for 128 positions; it must be more than 128"):
-        load(path)
-
-
-async def test_dream_layout_is_read_as_qwen2(save_drafter: SaveDrafter) -> None:
-    path = save_drafter("dream")
-    config = json.loads((path / "config.json").read_text())
+async def test_dream_layout_is_read_as_qwen2(load: Load, save_drafter: SaveDrafter) -> None:
+    config = json.loads((save_drafter("dream") / "config.json").read_text())
     assert config["model_type"] == "Dream"
     assert "auto_map" in config
-    drafter = load(path)
+    drafter = load("dream")
     assert isinstance(drafter.runner.model, Qwen2ForCausalLM)
     assert isinstance(drafter.runner.model.config, Qwen2Config)
-    drafter.close()
 
 
 @pytest.mark.parametrize(
@@ -339,39 +317,37 @@ async def test_dream_layout_is_read_as_qwen2(save_drafter: SaveDrafter) -> None:
         (request([3, -5]), "below 118, got -5"),
         (request([3], k=0), "from 1 to 128, got 0"),
         (request([3], k=129), "from 1 to 128, got 129"),
-        (replace(request([3]), sampling=SamplingParams(temperature=0.8)), "seed must be given"),
+        (request([3], temperature=0.8), "seed must be given"),
     ],
 )
 async def test_bad_requests_are_refused_before_any_work(
-    save_drafter: SaveDrafter, wrong: DraftRequest, message: str
+    load: Load, wrong: DraftRequest, message: str
 ) -> None:
-    drafter = load(save_drafter("block_causal"))
+    drafter = load("block_causal")
     with pytest.raises(InvalidRequestError, match=message):
         await drafter.lattices([request(PREFIX, "good"), wrong])
     assert drafter.runner.num_forwards == 0
     assert await drafter.lattices([]) == []
-    drafter.close()
 
 
 async def test_a_failing_forward_raises_drafter_error_and_clears_the_cache(
-    save_drafter: SaveDrafter, kind: str, monkeypatch: pytest.MonkeyPatch
+    load: Load, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafter = load(save_drafter(kind))
+    drafter = load(kind)
 
     def fail(*_: object) -> None:
         raise RuntimeError("device lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(drafter.runner, "_forward", fail)
+        patch.setattr("diffuspec.models.runner.run_packed", fail)
         with pytest.raises(DrafterError, match="device lost"):
             await drafter.lattices([request(PREFIX)])
     [lattice] = await drafter.lattices([request(PREFIX)])
     assert_lattice(lattice, reference_logits(kind, PREFIX))
-    drafter.close()
 
 
-async def test_nan_logits_are_an_error(save_drafter: SaveDrafter) -> None:
-    drafter = load(save_drafter("block_causal"))
+async def test_nan_logits_are_an_error(load: Load) -> None:
+    drafter = load("block_causal")
     with torch.inference_mode():
         embedding = drafter.runner.model.get_input_embeddings().weight
         good = embedding[7].clone()
@@ -382,51 +358,42 @@ async def test_nan_logits_are_an_error(save_drafter: SaveDrafter) -> None:
         embedding[7] = good
     [lattice] = await drafter.lattices([request([3, 7, 5])])
     assert_lattice(lattice, reference_logits("block_causal", [3, 7, 5]))
-    drafter.close()
 
 
-async def test_released_requests_leave_their_slot(save_drafter: SaveDrafter) -> None:
-    drafter = load(save_drafter("dream"))
+async def test_released_requests_leave_their_slot(load: Load) -> None:
+    drafter = load("dream")
     for name in "abcdef":
         await drafter.lattices([request(PREFIX, name)])
         await drafter.release(name)
     await drafter.release("unknown")
-    drafter.close()
 
 
-def test_pairs_that_share_no_vocabulary_are_refused(save_drafter: SaveDrafter) -> None:
-    path = save_drafter("block_causal")
+def test_pairs_that_share_no_vocabulary_are_refused(load: Load, save_drafter: SaveDrafter) -> None:
     with pytest.raises(VocabularyError, match="target knows 121 token ids, the drafter only 120"):
-        load(path, replace(TARGET, vocab_size=121))
-    edit_json(path / "config.json", mask_token_id=120)
+        load("block_causal", replace(TARGET, vocab_size=121))
+    edit_json(save_drafter("block_causal") / "config.json", mask_token_id=120)
     with pytest.raises(VocabularyError, match="mask_token_id must be below 120, got 120"):
-        load(path)
+        load("block_causal")
 
 
-def test_a_causal_lm_is_refused_as_drafter(save_target: Callable[[str], Path]) -> None:
+def test_a_causal_lm_is_refused_as_drafter(load: Load, save_target: Callable[[str], Path]) -> None:
     with pytest.raises(ModelLoadError, match="not a diffusion LM"):
         load(save_target("qwen2"))
 
 
-@pytest.mark.parametrize("family", ["llada", "diffucoder"])
-def test_a_drafter_of_an_unsupported_family_is_told_which_are_supported(
-    save_drafter: SaveDrafter, family: str
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"max_position_embeddings": 128}, "for 128 positions; it must be more than 128"),
+        ({"model_type": "llada", "mask_token_id": None}, "'llada' is not .*; supported .*Dream"),
+        ({"model_type": "diffucoder", "mask_token_id": None}, "'diffucoder' is not .*Dream"),
+        ({"diffusion_attention": "sideways"}, "'block_causal', 'block_aligned', got 'sideways'"),
+        ({"diffusion_shift": 1}, "diffusion_shift must be true or false, got 1"),
+    ],
+)
+def test_a_directory_that_cannot_draft_is_refused_with_the_reason(
+    load: Load, save_drafter: SaveDrafter, changes: dict[str, object], reason: str
 ) -> None:
-    path = save_drafter("block_causal")
-    edit_json(path / "config.json", model_type=family, mask_token_id=None)
-    with pytest.raises(ModelLoadError, match=f"'{family}' is not supported; supported are .*Dream"):
-        load(path)
-
-
-def test_unknown_kind_of_diffusion_attention_is_refused(save_drafter: SaveDrafter) -> None:
-    path = save_drafter("block_causal")
-    edit_json(path / "config.json", diffusion_attention="sideways")
-    with pytest.raises(ModelLoadError, match="'block_causal', 'block_aligned', got 'sideways'"):
-        load(path)
-
-
-def test_a_shift_that_is_no_truth_value_is_refused(save_drafter: SaveDrafter) -> None:
-    path = save_drafter("llada")
-    edit_json(path / "config.json", diffusion_shift=1)
-    with pytest.raises(ModelLoadError, match="diffusion_shift must be true or false, got 1"):
-        load(path)
+    edit_json(save_drafter("block_causal") / "config.json", **changes)
+    with pytest.raises(ModelLoadError, match=reason):
+        load("block_causal")

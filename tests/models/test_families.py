@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +17,13 @@ from safetensors.torch import load_file, save_file
 from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.errors import ModelLoadError, VocabularyError
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.core.params import MAX_DRAFT_TOKENS, SamplingParams
+from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.types import DraftRequest, Lattice
 from diffuspec.models.diffusion import DiffusionDrafter
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from tests.support.diffusion_families import ALIGNED, FAMILIES, save_family
 from tests.support.diffusion_reference import Reference, sees_all, sees_blocks
+from tests.support.draft_requests import draft_request
 from tests.support.models import (
     MASK_TOKEN_ID,
     MAX_POSITIONS,
@@ -37,36 +39,31 @@ Load = Callable[..., DiffusionDrafter]
 
 
 @pytest.fixture
-def load(tmp_path: Path) -> Load:
-    """Save a random checkpoint of a family, if there is none, and load it."""
+def load(tmp_path: Path) -> Iterator[Load]:
+    """Save random checkpoints of families, if there are none; load them until the test ends."""
+    with contextlib.ExitStack() as stack:
 
-    def load(name: str, target: TargetInfo = TARGET, **options: object) -> DiffusionDrafter:
-        path = tmp_path / name
-        if not path.exists():
-            save_family(path, name)
-        fields = {
-            "path": path,
-            "device": "cpu",
-            "candidate_mass": 1.0,  # every candidate, so that a lattice shows the distribution
-            "max_candidates": VOCAB_SIZE,
-            "block_size": FAMILIES[name].configured,
-            **options,
-        }
-        return DiffusionDrafter.load(DiffuSpecConfig.model_validate(fields), target)
+        def load(name: str, target: TargetInfo = TARGET, **options: object) -> DiffusionDrafter:
+            path = tmp_path / name
+            if not path.exists():
+                save_family(path, name)
+            fields = {
+                "path": path,
+                "device": "cpu",
+                "candidate_mass": 1.0,  # every candidate, so that a lattice shows the distribution
+                "max_candidates": VOCAB_SIZE,
+                "block_size": FAMILIES[name].configured,
+                **options,
+            }
+            drafter = DiffusionDrafter.load(DiffuSpecConfig.model_validate(fields), target)
+            stack.callback(drafter.close)
+            return drafter
 
-    return load
+        yield load
 
 
 def request(prefix: Sequence[int], k: int = 6, request_id: str = "a") -> DraftRequest:
-    return DraftRequest(
-        request_id,
-        np.array(prefix, np.int32),
-        k,
-        "path",
-        max_nodes=200,
-        drafter_weight=0.5,
-        sampling=SamplingParams(),
-    )
+    return draft_request(prefix, k, 200, request_id, "path")
 
 
 class Definition:
@@ -119,7 +116,6 @@ async def test_a_draft_is_what_the_family_defines_wherever_it_begins_and_ends(
     for number, (length, k) in enumerate(shapes):
         [lattice] = await drafter.lattices([request(PREFIX[:length], k, f"{number}")])
         assert_lattice(lattice, definition.draft(PREFIX[:length], k))
-    drafter.close()
 
 
 async def test_the_longest_draft_spans_many_blocks(
@@ -129,7 +125,6 @@ async def test_the_longest_draft_spans_many_blocks(
     [lattice] = await drafter.lattices([request(PREFIX[:21], MAX_DRAFT_TOKENS)])
     assert MAX_DRAFT_TOKENS == 128
     assert_lattice(lattice, definition.draft(PREFIX[:21], MAX_DRAFT_TOKENS))
-    drafter.close()
 
 
 async def test_the_cache_of_whole_blocks_changes_nothing_as_text_grows_and_is_taken_back(
@@ -144,7 +139,6 @@ async def test_the_cache_of_whole_blocks_changes_nothing_as_text_grows_and_is_ta
         assert_lattice(lattice, definition.draft(prefix, 6))
         cached = drafter.runner.cache.acquire("a", np.array([*prefix, 3], np.int32))[1]
         assert cached == len(prefix) // size * size
-    drafter.close()
 
 
 async def test_hypothetical_prefixes_share_whole_blocks_and_a_forward(
@@ -161,7 +155,6 @@ async def test_hypothetical_prefixes_share_whole_blocks_and_a_forward(
     for i, (prefix, lattice) in enumerate(zip(prefixes, lattices, strict=False)):
         assert_lattice(lattice, definition.draft(prefix, 5 + i))
     assert_lattice(lattices[-1], definition.draft(PREFIX[:7], 6))
-    drafter.close()
 
 
 @pytest.mark.parametrize("prefix_cache", [False, True])
@@ -183,7 +176,6 @@ async def test_many_hypotheses_are_spread_over_several_layouts(
     lattices = await drafter.lattices([request(prefix) for prefix in prefixes])
     for prefix, lattice in zip(prefixes, lattices, strict=True):
         assert_lattice(lattice, definition.draft(prefix, 6))
-    drafter.close()
 
 
 async def test_a_long_prefix_is_prefilled_in_whole_blocks(
@@ -194,7 +186,6 @@ async def test_a_long_prefix_is_prefilled_in_whole_blocks(
     definition = Definition(tmp_path / aligned, aligned)
     [lattice] = await alone.lattices([request(PREFIX)])
     assert_lattice(lattice, definition.draft(PREFIX, 6))
-    alone.close()
     drafter = load(aligned)
     for _ in range(8):
         lattice, short = await drafter.lattices([request(PREFIX), request(PREFIX[:9], 6, "b")])
@@ -202,7 +193,6 @@ async def test_a_long_prefix_is_prefilled_in_whole_blocks(
         if lattice.num_positions:
             break
     assert_lattice(lattice, definition.draft(PREFIX, 6))
-    drafter.close()
 
 
 @pytest.mark.parametrize("length", [19, 24])
@@ -227,7 +217,6 @@ async def test_refinement_goes_block_after_block(
             if block[i] == MASK_TOKEN_ID:
                 scores[i] = logits[i]
     assert_lattice(lattice, scores)
-    drafter.close()
 
 
 async def test_a_prefix_beyond_the_context_leaves_room_for_the_whole_last_block(
@@ -241,7 +230,6 @@ async def test_a_prefix_beyond_the_context_leaves_room_for_the_whole_last_block(
         [lattice] = await drafter.lattices([request(prefix[:length])])
         start = 0 if length <= 123 else 61
         assert_lattice(lattice, definition.draft(prefix[start:length], 6))
-    drafter.close()
     edit_json(path / "config.json", max_position_embeddings=135)
     with pytest.raises(ModelLoadError, match="for 135 positions; it must be more than 135"):
         load("fast-dllm")
@@ -266,7 +254,6 @@ async def test_rows_of_the_vocabulary_beyond_the_targets_tokenizer_are_never_dra
     [lattice] = await drafter.lattices([request(PREFIX[:19])])
     assert int(lattice.token_ids.max()) < NUM_KNOWN_IDS
     assert_lattice(lattice, definition.draft(PREFIX[:19], 6))
-    drafter.close()
 
 
 def test_the_mask_is_read_from_config_generation_config_tokenizer_or_the_table(
@@ -339,7 +326,7 @@ def test_a_configured_block_size_counts_where_there_are_blocks_and_is_refused_el
     with pytest.raises(ModelLoadError, match=r"leave out drafter\.block_size 8"):
         load("dream", block_size=8)
     for name in ("sdar of 9", "a2d-qwen3 bd3lm"):
-        load(name).close()
+        load(name)
 
 
 def test_a_directory_of_ones_own_may_have_aligned_blocks(load: Load, tmp_path: Path) -> None:
@@ -358,7 +345,7 @@ def test_a_restrictive_licence_and_unknown_blocks_are_named_when_a_drafter_is_lo
 ) -> None:
     with caplog.at_level(logging.WARNING):
         for name in ("efficient-dlm", "a2d-qwen3", "a2d-qwen3 bd3lm", "sdar"):
-            load(name).close()
+            load(name)
     licence, blocks = (record.getMessage() for record in caplog.records)
     assert "Efficient-DLM is under CC-BY-NC 4.0" in licence
     assert "do not say whether it was trained with blocks" in blocks

@@ -31,20 +31,20 @@ from tests.support.models import (
 def test_extending_feeds_a_long_prefix_in_pieces(runner: ModelRunner, family: str) -> None:
     prefix = random_tokens(MAX_POSITIONS // 2).astype(np.int32)
     runner.cache.begin_step()
-    slot, start = runner.cache.acquire("a", prefix)
+    before, (slot, start) = runner.num_forwards, runner.cache.acquire("a", prefix)
     start = runner.extend(slot, prefix, start, 20)
     assert start == 120
-    assert runner.num_forwards == 6
+    assert runner.num_forwards == before + 6
     logits = runner.forward([segment(slot, start, prefix[start:].astype(np.int64))])
     assert_same_logits(logits, reference(make_model(family), prefix)[start:])
 
 
 def test_a_cpu_model_sees_few_numbers_of_rows(
-    save_target: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    family_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """oneDNN keeps compiled kernels for every number of rows, megabytes for each."""
     monkeypatch.setattr("diffuspec.models.kernels.products.can_multiply", lambda *_: False)
-    runner = load_model(save_target("qwen2"), device="cpu", num_slots=1).runner
+    runner = load_model(family_path("qwen2"), device="cpu", num_slots=1).runner
     fed, wanted = set(), set()
 
     def record(
@@ -68,10 +68,10 @@ def test_padded_sizes_are_at_most_an_eighth_too_large() -> None:
 
 
 def test_forwards_are_counted_and_timed(runner: ModelRunner) -> None:
-    assert (runner.num_forwards, runner.forward_seconds) == (0, 0)
+    number, seconds = runner.num_forwards, runner.forward_seconds
     runner.forward([segment(0, 0, random_tokens(5))])
-    assert runner.num_forwards == 1
-    assert runner.forward_seconds > 0
+    assert runner.num_forwards == number + 1
+    assert runner.forward_seconds > seconds
 
 
 EXACT_FAMILIES = sorted(FAMILIES.keys() - {"gpt-oss"})
@@ -82,17 +82,22 @@ PADDED_FAMILIES = {"gemma2", "gpt2"}  # their layers need one fixed shape
 def exact_runner(
     request: pytest.FixtureRequest,
     family: str,
-    save_target: Callable[[str], Path],
+    family_path: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> ModelRunner:
     monkeypatch.setattr("diffuspec.models.runner.EXACT_BLOCK", 64)
     dtype, _, by_one_dnn = request.param.partition(" ")
     if by_one_dnn:
         monkeypatch.setattr("diffuspec.models.kernels.products.can_multiply", lambda *_: False)
-    path = save_target(family)
-    return load_model(
-        path, device="cpu", dtype=dtype, num_slots=2, num_scratch_rows=8, is_exact=True
-    ).runner
+    loaded = load_model(
+        family_path(family),
+        device="cpu",
+        dtype=dtype,
+        num_slots=2,
+        num_scratch_rows=8,
+        is_exact=True,
+    )
+    return loaded.runner
 
 
 @pytest.mark.no_cover
@@ -129,13 +134,12 @@ def test_exact_rows_of_a_tree_are_those_of_its_paths(
         0, 69, np.concatenate([prefix[-1:], nodes]), positions, visible, range(len(depths))
     )
     logits = exact_runner.forward([rows])
-    for row, seen in enumerate(visible):
-        path = rows.token_ids[seen]
+    for leaf in set(range(len(parents))) - set(parents):
+        path = np.flatnonzero(visible[1 + leaf])
         feed_by(exact_runner, 1, prefix[:-1], [30, 39])
-        alone = [
-            exact_runner.forward([segment(1, 69 + i, path[i : i + 1])]) for i in range(len(path))
-        ]
-        assert torch.equal(logits[row], alone[-1][0])
+        for place, row in enumerate(path):
+            alone = exact_runner.forward([segment(1, 69 + place, rows.token_ids[[row]])])
+            assert torch.equal(logits[row], alone[0])
     exact_runner.cache.commit(0, rows.token_ids[[0, 1, 4]].tolist(), 1, [1, 4])
     feed_by(exact_runner, 1, np.concatenate([prefix, nodes[[0, 3]]]), [72])
     assert torch.equal(exact_runner.cache.rows(0, 72), exact_runner.cache.rows(1, 72))

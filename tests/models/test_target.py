@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,6 @@ from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, DraftTree, TokenIds, Verdict, VerifyRequest
 from diffuspec.models.target import CausalTarget
 from tests.support.models import (
-    FAMILIES,
     MAX_POSITIONS,
     NUM_KNOWN_IDS,
     make_dynamic_model,
@@ -37,6 +37,8 @@ PENALISED = SamplingParams(
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79]
 NUM_NEW = 24
 MAX_NODES = 16
+
+Load = Callable[..., CausalTarget]
 
 
 def request(
@@ -95,23 +97,29 @@ def with_wrong_branches(true_tokens: Sequence[int], rng: np.random.Generator) ->
     return DraftTree(tuple(token_ids), tuple(parents))
 
 
-@pytest.fixture(params=sorted(FAMILIES))
-def family(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def target(save_target: Callable[[str], Path], family: str) -> Iterator[CausalTarget]:
-    target = load(save_target(family))
+@pytest.fixture(scope="module")
+def target(family: str, family_path: Callable[[str], Path]) -> Iterator[CausalTarget]:
+    target = load(family_path(family))
     yield target
     target.close()
 
 
 @pytest.fixture
-def qwen2(save_target: Callable[[str], Path]) -> Iterator[CausalTarget]:
-    target = load(save_target("qwen2"))
-    yield target
-    target.close()
+def loaded(family_path: Callable[[str], Path]) -> Iterator[Load]:
+    """Load targets of a family, and close them after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def new(family: str, exact: bool = False) -> CausalTarget:
+            target = load(family_path(family), exact)
+            stack.callback(target.close)
+            return target
+
+        yield new
+
+
+@pytest.fixture
+def qwen2(loaded: Load) -> CausalTarget:
+    return loaded("qwen2")
 
 
 @pytest.mark.no_cover
@@ -166,15 +174,12 @@ async def decode_beside(target: CausalTarget, prompt: list[int], whole: list[int
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["ragged", "exact"])
-async def test_learned_positions_serve_a_full_context(
-    save_target: Callable[[str], Path], exact: bool
-) -> None:
-    target = load(save_target("gpt2"), exact)
+async def test_learned_positions_serve_a_full_context(loaded: Load, exact: bool) -> None:
+    target = loaded("gpt2", exact)
     prefix = np.random.default_rng(0).integers(3, NUM_KNOWN_IDS, MAX_POSITIONS).tolist()
     [expected] = make_model("gpt2")(torch.tensor([prefix])).logits[:, -1, :NUM_KNOWN_IDS].argmax(-1)
     await verify_one(target, request(prefix[:-2], chain(prefix[-2:])))
     assert (await verify_one(target, request(prefix))).token_ids == (int(expected),)
-    target.close()
 
 
 async def test_accepted_branch_is_kept_in_the_cache(qwen2: CausalTarget) -> None:
@@ -238,10 +243,10 @@ async def test_observers_are_shown_what_the_target_says_after_every_row(
 
 @pytest.mark.parametrize("exact", [False, True], ids=["ragged", "exact"])
 async def test_observers_get_the_hidden_states_of_the_rows_that_a_step_computes(
-    save_target: Callable[[str], Path], exact: bool, monkeypatch: pytest.MonkeyPatch
+    loaded: Load, exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("diffuspec.models.target.MAX_PREFILL_ROWS", 5)  # pieces inside a step
-    target, model = load(save_target("qwen2"), exact), make_model("qwen2")
+    target, model = loaded("qwen2", exact), make_model("qwen2")
     first, last = Watcher(hidden_layers=(1, 0)), Watcher(hidden_layers=(LAST_LAYER,))
     for watcher in (Watcher(), first, last):
         target.add_observer(watcher)
@@ -261,7 +266,6 @@ async def test_observers_get_the_hidden_states_of_the_rows_that_a_step_computes(
             torch.testing.assert_close(of_path, wanted[0, 3:], atol=1e-4, rtol=1e-4)
     assert last.seen[2].num_cached == 0
     assert last.seen[2].hidden_states[0].shape == (1 + len(PROMPT), 48)
-    target.close()
 
 
 async def test_a_shortened_prefix_rolls_the_cache_back(qwen2: CausalTarget) -> None:
@@ -305,10 +309,8 @@ async def test_a_limit_on_what_is_read_lets_a_prefix_take_several_steps(
     assert read[-1].token_ids[:1] == alone.token_ids[:1]
 
 
-async def test_what_prompts_of_one_batch_begin_with_is_read_once(
-    save_target: Callable[[str], Path],
-) -> None:
-    target, watcher = load(save_target("qwen2")), Watcher(hidden_layers=(0,))
+async def test_what_prompts_of_one_batch_begin_with_is_read_once(loaded: Load) -> None:
+    target, watcher = loaded("qwen2"), Watcher(hidden_layers=(0,))
     target.add_observer(watcher)
     shared = [n % 50 + 3 for n in range(60)]
     prefixes = [[*shared, 5, 6], [*shared, 7], [*shared, 5, 6], [9, 8]]
@@ -324,11 +326,8 @@ async def test_what_prompts_of_one_batch_begin_with_is_read_once(
     assert rows == [62 + 2, 1 + 2, 2 + 2, 2 + 2]
     target.remove_observer(watcher)
     for prefix, verdict in zip(prefixes, verdicts, strict=True):
-        alone = load(save_target("qwen2"))
-        expected = await verify_one(alone, request(prefix, chain([7, 7]), SAMPLED))
+        expected = await verify_one(loaded("qwen2"), request(prefix, chain([7, 7]), SAMPLED))
         assert verdict.token_ids == expected.token_ids
-        alone.close()
-    target.close()
 
 
 async def test_prefill_in_chunks_is_the_same(
@@ -437,7 +436,7 @@ async def test_nan_logits_fail_and_clear_the_cache(
     assert np.isfinite(verdicts[1].token_ids).all()
 
 
-@pytest.mark.parametrize("part", ["_forward", "cache.commit"])
+@pytest.mark.parametrize("part", ["runner.run_packed", "attention.cache.KVCache.commit"])
 async def test_failures_in_a_step_raise_verifier_error(
     qwen2: CausalTarget, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
@@ -447,8 +446,7 @@ async def test_failures_in_a_step_raise_verifier_error(
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        owner, _, name = part.rpartition(".")
-        patch.setattr(getattr(qwen2.runner, owner) if owner else qwen2.runner, name, fail)
+        patch.setattr(f"diffuspec.models.{part}", fail)
         with pytest.raises(VerifierError, match="out of memory"):
             await qwen2.verify([request(PROMPT)])
     assert (await verify_one(qwen2, request(PROMPT))).token_ids == (expected[-1],)
@@ -456,9 +454,9 @@ async def test_failures_in_a_step_raise_verifier_error(
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 async def test_a_target_of_one_fixed_shape_takes_the_best_path_of_a_tree(
-    save_target: Callable[[str], Path], sampling: SamplingParams
+    loaded: Load, sampling: SamplingParams
 ) -> None:
-    target = load(save_target("gpt2"), exact=True)
+    target = loaded("gpt2", exact=True)
     assert not target.runner.takes_trees
     truth = (await decode(target, sampling))[len(PROMPT) :]
     tree = DraftTree((truth[0], 5, truth[1], truth[2], 6), (-1, 0, 0, 2, 3))
@@ -468,4 +466,3 @@ async def test_a_target_of_one_fixed_shape_takes_the_best_path_of_a_tree(
     verdict = await verify_one(target, request(PROMPT, tree, sampling))
     assert verdict.accepted_nodes == (0, 1, 3)
     assert verdict.token_ids == tuple(truth[:4])
-    target.close()

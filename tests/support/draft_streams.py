@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,19 @@ from typing import Any
 import grpc
 
 import diffuspec_client
-from diffuspec_client.draft_service_pb2 import ConnectRequest, ConnectResponse
+from diffuspec.pairs.tiny import TARGET
+from diffuspec.text.tokenizer import load_tokenizer
+from diffuspec_client.draft_service_pb2 import (
+    ConnectRequest,
+    ConnectResponse,
+    StepDrafts,
+    Welcome,
+)
+from diffuspec_client.vocabulary import Vocabulary
+
+TOKENS = load_tokenizer(TARGET).get_vocab()
+VOCABULARY = Vocabulary(TOKENS)
+SECONDS = 60.0  # until a client is connected, on a busy machine
 
 
 class StreamServer(ABC):
@@ -37,6 +49,25 @@ class StreamServer(ABC):
 
     def stop(self) -> None:
         self._server.stop(None).wait()
+
+
+class Scripted(StreamServer):
+    """A server that answers each step with what a function makes of it."""
+
+    def __init__(self, address: str, answer: Callable[[Any], StepDrafts | None]) -> None:
+        self._answer = answer
+        self.requests: list[Any] = []
+        super().__init__(address)
+
+    def _connect(self, requests: Any, context: Any) -> Iterator[ConnectResponse]:
+        for request in requests:
+            self.requests.append(request)
+            if request.WhichOneof("message") == "hello":
+                yield ConnectResponse(welcome=Welcome(protocol_version=1, drafter="scripted"))
+                continue
+            answer = self._answer(request.step)
+            if answer is not None:
+                yield ConnectResponse(drafts=answer)
 
 
 def output_of(python: Path | str, code: str) -> str:

@@ -72,8 +72,8 @@ def test_tree_rows_equal_forwards_of_their_paths(family: str, runner: ModelRunne
         assert_same_logits(logits[1 + node][None], reference(model, [*prefix, *path])[-1:])
 
 
-def test_full_attention(save_target: Callable[[str], Path]) -> None:
-    runner = load_model(save_target("qwen2"), device="cpu", num_slots=1).runner
+def test_full_attention(family_path: Callable[[str], Path]) -> None:
+    runner = load_model(family_path("qwen2"), device="cpu", num_slots=1).runner
     token_ids = random_tokens(30)
     logits = runner.forward([segment(0, 0, token_ids, "full")])
     visible = torch.ones(30, 30, dtype=torch.bool)
@@ -82,10 +82,10 @@ def test_full_attention(save_target: Callable[[str], Path]) -> None:
 
 @pytest.mark.parametrize("num_cached", [0, 20])
 def test_windows_combine_with_any_other_mask(
-    save_target: Callable[[str], Path], num_cached: int
+    family_path: Callable[[str], Path], num_cached: int
 ) -> None:
     name, window = "qwen2 with windows", 7
-    runner = load_model(save_target(name), device="cpu", num_slots=1).runner
+    runner = load_model(family_path(name), device="cpu", num_slots=1).runner
     token_ids, positions = random_tokens(30), np.arange(30)
     visible = np.tri(30, dtype=np.bool_)
     visible[20:, 20:] = True  # a block whose rows see each other
@@ -106,9 +106,9 @@ def test_windows_combine_with_any_other_mask(
 
 @pytest.mark.parametrize("num_rows", [1, 5])
 def test_a_windowed_layer_reads_no_further_back(
-    save_target: Callable[[str], Path], num_rows: int
+    family_path: Callable[[str], Path], num_rows: int
 ) -> None:
-    runner = load_model(save_target("mistral"), device="cpu", num_slots=1).runner
+    runner = load_model(family_path("mistral"), device="cpu", num_slots=1).runner
     token_ids = random_tokens(40)
     runner.forward([segment(0, 0, token_ids)])
     unseen = torch.full_like(runner.cache.rows(0, 40 - 7), torch.nan)

@@ -15,7 +15,6 @@ from transformers.cache_utils import DFlashCache
 
 from diffuspec.algorithm.lattice import Pruning
 from diffuspec.core.errors import ModelLoadError
-from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftRequest, Lattice
 from diffuspec.models.draft_requests import with_noise
 from diffuspec.models.heads.dflash import DFlashModel
@@ -25,6 +24,7 @@ from diffuspec.models.heads.target_layers import TargetLayers
 from diffuspec.models.kernels import operations
 from diffuspec.models.layers.fused_decoder import FusedDecoderLayer
 from diffuspec.models.target import CausalTarget
+from tests.support.draft_requests import draft_request
 from tests.support.heads import DFLASH_BLOCK, DFLASH_MASK, dflash_model, save_dflash
 from tests.support.models import edit_json
 
@@ -53,8 +53,7 @@ def reference(
 
 
 def request(name: str, prefix: Sequence[int], k: int = 5, **sampling: Any) -> DraftRequest:
-    params = SamplingParams(**sampling)
-    return DraftRequest(name, np.array(prefix, np.int32), k, "best_first", 64, 0.5, params)
+    return draft_request(prefix, k, name=name, **sampling)
 
 
 def assert_same(found: Lattice, logits: torch.Tensor) -> None:

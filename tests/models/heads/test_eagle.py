@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from diffuspec.core.errors import ModelLoadError
-from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftRequest
 from diffuspec.models.heads.candidates import Candidates
 from diffuspec.models.heads.eagle import EagleHead
@@ -21,6 +20,7 @@ from diffuspec.models.heads.target_layers import TargetLayers
 from diffuspec.models.kernels import operations
 from diffuspec.models.layers.fused_decoder import FusedDecoderLayer
 from diffuspec.models.target import CausalTarget
+from tests.support.draft_requests import draft_request
 from tests.support.heads import save_eagle
 from tests.support.models import edit_json
 
@@ -67,8 +67,7 @@ def reference(
 
 
 def request(name: str, prefix: Sequence[int]) -> DraftRequest:
-    tokens = np.array(prefix, np.int32)
-    return DraftRequest(name, tokens, 6, "best_first", 64, 0.5, SamplingParams())
+    return draft_request(prefix, name=name)
 
 
 def expected(

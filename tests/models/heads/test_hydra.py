@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from diffuspec.core.errors import ModelLoadError
-from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftRequest
 from diffuspec.models.heads.features import Features
 from diffuspec.models.heads.hydra import HydraDraftModel, HydraHeads
 from diffuspec.models.heads.nodes import DraftNode
 from diffuspec.models.heads.target_layers import TargetLayers
 from diffuspec.models.target import CausalTarget
+from tests.support.draft_requests import draft_request
 from tests.support.heads import save_hydra
 from tests.support.models import edit_json
 
@@ -23,8 +23,7 @@ H, V, NUM_KNOWN = 32, 264, 258  # sizes of the random targets
 
 
 def request(name: str, last: int) -> DraftRequest:
-    prefix = np.array([3, 4, last], np.int32)
-    return DraftRequest(name, prefix, 6, "best_first", 64, 0.5, SamplingParams())
+    return draft_request([3, 4, last], name=name)
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import os
 import shutil
 import struct
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,12 +52,27 @@ pytestmark = [
 ]
 
 
-def compiled(folder: Path, program: str, names: Sequence[str]) -> list[str]:
-    """Return the command that runs a program of `native`, with the kernels' files of some names."""
-    path = folder / program
+def compiled(program: str, names: Sequence[str]) -> list[str]:
+    """Return the command that runs a program of `native`, with the kernels' files of some names.
+
+    Compiling takes ten seconds: what the same sources gave is kept in build.
+    """
     files = [SOURCES / f"{name}.cpp" for name in (*names, *SHARED)]
     files.append(Path(__file__).parent / "native" / f"{program}.cpp")
-    subprocess.run([COMPILER, *FLAGS, "-o", str(path), *map(str, files)], check=True)
+    command = [COMPILER, *FLAGS, *map(str, files)]
+    compiler = subprocess.run([COMPILER, "--version"], stdout=subprocess.PIPE, check=True).stdout
+    read = [*sorted(SOURCES.iterdir()), *sorted(files[-1].parent.iterdir())]
+    sources = b"".join(file.read_bytes() for file in read if file.is_file())
+    digest = hashlib.sha256(b"".join([compiler, *map(os.fsencode, command), sources]))
+    folder = ROOT / "build" / "aarch64"
+    path = folder / f"{program}-{digest.hexdigest()[:16]}"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob(f"{program}-*"):
+            old.unlink()
+        with tempfile.TemporaryDirectory(dir=folder) as new:  # whole, if it is there at all
+            subprocess.run([*command, "-o", f"{new}/program"], check=True)
+            os.replace(f"{new}/program", path)
     return [EMULATOR, str(path)]
 
 
@@ -81,7 +99,7 @@ def described(product: MatrixProduct, inputs: torch.Tensor) -> bytes:
 
 
 @pytest.mark.skipif(not products.has_vectors(), reason="needs products to compare with")
-def test_products_have_the_bits_of_x86_64(tmp_path: Path) -> None:
+def test_products_have_the_bits_of_x86_64() -> None:
     random = torch.Generator().manual_seed(0)
     asked, expected = [], []
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -93,11 +111,11 @@ def test_products_have_the_bits_of_x86_64(tmp_path: Path) -> None:
                 inputs = torch.randn(num_rows, INPUTS, generator=random)
                 asked.append(described(product, inputs))
                 expected.append(product(inputs).numpy().tobytes())
-    command = compiled(tmp_path, "products_of_stdin", PRODUCTS)
+    command = compiled("products_of_stdin", PRODUCTS)
     found = subprocess.run(command, input=b"".join(asked), stdout=subprocess.PIPE, check=True)
     assert found.stdout == b"".join(expected)
 
 
-def test_norms_gates_rotations_and_attention_have_the_bits_of_x86_64(tmp_path: Path) -> None:
-    command = compiled(tmp_path, "checksums", ATTENTION)
+def test_norms_gates_rotations_and_attention_have_the_bits_of_x86_64() -> None:
+    command = compiled("checksums", ATTENTION)
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == CHECKSUMS

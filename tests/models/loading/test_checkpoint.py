@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -19,17 +20,16 @@ from diffuspec.models.loading import load as loading
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.target import CausalTarget
 from diffuspec.text.tokenizer import load_tokenizer
-from tests.support.models import (
-    VOCAB_SIZE,
-    edit_json,
-    make_longrope_model,
-)
+from tests.support.models import VOCAB_SIZE, edit_json, make_longrope_model
 
 SaveTarget = Callable[[str], Path]
 WEIGHTS = "model.safetensors"
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
 MROPE = {"type": "mrope", "mrope_section": [2, 2, 2]}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+HUGE = struct.pack("<Q", 2**60)  # bytes of a header
+SHARDS = {"a": "model-1.safetensors", "b": WEIGHTS}
+UP, NORM, ONE = "model.layers.1.mlp.up_proj.weight", "model.norm.weight", torch.zeros(3)
 
 
 def remove(name: str) -> Callable[[Path], None]:
@@ -47,24 +47,22 @@ def configure(**changes: Any) -> Callable[[Path], None]:
     return lambda path: edit_json(path / "config.json", **changes)
 
 
-def truncate(path: Path) -> None:
-    data = (path / WEIGHTS).read_bytes()
-    (path / WEIGHTS).write_bytes(data[: len(data) // 2])
+def data(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    """Change the bytes of the weights."""
+
+    def edit(path: Path) -> None:
+        (path / WEIGHTS).write_bytes(change((path / WEIGHTS).read_bytes()))
+
+    return edit
 
 
-def cut_header(path: Path) -> None:
-    (path / WEIGHTS).write_bytes((path / WEIGHTS).read_bytes()[:5])
+def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        weights = load_file(path / WEIGHTS)
+        change(weights)
+        save_file(weights, path / WEIGHTS, {"format": "pt"})
 
-
-def garble_header(path: Path) -> None:
-    data = bytearray((path / WEIGHTS).read_bytes())
-    data[8:20] = b"x" * 12
-    (path / WEIGHTS).write_bytes(data)
-
-
-def claim_a_huge_header(path: Path) -> None:
-    data = (path / WEIGHTS).read_bytes()
-    (path / WEIGHTS).write_bytes(struct.pack("<Q", 2**60) + data[8:])
+    return edit
 
 
 def pickle_weights(path: Path) -> None:
@@ -72,44 +70,17 @@ def pickle_weights(path: Path) -> None:
     (path / WEIGHTS).unlink()
 
 
-def shard(path: Path, **index: Any) -> None:
-    (path / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def lose_a_shard(path: Path) -> None:
-    shard(path, weight_map={"a": "model-1.safetensors", "b": WEIGHTS})
-
-
-def lose_the_weight_map(path: Path) -> None:
-    shard(path, metadata={})
+def index(**content: Any) -> Callable[[Path], None]:
+    return write("model.safetensors.index.json", json.dumps(content))
 
 
 def leave_a_stale_file(path: Path) -> None:
-    (path / WEIGHTS).rename(path / "model-1.safetensors")
-    shard(path, weight_map={"a": "model-1.safetensors"})
-    (path / WEIGHTS).write_bytes((path / "model-1.safetensors").read_bytes())
+    shutil.copy(path / WEIGHTS, path / "model-1.safetensors")
+    index(weight_map={"a": "model-1.safetensors"})(path)
 
 
 def lose_the_index(path: Path) -> None:
     (path / WEIGHTS).rename(path / "model-00001-of-00002.safetensors")
-
-
-def edit_weights(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    weights = load_file(path / WEIGHTS)
-    change(weights)
-    save_file(weights, path / WEIGHTS, {"format": "pt"})
-
-
-def lose_a_weight(path: Path) -> None:
-    edit_weights(path, lambda weights: weights.__delitem__("model.layers.1.mlp.up_proj.weight"))
-
-
-def add_a_weight(path: Path) -> None:
-    edit_weights(path, lambda weights: weights.update(stray=torch.zeros(3)))
-
-
-def reshape_a_weight(path: Path) -> None:
-    edit_weights(path, lambda weights: weights.update({"model.norm.weight": torch.zeros(3)}))
 
 
 def replace_by_longrope(path: Path) -> None:
@@ -147,12 +118,16 @@ BAD_DIRECTORIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no positions": (configure(max_position_embeddings=None), "max_position_embeddings must be"),
     "no weights": (remove(WEIGHTS), "has no model.safetensors"),
     "pickled weights": (pickle_weights, "pickled weights only, which are never loaded"),
-    "truncated weights": (truncate, "truncated or corrupt: its header promises"),
-    "no header": (cut_header, "truncated or not a safetensors file"),
-    "huge header": (claim_a_huge_header, "truncated or not a safetensors file"),
-    "corrupt header": (garble_header, "corrupt safetensors header"),
-    "missing shard": (lose_a_shard, "model-1.safetensors is named in the index but missing"),
-    "empty index": (lose_the_weight_map, "has no weight_map"),
+    "truncated weights": (
+        data(lambda x: x[: len(x) // 2]), "truncated or corrupt: its header promises"
+    ),
+    "no header": (data(lambda x: x[:5]), "truncated or not a safetensors file"),
+    "huge header": (data(lambda x: HUGE + x[8:]), "truncated or not a safetensors file"),
+    "corrupt header": (data(lambda x: x[:8] + b"x" * 12 + x[20:]), "corrupt safetensors header"),
+    "missing shard": (
+        index(weight_map=SHARDS), "model-1.safetensors is named in the index but missing"
+    ),
+    "empty index": (index(metadata={}), "has no weight_map"),
     "stale file": (leave_a_stale_file, "has model.safetensors beside an index of other files"),
     "no index": (lose_the_index, "has model-00001-of-00002.safetensors, but no model.safetensors"),
     "pointer": (write(WEIGHTS, POINTER), "model.safetensors is a pointer of Git LFS"),
@@ -161,9 +136,9 @@ BAD_DIRECTORIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "length-dependent angles": (replace_by_longrope, "must be at most 128, got 256"),
     "unsupported attention": (replace_by_gpt_neo, "the attention of gpt_neo is not supported"),
     "no positions, GPT-2": (write("config.json", '{"model_type": "gpt2"}'), "n_positions must be"),
-    "missing weight": (lose_a_weight, "1 missing weights .* model.layers.1.mlp.up_proj.weight"),
-    "unexpected weight": (add_a_weight, "1 unexpected weights .* stray"),
-    "misshapen weight": (reshape_a_weight, "cannot load its weights"),
+    "missing weight": (tensors(lambda x: x.pop(UP)), f"1 missing weights .* {UP}"),
+    "unexpected weight": (tensors(lambda x: x.update(stray=ONE)), "1 unexpected weights .* stray"),
+    "misshapen weight": (tensors(lambda x: x.update({NORM: ONE})), "cannot load its weights"),
     "heads that do not divide": (configure(num_attention_heads=7), "cannot"),
     "no tokenizer": (remove("tokenizer.json"), "has no tokenizer.json: a fast tokenizer is needed"),
     "broken tokenizer": (write("tokenizer.json", "{}"), "cannot load its tokenizer"),
