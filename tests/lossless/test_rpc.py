@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
+from diffuspec.algorithm.search import PathSearch
 from diffuspec.bench.questions import first_per_family, load_questions
 from diffuspec.completion import Completion
 from diffuspec.core.config import EngineConfig
@@ -52,6 +53,8 @@ class Roles:
     config: EngineConfig
     target: CausalTarget
     model: DiffusionDrafter
+    search: PathSearch
+    plainly: dict[SamplingParams, list[Completion]] = field(default_factory=dict)  # answered so far
 
 
 @pytest.fixture
@@ -67,7 +70,7 @@ def roles() -> Iterator[Roles]:
     assert isinstance(config.drafter, DiffuSpecConfig)
     target = CausalTarget.load(config.target)
     model = DiffusionDrafter.load(config.drafter, target.info)
-    yield Roles(config, target, model)
+    yield Roles(config, target, model, make_path_search(config.search, target.info, TARGET))
     target.close()
     model.close()
 
@@ -77,10 +80,13 @@ async def remote_engine(
     roles: Roles, security: Security, limits: RpcLimits
 ) -> AsyncIterator[Engine]:
     """Run an engine over three servers: path scorer, drafter and verifier."""
-    search = make_path_search(roles.config.search, roles.target.info, TARGET)
     async with contextlib.AsyncExitStack() as stack:
         scorers = await stack.enter_async_context(
-            serving(PathScorerServicer(search, roles.target.info), security=security, limits=limits)
+            serving(
+                PathScorerServicer(roles.search, roles.target.info),
+                security=security,
+                limits=limits,
+            )
         )
         drafter = DiffuSpecDrafter(roles.model, await scorers.connect(RemotePathScorer))
         drafters = await stack.enter_async_context(
@@ -111,10 +117,11 @@ async def answer_all(
 
 async def plain_answers(roles: Roles, sampling: SamplingParams) -> list[Completion]:
     """Return the answers of plain decoding in this process."""
-    engine = Engine(roles.config, roles.target, None, load_tokenizer(TARGET))
-    answers = await answer_all(engine, sampling, PLAIN)
-    await engine.stop()
-    return answers
+    if sampling not in roles.plainly:
+        engine = Engine(roles.config, roles.target, None, load_tokenizer(TARGET))
+        roles.plainly[sampling] = await answer_all(engine, sampling, PLAIN)
+        await engine.stop()
+    return roles.plainly[sampling]
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from httpx2 import AsyncClient
 from openai import OpenAI
 
 from diffuspec.engine import Engine
 from diffuspec.pairs.tiny import tiny_config
 from diffuspec.serve.settings import ServeSettings
-from tests.support.browser import Page, open_page
-from tests.support.service import ScriptedService, Service, serving, serving_scripted
+from tests.support.browser import CHROMIUM, Page, open_page
+from tests.support.service import (
+    ScriptedService,
+    Service,
+    fake_engine,
+    http_client,
+    serving,
+    serving_scripted,
+)
 
 
 @pytest.fixture(scope="session")
@@ -32,8 +40,17 @@ def scripted() -> Iterator[ScriptedService]:
         yield service
 
 
+@pytest.fixture
+async def http() -> AsyncIterator[AsyncClient]:
+    """A client of the application over fake roles, without a server."""
+    async with http_client(fake_engine()) as client:
+        yield client
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Page]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on PATH")
     with open_page() as page:
         yield page
 

@@ -6,21 +6,20 @@ import re
 
 import jsonschema
 import pytest
+from httpx2 import AsyncClient
 
 from diffuspec.serve.openai.bodies import ChatBody
 from diffuspec.serve.openai.schema import body_schema
-from tests.support.browser import CHROMIUM, Page
-from tests.support.service import Service, fake_engine, http_client
+from tests.support.service import fake_engine, http_client
 
 
-async def test_the_page_loads_only_what_the_service_has_itself():
-    async with http_client(fake_engine()) as client:
-        page = await client.get("/docs")
-        parts = re.findall(r'(?:src|href)="(docs/[^"]+)"', page.text)
-        for part in parts:
-            assert (await client.get(f"/{part}")).status_code == 200, part
-        assert (await client.get("/docs/core.py")).status_code == 404
-        policy = (await client.get(f"/{parts[0]}")).headers["content-security-policy"]
+async def test_the_page_loads_only_what_the_service_has_itself(http: AsyncClient):
+    page = await http.get("/docs")
+    parts = re.findall(r'(?:src|href)="(docs/[^"]+)"', page.text)
+    for part in parts:
+        assert (await http.get(f"/{part}")).status_code == 200, part
+    assert (await http.get("/docs/core.py")).status_code == 404
+    policy = (await http.get(f"/{parts[0]}")).headers["content-security-policy"]
     assert len(parts) == 3 and "http" not in page.text
     assert policy == page.headers["content-security-policy"]
     assert "script-src 'self';" in policy and "http" not in policy
@@ -37,15 +36,3 @@ async def test_the_schema_has_what_clients_of_openai_and_vllm_send(extra: dict[s
         answer = await client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
     jsonschema.validate(body, body_schema(ChatBody))
-
-
-@pytest.mark.process
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
-def test_a_browser_shows_the_endpoints(service: Service, page: Page):
-    page.open(f"{service.url}/docs")
-    page.wait_for("document.querySelectorAll('.opblock-summary-path').length > 5")
-    paths = page.evaluate(
-        "[...document.querySelectorAll('.opblock-summary-path')].map(one => one.innerText).join()"
-    )
-    assert "completions" in paths
-    assert page.problems == []

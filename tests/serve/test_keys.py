@@ -28,8 +28,12 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-async def test_only_keys_of_the_file_are_let_in(tmp_path: Path):
-    path = tmp_path / "keys.yaml"
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys.yaml"
+
+
+async def test_only_keys_of_the_file_are_let_in(path: Path):
     alice, bob = add_key(path, "alice"), add_key(path, "bob")
     engine = fake_engine()
     async with engine, http_client(engine, ServeSettings(api_keys=path)) as client:
@@ -46,10 +50,9 @@ async def test_only_keys_of_the_file_are_let_in(tmp_path: Path):
             assert (await client.get(probe)).is_success
 
 
-async def test_a_wrong_key_is_told_from_none(tmp_path: Path):
-    add_key(tmp_path / "keys.yaml", "alice")
-    settings = ServeSettings(api_keys=tmp_path / "keys.yaml")
-    async with http_client(fake_engine(), settings) as client:
+async def test_a_wrong_key_is_told_from_none(path: Path):
+    add_key(path, "alice")
+    async with http_client(fake_engine(), ServeSettings(api_keys=path)) as client:
         for headers, message in (
             ({}, "an API key is needed: authorization: Bearer KEY, or x-api-key: KEY"),
             (bearer("x"), "this service has no such API key"),
@@ -59,17 +62,16 @@ async def test_a_wrong_key_is_told_from_none(tmp_path: Path):
             assert error["message"] == message
 
 
-async def test_the_openapi_document_says_where_a_key_is_asked_for(tmp_path: Path):
-    add_key(tmp_path / "keys.yaml", "alice")
-    async with http_client(fake_engine(), ServeSettings(api_keys=tmp_path / "keys.yaml")) as client:
+async def test_the_openapi_document_says_where_a_key_is_asked_for(path: Path):
+    add_key(path, "alice")
+    async with http_client(fake_engine(), ServeSettings(api_keys=path)) as client:
         paths = (await client.get("/openapi.json")).json()["paths"]
     secured = {path for path, one in paths.items() if "security" in next(iter(one.values()))}
     others = {"/metrics", "/tokenize", "/detokenize"}
     assert secured == {path for path in paths if path.startswith("/v1/")} | others
 
 
-def test_a_file_has_hashes_only_and_belongs_to_its_owner(tmp_path: Path):
-    path = tmp_path / "keys.yaml"
+def test_a_file_has_hashes_only_and_belongs_to_its_owner(path: Path):
     key = add_key(path, "alice", max_requests=2, tokens_per_minute=100)
     assert key not in path.read_text() and path.stat().st_mode & 0o777 == 0o600
     [found] = read_keys(path).values()
@@ -79,16 +81,14 @@ def test_a_file_has_hashes_only_and_belongs_to_its_owner(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["", "alice: secret", "alice: {sha256: secret}", "- a"])
-def test_a_wrong_file_is_refused_without_its_values(tmp_path: Path, text: str):
-    path = tmp_path / "keys.yaml"
+def test_a_wrong_file_is_refused_without_its_values(path: Path, text: str):
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
         read_keys(path)
     assert "secret" not in str(caught.value)
 
 
-async def test_a_key_has_a_budget_of_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path = tmp_path / "keys.yaml"
+async def test_a_key_has_a_budget_of_tokens(path: Path, monkeypatch: pytest.MonkeyPatch):
     headers = bearer(add_key(path, "alice", tokens_per_minute=10))
     engine = fake_engine()
     async with engine, http_client(engine, ServeSettings(api_keys=path)) as client:
@@ -103,8 +103,7 @@ async def test_a_key_has_a_budget_of_tokens(tmp_path: Path, monkeypatch: pytest.
         assert (await client.post(TEXT, json=ASKED, headers=headers)).is_success
 
 
-async def test_a_request_that_is_refused_takes_nothing_from_the_budget(tmp_path: Path):
-    path = tmp_path / "keys.yaml"
+async def test_a_request_that_is_refused_takes_nothing_from_the_budget(path: Path):
     headers = bearer(add_key(path, "alice", tokens_per_minute=10))
     engine = fake_engine()
     async with engine, http_client(engine, ServeSettings(api_keys=path)) as client:
@@ -116,14 +115,13 @@ async def test_a_request_that_is_refused_takes_nothing_from_the_budget(tmp_path:
         assert (await client.post(TEXT, json=ASKED, headers=headers)).is_success
 
 
-async def test_a_request_that_fails_after_outputs_is_charged_with_its_prompt(tmp_path: Path):
+async def test_a_request_that_fails_after_outputs_is_charged_with_its_prompt(path: Path):
     class Refusing(EngineBackend):
         async def stream(self, *arguments: Any) -> AsyncGenerator[RequestOutput]:
             async with aclosing(super().stream(*arguments)) as stream:
                 yield await anext(stream)
             raise InvalidRequestError("the answer cannot go on")
 
-    path = tmp_path / "keys.yaml"
     headers = bearer(add_key(path, "alice", tokens_per_minute=3))
     engine = fake_engine()
     backend = Refusing(engine, MODEL)
@@ -132,8 +130,7 @@ async def test_a_request_that_fails_after_outputs_is_charged_with_its_prompt(tmp
         assert (await client.post(TEXT, json=ASKED, headers=headers)).status_code == 429
 
 
-async def test_a_key_has_a_number_of_requests(tmp_path: Path):
-    path = tmp_path / "keys.yaml"
+async def test_a_key_has_a_number_of_requests(path: Path):
     add_key(path, "alice", max_requests=1)
     [key] = read_keys(path).items()
     allowance = keys_module.Allowance(*key)
@@ -145,10 +142,9 @@ async def test_a_key_has_a_number_of_requests(tmp_path: Path):
 
 
 def test_a_changed_file_is_read_again_and_a_broken_one_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(keys_module, "_RELOAD_SECONDS", 0)
-    path = tmp_path / "keys.yaml"
     alice = add_key(path, "alice")
     keys = Keys(path)
     before = keys.find(alice)
@@ -163,9 +159,8 @@ def test_a_changed_file_is_read_again_and_a_broken_one_is_not(
     assert keys.find(alice) is None and keys.find(bob) is not None
 
 
-def test_the_last_key_can_be_withdrawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_last_key_can_be_withdrawn(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(keys_module, "_RELOAD_SECONDS", 0)
-    path = tmp_path / "keys.yaml"
     alice = add_key(path, "alice")
     keys = Keys(path)
     path.write_text("# alice left\n")
@@ -175,8 +170,7 @@ def test_the_last_key_can_be_withdrawn(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("text", ["", "\n", "ann: {sha256: " + "a" * 64 + "}"])
-def test_a_key_is_appended_to_any_file(tmp_path: Path, text: str):
-    path = tmp_path / "keys.yaml"
+def test_a_key_is_appended_to_any_file(path: Path, text: str):
     path.write_text(text)
     add_key(path, "null")  # which is a word of YAML
     assert "null" in read_keys(path)

@@ -39,12 +39,13 @@ def error_of(response, status: int) -> dict[str, str]:
         ("OPTIONS", "/health", 405, "GET, HEAD"),
     ],
 )
-async def test_wrong_paths_and_methods_have_openais_shape(method, path, status, allowed):
-    async with http_client(fake_engine()) as client:
-        response = await client.request(method, path)
-        error_of(response, status)
-        assert response.headers["x-content-type-options"] == "nosniff"
-        assert response.headers.get("allow") == allowed
+async def test_wrong_paths_and_methods_have_openais_shape(
+    http: httpx2.AsyncClient, method, path, status, allowed
+):
+    response = await http.request(method, path)
+    error_of(response, status)
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers.get("allow") == allowed
 
 
 def test_what_can_be_read_can_be_asked_for_by_its_headers_alone(service: Service):
@@ -71,33 +72,33 @@ def test_what_can_be_read_can_be_asked_for_by_its_headers_alone(service: Service
         (b"null", "must be a JSON object"),
     ],
 )
-async def test_bodies_that_are_no_json_object_are_refused(content, message):
-    async with http_client(fake_engine()) as client:
-        headers = {"content-type": "application/json"}
-        response = await client.post(TEXT, content=content, headers=headers)
+async def test_bodies_that_are_no_json_object_are_refused(
+    http: httpx2.AsyncClient, content, message
+):
+    headers = {"content-type": "application/json"}
+    response = await http.post(TEXT, content=content, headers=headers)
     assert message in error_of(response, 400)["message"]
 
 
-async def test_a_byte_order_mark_before_a_body_is_skipped():
-    async with http_client(fake_engine()) as client:
-        headers = {"content-type": "application/json"}
-        content = b'\xef\xbb\xbf{"prompt": "hi", "max_tokens": 1}'
-        assert (await client.post(TEXT, content=content, headers=headers)).status_code == 200
+async def test_a_byte_order_mark_before_a_body_is_skipped(http: httpx2.AsyncClient):
+    headers = {"content-type": "application/json"}
+    content = b'\xef\xbb\xbf{"prompt": "hi", "max_tokens": 1}'
+    assert (await http.post(TEXT, content=content, headers=headers)).status_code == 200
 
 
-async def test_other_content_types_are_refused_as_pages_elsewhere_may_send_them():
-    async with http_client(fake_engine()) as client:
-        for kind in ("text/plain", "application/x-www-form-urlencoded"):
-            headers = {"content-type": kind}
-            response = await client.post(TEXT, content=b"{}", headers=headers)
-            assert error_of(response, 415)["code"] == "unsupported_media_type"
+async def test_other_content_types_are_refused_as_pages_elsewhere_may_send_them(
+    http: httpx2.AsyncClient,
+):
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        headers = {"content-type": kind}
+        response = await http.post(TEXT, content=b"{}", headers=headers)
+        assert error_of(response, 415)["code"] == "unsupported_media_type"
 
 
-async def test_a_compressed_body_is_refused_by_its_encoding():
+async def test_a_compressed_body_is_refused_by_its_encoding(http: httpx2.AsyncClient):
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
-    async with http_client(fake_engine()) as client:
-        response = await client.post(TEXT, content=gzip.compress(b"{}"), headers=headers)
-        assert error_of(response, 415)["code"] == "unsupported_content_encoding"
+    response = await http.post(TEXT, content=gzip.compress(b"{}"), headers=headers)
+    assert error_of(response, 415)["code"] == "unsupported_content_encoding"
 
 
 async def test_a_large_body_is_refused_by_its_length_and_by_count():
@@ -123,16 +124,17 @@ async def test_a_slow_body_is_given_up():
     assert error_of(response, 408)["code"] == "body_timeout"
 
 
-async def test_prompts_too_long_for_the_context_are_refused_with_its_length():
-    async with http_client(fake_engine()) as client:
-        for prompt in ("x" * 600, [5] * 600, "x" * 100_000):
-            error = error_of(await client.post(TEXT, json={"prompt": prompt}), 400)
-            assert re.search("maximum context length (is|of) 512 tokens", error["message"])
-            assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
-        for number in (300, 100_000):
-            chat = {"messages": [{"role": "user", "content": "x" * number}], "max_tokens": 300}
-            error = error_of(await client.post(CHAT, json=chat), 400)
-            assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+async def test_prompts_too_long_for_the_context_are_refused_with_its_length(
+    http: httpx2.AsyncClient,
+):
+    for prompt in ("x" * 600, [5] * 600, "x" * 100_000):
+        error = error_of(await http.post(TEXT, json={"prompt": prompt}), 400)
+        assert re.search("maximum context length (is|of) 512 tokens", error["message"])
+        assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+    for number in (300, 100_000):
+        chat = {"messages": [{"role": "user", "content": "x" * number}], "max_tokens": 300}
+        error = error_of(await http.post(CHAT, json=chat), 400)
+        assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
 
 
 async def test_what_the_engine_refuses_is_named_too():
@@ -146,23 +148,23 @@ async def test_what_the_engine_refuses_is_named_too():
             assert error["param"] == "prompt" and error["message"].endswith(f"got {wrong}")
 
 
-async def test_a_request_id_is_returned_or_refused():
-    async with http_client(fake_engine()) as client:
-        response = await client.get("/health", headers={"x-request-id": "my-id.1#7"})
-        assert response.headers["x-request-id"] == "my-id.1#7"
-        for wrong in ("a b", "x" * 129, "<script>", ""):
-            response = await client.get("/health", headers={"x-request-id": wrong})
-            error_of(response, 400)
-            assert response.headers["x-request-id"] != wrong
+async def test_a_request_id_is_returned_or_refused(http: httpx2.AsyncClient):
+    response = await http.get("/health", headers={"x-request-id": "my-id.1#7"})
+    assert response.headers["x-request-id"] == "my-id.1#7"
+    for wrong in ("a b", "x" * 129, "<script>", ""):
+        response = await http.get("/health", headers={"x-request-id": wrong})
+        error_of(response, 400)
+        assert response.headers["x-request-id"] != wrong
 
 
-async def test_a_request_id_in_the_body_takes_the_place_of_one_that_a_gateway_sets():
+async def test_a_request_id_in_the_body_takes_the_place_of_one_that_a_gateway_sets(
+    http: httpx2.AsyncClient,
+):
     body = ASKED | {"request_id": "mine"}
-    async with http_client(fake_engine()) as client:
-        for headers in ({}, {"x-request-id": "a-gateways"}):
-            response = await client.post(TEXT, json=body, headers=headers)
-            assert response.headers["x-request-id"] == "mine"
-            assert response.json()["id"] == "cmpl-mine"
+    for headers in ({}, {"x-request-id": "a-gateways"}):
+        response = await http.post(TEXT, json=body, headers=headers)
+        assert response.headers["x-request-id"] == "mine"
+        assert response.json()["id"] == "cmpl-mine"
 
 
 async def test_without_keys_only_loopbacks_own_names_are_answered():
@@ -285,7 +287,7 @@ async def test_a_backend_that_is_not_ready_answers_503_and_stays_alive():
             assert response.headers["retry-after"] == "1"
 
 
-async def test_refusals_do_not_repeat_what_was_sent():
+async def test_refusals_do_not_repeat_what_was_sent(http: httpx2.AsyncClient):
     secret = "a text of mine"
     wrong = [
         {"messages": [{"role": secret, "content": "x"}]},
@@ -297,14 +299,13 @@ async def test_refusals_do_not_repeat_what_was_sent():
         {"messages": [{"role": "user", "content": "x"}], "speculation": secret},
         {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": secret}},
     ]
-    async with http_client(fake_engine()) as client:
-        for body in wrong:
-            response = await client.post(CHAT, json=body)
-            error_of(response, 400)
-            assert secret not in response.text, response.text
+    for body in wrong:
+        response = await http.post(CHAT, json=body)
+        error_of(response, 400)
+        assert secret not in response.text, response.text
 
 
-async def test_a_million_small_values_are_refused_quickly_and_in_short():
+async def test_a_million_small_values_are_refused_quickly_and_in_short(http: httpx2.AsyncClient):
     bodies = [
         {"prompt": [*range(100_000), "x"]},
         {"prompt": [[1]] * 100_000},
@@ -316,11 +317,10 @@ async def test_a_million_small_values_are_refused_quickly_and_in_short():
         {"prompt": "x", "seed": 10**30},
         {f"key{i}": i for i in range(50_000)},
     ]
-    async with http_client(fake_engine()) as client:
-        for body in bodies:
-            response = await client.post(TEXT, json=body)
-            error_of(response, 400)
-            assert len(response.content) < 1000
-        messages = [{"role": "user", "content": "x"}] * 10_000
-        response = await client.post(CHAT, json={"messages": messages})
-        assert error_of(response, 400)["param"] == "messages"
+    for body in bodies:
+        response = await http.post(TEXT, json=body)
+        error_of(response, 400)
+        assert len(response.content) < 1000
+    messages = [{"role": "user", "content": "x"}] * 10_000
+    response = await http.post(CHAT, json={"messages": messages})
+    assert error_of(response, 400)["param"] == "messages"

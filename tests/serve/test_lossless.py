@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, TypeAlias
 
 import pytest
 from openai import OpenAI
 
+from diffuspec.completion import Completion
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.engine import Engine
 from diffuspec.pairs.tiny import QUESTIONS, tiny_config
 from tests.support.service import MODEL
 
 NUM_TOKENS = 32
-PLAIN = SpeculationParams(policy="off")
+OFF = SpeculationParams(policy="off")
+Plain: TypeAlias = Callable[[int, SamplingParams], Completion]
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "nucleus": {"temperature": 0.8, "top_p": 0.9, "seed": 2},
@@ -40,9 +43,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.no_cover]
 
 
 @pytest.fixture(scope="module")
-def plain() -> Iterator[Engine]:
+def plain() -> Iterator[Plain]:
+    """Answer a question in the library, once with the same parameters."""
     with Engine.from_config(tiny_config(drafter=None)) as engine:
-        yield engine
+        yield cache(lambda number, params: engine.generate([question(number)], params, OFF)[0])
 
 
 def question(number: int) -> Any:
@@ -54,12 +58,11 @@ def question(number: int) -> Any:
 @pytest.mark.parametrize("more", [{}, MORE], ids=["", "more"])
 @pytest.mark.parametrize(("number", "sampling"), [(0, "greedy"), (40, "nucleus"), (90, "shaped")])
 def test_answers_over_http_have_the_tokens_of_plain_decoding(
-    client: OpenAI, plain: Engine, number: int, sampling: str, more: dict[str, Any], is_streamed
+    client: OpenAI, plain: Plain, number: int, sampling: str, more: dict[str, Any], is_streamed
 ):
     given = SAMPLINGS[sampling]
     library = given | {key: value for key, value in more.items() if key != "speculation"}
-    params = SamplingParams(max_tokens=NUM_TOKENS, **library)
-    expected = plain.generate([question(number)], params, PLAIN)[0]
+    expected = plain(number, SamplingParams(max_tokens=NUM_TOKENS, **library))
     asked = client.chat.completions.create(
         model=MODEL,
         messages=question(number),

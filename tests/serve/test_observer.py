@@ -27,16 +27,15 @@ async def series(client: httpx2.AsyncClient) -> dict[str, float]:
     return {name: float(value) for name, value in values.items()}
 
 
-async def test_requests_count_by_route_method_and_status():
-    async with http_client(fake_engine()) as client:
-        for _ in range(2):
-            await client.post(TEXT, json=ASKED)
-        await client.post(TEXT, json={"prompt": 1.5})
-        await client.get("/v1/models/none")
-        await client.request("BREW", f"/{CANARY}")
-        await client.get("/health", headers={"host": "elsewhere.example"})
-        await client.get("/v1/models", headers={"host": "elsewhere.example"})
-        found = await series(client)
+async def test_requests_count_by_route_method_and_status(http: httpx2.AsyncClient):
+    for _ in range(2):
+        await http.post(TEXT, json=ASKED)
+    await http.post(TEXT, json={"prompt": 1.5})
+    await http.get("/v1/models/none")
+    await http.request("BREW", f"/{CANARY}")
+    await http.get("/health", headers={"host": "elsewhere.example"})
+    await http.get("/v1/models", headers={"host": "elsewhere.example"})
+    found = await series(http)
     counted = {
         name.partition("{")[2].rstrip("}"): value
         for name, value in found.items()
@@ -56,9 +55,8 @@ async def test_requests_count_by_route_method_and_status():
     assert found['diffuspec_http_errors_total{code="host_not_allowed"}'] == 1
 
 
-async def test_requests_and_errors_are_counted_from_zero_on():
-    async with http_client(fake_engine()) as client:
-        found = await series(client)
+async def test_requests_and_errors_are_counted_from_zero_on(http: httpx2.AsyncClient):
+    found = await series(http)
     for code in ("overloaded", "unavailable", "internal_error", "invalid_request_error"):
         assert found[f'diffuspec_http_errors_total{{code="{code}"}}'] == 0
     for status in (200, 429, 500, 503, 504):

@@ -201,12 +201,13 @@ async def test_a_refusal_is_what_the_document_says(document: Document, tmp_path)
         document.check(await keyed.get("/v1/models/a"), "GET", name)
 
 
-async def test_wrong_paths_and_methods_have_the_error_of_the_document(document: Document):
-    async with http_client(fake_engine()) as client:
-        for method, path, status in (("GET", "/nowhere", 404), ("DELETE", TEXT, 405)):
-            response = await client.request(method, path)
-            assert response.status_code == status
-            document.validate(response.json(), {"$ref": "#/components/schemas/Error"})
+async def test_wrong_paths_and_methods_have_the_error_of_the_document(
+    http: httpx2.AsyncClient, document: Document
+):
+    for method, path, status in (("GET", "/nowhere", 404), ("DELETE", TEXT, 405)):
+        response = await http.request(method, path)
+        assert response.status_code == status
+        document.validate(response.json(), {"$ref": "#/components/schemas/Error"})
 
 
 def test_every_route_says_its_answer_and_its_errors(document: Document):

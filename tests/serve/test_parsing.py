@@ -28,6 +28,7 @@ WEATHER: dict[str, Any] = {
     "function": {"name": "weather", "parameters": {"type": "object"}},
 }
 REFUSAL = {"type": "refusal", "refusal": "No."}
+NO_REFUSAL = {"type": "refusal", "text": "x"}
 CACHED = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 NAMED_TOOL = {"type": "function", "function": {"name": "another"}}
 
@@ -40,6 +41,11 @@ def messages_of(job: Job) -> list[Any]:
     """Return the messages that the chat template gets."""
     [messages] = job.prompts
     return [*messages]
+
+
+def says(role: str, **keys: object) -> dict[str, Any]:
+    """Return the key that holds a single message."""
+    return {"messages": [{"role": role, **keys}]}
 
 
 def complete(**keys: object) -> Job:
@@ -140,26 +146,17 @@ def test_logprobs_have_each_endpoints_own_form():
         ({"speculation": "on"}, "speculation"),
         ({"temprature": 1}, "temprature"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
+        (says("robot", content="x"), "messages.0.role"),
         ({"messages": [{"content": "x"}]}, "messages.0.role"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages.0.content.0.type",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-            "messages.0.content.0.text",
-        ),
-        (
-            {"messages": [{"role": "assistant", "content": [{"type": "refusal", "text": "x"}]}]},
-            "messages.0.content.0.refusal",
-        ),
-        ({"messages": [{"role": "user", "content": [REFUSAL]}]}, "messages.0"),
-        ({"messages": [{"role": "user", "refusal": "No."}]}, "messages.0"),
-        ({"messages": [{"role": "assistant", "content": "x", "refusal": "No."}]}, "messages.0"),
-        ({"messages": [{"role": "assistant", "audio": {"id": "1"}}]}, "messages.0.audio"),
-        ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages.0.function_call"),
-        ({"messages": [{"role": "assistant", "prefix": True}]}, "messages.0.prefix"),
+        (says("user", content=[{"type": "image_url"}]), "messages.0.content.0.type"),
+        (says("user", content=[{"type": "text"}]), "messages.0.content.0.text"),
+        (says("assistant", content=[NO_REFUSAL]), "messages.0.content.0.refusal"),
+        (says("user", content=[REFUSAL]), "messages.0"),
+        (says("user", refusal="No."), "messages.0"),
+        (says("assistant", content="x", refusal="No."), "messages.0"),
+        (says("assistant", audio={"id": "1"}), "messages.0.audio"),
+        (says("assistant", function_call={}), "messages.0.function_call"),
+        (says("assistant", prefix=True), "messages.0.prefix"),
     ],
 )
 def test_what_is_wrong_or_not_supported_is_named(keys, param):
@@ -174,10 +171,7 @@ def test_what_is_wrong_or_not_supported_is_named(keys, param):
         ({"speculation": "on"}, "speculation must be an object or 'off'"),
         ({"tool_choice": 5}, "tool_choice must be 'none', 'auto' or 'required'"),
         ({"messages": [5]}, "messages.0 must be an object"),
-        (
-            {"messages": [{"role": "user", "content": 5}]},
-            "messages.0.content must be a text or a list",
-        ),
+        (says("user", content=5), "messages.0.content must be a text or a list"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage is not known"),
         ({"stream": "yes"}, "stream must be true or false"),
         ({"ignore_eos": "yes"}, "ignore_eos must be true or false"),
@@ -334,12 +328,8 @@ def test_speculation_changes_only_the_keys_that_it_has():
 
 def test_choices_have_seeds_one_after_the_other():
     generations = encode(complete(prompt=["a", "b"], n=2, seed=5), tokenizer(), MODEL)
-    assert [(one.index, one.sampling.seed) for one in generations] == [
-        (0, 5),
-        (1, 6),
-        (2, 5),
-        (3, 6),
-    ]
+    found = [(one.index, one.sampling.seed) for one in generations]
+    assert found == [(0, 5), (1, 6), (2, 5), (3, 6)]
     assert [one.prompt_token_ids.tolist() for one in generations[::2]] == [
         tokenizer().encode(text) for text in "ab"
     ]
@@ -350,15 +340,7 @@ NAMED = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 FORMS: list[tuple[dict[str, Any], StructuredOutput | None]] = [
     ({"response_format": {"type": "text"}}, None),
     ({"response_format": {"type": "json_object"}}, StructuredOutput(json_object=True)),
-    (
-        {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "x", "schema": SCHEMA},
-            }
-        },
-        StructuredOutput(json_schema=json.dumps(SCHEMA)),
-    ),
+    ({"response_format": NAMED}, StructuredOutput(json_schema=json.dumps(SCHEMA))),
     ({"guided_json": SCHEMA}, StructuredOutput(json_schema=json.dumps(SCHEMA))),
     ({"guided_json": json.dumps(SCHEMA)}, StructuredOutput(json_schema=json.dumps(SCHEMA))),
     ({"guided_regex": "a+"}, StructuredOutput(regex="a+")),
@@ -471,16 +453,10 @@ def test_tools_and_calls_go_into_the_template():
         "{% for c in m.tool_calls %}({{ c.function.name }} {{ c.function.arguments.city }})"
         "{% endfor %};{% endfor %}"
     )
-    call = {
-        "id": "1",
-        "type": "function",
-        "function": {"name": "weather", "arguments": '{"city": "Ulm"}'},
-    }
+    function = {"name": "weather", "arguments": '{"city": "Ulm"}'}
+    call = {"id": "1", "type": "function", "function": function}
     messages = [
-        {
-            "role": "developer",
-            "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
-        },
+        {"role": "developer", "content": [{"type": "text", "text": text} for text in "ab"]},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "sun", "tool_call_id": "1"},
     ]
@@ -492,9 +468,8 @@ def test_tools_and_calls_go_into_the_template():
 
 
 def test_variables_of_the_template_may_be_set_but_not_what_makes_it_a_chat():
-    [generation] = encode(
-        chat(chat_template_kwargs={"mood": "glad"}), tokenizer("{{ mood }}"), MODEL
-    )
+    job = chat(chat_template_kwargs={"mood": "glad"})
+    [generation] = encode(job, tokenizer("{{ mood }}"), MODEL)
     assert tokenizer().decode(generation.prompt_token_ids) == "glad"
     for name in ("messages", "tools", "tokenize", "conversation"):
         with pytest.raises(InvalidRequestError, match=f"must not have {name}"):

@@ -18,11 +18,10 @@ BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
 
 @pytest.mark.parametrize("path", ["/v1//models", "/v1/models/", "//v1/models", "/v1/models//"])
-async def test_a_slash_too_many_changes_nothing(path: str):
-    async with http_client(fake_engine()) as client:
-        response = await client.get(f"http://127.0.0.1{path}")
-        assert response.json()["data"][0]["id"] == MODEL
-        text = (await client.get("/metrics")).text
+async def test_a_slash_too_many_changes_nothing(http: httpx2.AsyncClient, path: str):
+    response = await http.get(f"http://127.0.0.1{path}")
+    assert response.json()["data"][0]["id"] == MODEL
+    text = (await http.get("/metrics")).text
     assert 'route="/v1/models",status="200"} 1.0' in text
 
 

@@ -1,4 +1,4 @@
-"""The page at /: what is served, and what it does in a browser."""
+"""The page at /: what is served, and what it does in a browser; and the one at /docs in it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from importlib.resources import files
 from typing import Any
 
 import pytest
+from httpx2 import AsyncClient
 from openai import OpenAI
 
 from diffuspec.serve.settings import ServeSettings
-from tests.support.browser import CHROMIUM, Page
+from tests.support.browser import Page
 from tests.support.service import MODEL, Service, fake_engine, http_client
 
 PAGE = files("diffuspec.serve").joinpath("playground")
@@ -23,36 +24,32 @@ SCRIPTS = sorted(file.name for file in PAGE.iterdir() if file.name.endswith(".js
 STORY = "Tell me a short story about an owl named Rex and a ring in a forest."
 
 
-async def test_the_page_and_all_that_it_names_are_served():
-    async with http_client(fake_engine()) as client:
-        page = await client.get("/")
-        parts = re.findall(r'(?:src|href)="(playground/[^"]+)"', page.text)
-        imports = [f"playground/{name}" for script in SCRIPTS for name in _imports(script)]
-        for part in {*parts, *imports}:
-            assert (await client.get(f"/{part}")).status_code == 200, part
+async def test_the_page_and_all_that_it_names_are_served(http: AsyncClient):
+    page = await http.get("/")
+    parts = re.findall(r'(?:src|href)="(playground/[^"]+)"', page.text)
+    imports = [f"playground/{name}" for script in SCRIPTS for name in _imports(script)]
+    for part in {*parts, *imports}:
+        assert (await http.get(f"/{part}")).status_code == 200, part
     assert len(parts) == 3 and imports
     assert page.headers["content-type"] == "text/html; charset=utf-8"
 
 
-async def test_the_page_may_load_and_reach_nothing_elsewhere():
-    async with http_client(fake_engine()) as client:
-        policy = (await client.get("/")).headers["content-security-policy"]
+async def test_the_page_may_load_and_reach_nothing_elsewhere(http: AsyncClient):
+    policy = (await http.get("/")).headers["content-security-policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
     for file in PAGE.iterdir():
         addresses = re.findall(r"https?://[^\"' )]+", file.read_text())
         assert set(addresses) <= {"http://www.w3.org/2000/svg"}, file.name
 
 
-async def test_a_browser_that_has_the_page_is_told_so():
-    async with http_client(fake_engine()) as client:
-        tag = (await client.get("/")).headers["etag"]
-        assert (await client.get("/", headers={"if-none-match": tag})).status_code == 304
+async def test_a_browser_that_has_the_page_is_told_so(http: AsyncClient):
+    tag = (await http.get("/")).headers["etag"]
+    assert (await http.get("/", headers={"if-none-match": tag})).status_code == 304
 
 
-async def test_other_files_are_not_served():
-    async with http_client(fake_engine()) as client:
-        assert (await client.get("/playground/backend.py")).status_code == 404
-        assert (await client.get("/playground/..%2Fapp.py")).status_code == 404
+async def test_other_files_are_not_served(http: AsyncClient):
+    assert (await http.get("/playground/backend.py")).status_code == 404
+    assert (await http.get("/playground/..%2Fapp.py")).status_code == 404
 
 
 async def test_the_page_can_be_switched_off():
@@ -69,7 +66,6 @@ def test_scripts_are_valid(script: str):
 
 
 @pytest.mark.process
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
 def test_a_browser_shows_the_same_tokens_with_and_without_speculation(
     service: Service, client: OpenAI, page: Page
 ):
@@ -89,7 +85,6 @@ def test_a_browser_shows_the_same_tokens_with_and_without_speculation(
 
 
 @pytest.mark.process
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
 def test_what_the_form_leaves_open_is_the_service_s_own(service: Service, page: Page):
     _open(page, service)
     page.evaluate("""window.bodies = []; const sent = window.fetch;
@@ -116,7 +111,6 @@ def narrow(page: Page) -> Iterator[Page]:
 
 
 @pytest.mark.process
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
 def test_a_phone_has_all_links_and_no_advice_about_keys(service: Service, narrow: Page):
     narrow.call("Emulation.setEmulatedMedia", features=[{"name": "hover", "value": "none"}])
     _open(narrow, service)
@@ -128,7 +122,6 @@ def test_a_phone_has_all_links_and_no_advice_about_keys(service: Service, narrow
 
 
 @pytest.mark.process
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
 def test_the_legend_comes_with_the_first_answer(service: Service, page: Page):
     is_shown = "document.querySelector('#legend').checkVisibility()"
     _open(page, service)
@@ -138,7 +131,6 @@ def test_the_legend_comes_with_the_first_answer(service: Service, page: Page):
 
 
 @pytest.mark.process
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
 def test_the_fields_of_a_line_are_level(service: Service, page: Page):
     with _sized(page, 1280, 800, mobile=False):
         _open(page, service)
@@ -150,7 +142,6 @@ def test_the_fields_of_a_line_are_level(service: Service, page: Page):
 
 
 @pytest.mark.process
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
 def test_tokens_per_second_are_those_of_the_time_line(service: Service, page: Page):
     _run(page, service)
     figures = """[...document.querySelectorAll("#drafted dl div")].map((one) =>
@@ -170,7 +161,6 @@ def _sized(page: Page, width: int, height: int, *, mobile: bool) -> Iterator[Non
 
 
 @pytest.mark.process
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
 def test_in_a_narrow_window_nothing_is_cut_off_or_shrunk(service: Service, narrow: Page):
     _run(narrow, service)
     assert narrow.evaluate("document.documentElement.scrollWidth") == 360
@@ -181,7 +171,6 @@ def test_in_a_narrow_window_nothing_is_cut_off_or_shrunk(service: Service, narro
 
 
 @pytest.mark.process
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
 def test_the_first_time_line_is_drawn_again_when_the_second_answer_takes_half_of_its_place(
     service: Service, page: Page
 ):
@@ -236,3 +225,14 @@ def _open_a_tree(page: Page) -> None:
 
 def _imports(script: str) -> list[str]:
     return re.findall(r'from "\./([^"]+)"', PAGE.joinpath(script).read_text())
+
+
+@pytest.mark.process
+def test_a_browser_shows_the_endpoints_at_docs(service: Service, page: Page):
+    page.open(f"{service.url}/docs")
+    page.wait_for("document.querySelectorAll('.opblock-summary-path').length > 5")
+    paths = page.evaluate(
+        "[...document.querySelectorAll('.opblock-summary-path')].map(one => one.innerText).join()"
+    )
+    assert "completions" in paths
+    assert page.problems == []

@@ -25,6 +25,7 @@ CHAT: Endpoint = "/v1/chat/completions"
 TEXT: Endpoint = "/v1/completions"
 TOOLS: Any = ({"type": "function", "function": {"name": "weather"}},)
 TOKENIZER = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token="<|end|>")
+WITH_TOOLS = ChatOptions(TOOLS)
 FIRST = call_id("chatcmpl-7-0-0", is_short=False)
 
 
@@ -36,6 +37,15 @@ def reply_to(endpoint: Endpoint, num_choices: int = 1, **options: Any) -> Any:
     ]
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
     return make_reply(job, generations, tokenizer, id="7", model="m", created=5)
+
+
+def choice_of(endpoint: Endpoint, *outputs: RequestOutput, **options: Any) -> Any:
+    """Return the only choice of a whole reply to these outputs."""
+    reply = reply_to(endpoint, **options)
+    for one in outputs:
+        reply.add(0, one)
+    [choice] = reply.whole()["choices"]
+    return choice
 
 
 def output(text: str, is_last: bool = False, **changes: Any) -> RequestOutput:
@@ -50,10 +60,8 @@ def output(text: str, is_last: bool = False, **changes: Any) -> RequestOutput:
 
 
 def test_a_call_of_a_tool_takes_the_place_of_its_text():
-    reply = reply_to(CHAT, chat=ChatOptions(TOOLS))
-    reply.add(0, output("I look." + CALL[:20]))
-    reply.add(0, output(CALL[20:], is_last=True))
-    [choice] = reply.whole()["choices"]
+    parts = output("I look." + CALL[:20]), output(CALL[20:], is_last=True)
+    choice = choice_of(CHAT, *parts, chat=WITH_TOOLS)
     assert choice["finish_reason"] == "tool_calls"
     [call] = choice["message"].pop("tool_calls")
     assert choice["message"] == {"role": "assistant", "content": "I look.", "refusal": None}
@@ -73,7 +81,7 @@ def test_the_role_of_an_answer_is_that_of_its_job():
 
 
 def test_calls_are_streamed_in_parts_and_numbered():
-    reply = reply_to(CHAT, chat=ChatOptions(TOOLS))
+    reply = reply_to(CHAT, chat=WITH_TOOLS)
     chunks = [reply.chunk(0, output(CALL[:50])), reply.chunk(0, output(CALL[50:] + CALL))]
     chunks.append(reply.chunk(0, output("", is_last=True)))
     choices = [chunk["choices"][0] for chunk in chunks if chunk is not None]
@@ -93,9 +101,7 @@ def test_calls_are_streamed_in_parts_and_numbered():
 
 
 def test_a_call_that_the_request_names_ends_with_stop_as_openai_has_it():
-    reply = reply_to(CHAT, chat=ChatOptions(TOOLS), is_call_named=True)
-    reply.add(0, output(CALL, is_last=True))
-    [choice] = reply.whole()["choices"]
+    choice = choice_of(CHAT, output(CALL, is_last=True), chat=WITH_TOOLS, is_call_named=True)
     assert choice["finish_reason"] == "stop" and choice["message"]["content"] is None
 
 
@@ -103,18 +109,14 @@ def test_a_call_that_the_request_names_ends_with_stop_as_openai_has_it():
     ("text", "reason"), [(CALL[:-20], "stop"), (CALL.partition("\n</")[0], "tool_calls")]
 )
 def test_a_call_that_a_stop_string_cuts_is_none_to_carry_out(text: str, reason: str):
-    reply = reply_to(CHAT, chat=ChatOptions(TOOLS))
-    chunk = reply.chunk(0, output(text, is_last=True, stop_reason="x"))
+    last = output(text, is_last=True, stop_reason="x")
+    chunk = reply_to(CHAT, chat=WITH_TOOLS).chunk(0, last)
     assert chunk is not None and chunk["choices"][0]["finish_reason"] == reason
-    reply = reply_to(CHAT, chat=ChatOptions(TOOLS))
-    reply.add(0, output(text, is_last=True, stop_reason="x"))
-    assert reply.whole()["choices"][0]["finish_reason"] == reason
+    assert choice_of(CHAT, last, chat=WITH_TOOLS)["finish_reason"] == reason
 
 
 def test_without_tools_a_call_is_text():
-    reply = reply_to(CHAT)
-    reply.add(0, output(CALL, is_last=True))
-    [choice] = reply.whole()["choices"]
+    choice = choice_of(CHAT, output(CALL, is_last=True))
     assert choice["message"]["content"] == CALL and choice["finish_reason"] == "stop"
 
 
@@ -123,15 +125,12 @@ def test_logprobs_have_texts_and_bytes_and_are_finite():
     sampling = SamplingParams(logprobs=2)
     tokenizer = byte_tokenizer()
     [euro] = [tokenizer.encode("€").ids]
-    reply = reply_to(CHAT, sampling=sampling)
-    reply.add(0, output("", True, token_ids=(euro[0],), logprobs=found))
-    [choice] = reply.whole()["choices"]
+    last = output("", True, token_ids=(euro[0],), logprobs=found)
+    choice = choice_of(CHAT, last, sampling=sampling)
     [token] = choice["logprobs"]["content"]
     assert (token["token"], token["bytes"], token["logprob"]) == ("\ufffd", [0xE2], -9999.0)
     assert len(token["top_logprobs"]) == 2
-    reply = reply_to(TEXT, sampling=sampling)
-    reply.add(0, output("", True, token_ids=(euro[0],), logprobs=found))
-    [choice] = reply.whole()["choices"]
+    choice = choice_of(TEXT, last, sampling=sampling)
     assert choice["logprobs"]["token_logprobs"] == [-9999.0]
     assert choice["logprobs"]["tokens"] == ["bytes:\\xe2"]
     assert choice["logprobs"]["top_logprobs"][0]["bytes:\\xe2"] == -9999.0
@@ -141,9 +140,8 @@ def test_logprobs_have_texts_and_bytes_and_are_finite():
 @pytest.mark.parametrize("endpoint", [CHAT, TEXT])
 def test_logprobs_may_name_tokens_by_their_ids(endpoint: Endpoint):
     sampling = SamplingParams(logprobs=2)
-    reply = reply_to(endpoint, sampling=sampling, names_tokens_by_id=True)
-    reply.add(0, output("A", True, token_ids=(65,), logprobs=ANSWER))
-    found = reply.whole()["choices"][0]["logprobs"]
+    last = output("A", True, token_ids=(65,), logprobs=ANSWER)
+    found = choice_of(endpoint, last, sampling=sampling, names_tokens_by_id=True)["logprobs"]
     if endpoint == CHAT:
         [token] = found["content"]
         assert [one["token"] for one in token["top_logprobs"]] == ["token_id:65", "token_id:5"]
@@ -178,10 +176,8 @@ def test_a_special_token_has_a_place_in_a_prompt_that_shows_it_and_none_in_an_an
 def test_a_special_token_has_a_place_in_an_answer_that_shows_it():
     sampling = SamplingParams(logprobs=0, skip_special_tokens=False)
     ids = tuple(TOKENIZER.encode("<|end|>a"))
-    reply = reply_to(TEXT, sampling=sampling)
-    found = (TokenLogprobs(-1.0, ()),) * 2
-    reply.add(0, output("<|end|>a", True, token_ids=ids, logprobs=found))
-    assert reply.whole()["choices"][0]["logprobs"]["text_offset"] == [0, 7]
+    last = output("<|end|>a", True, token_ids=ids, logprobs=(TokenLogprobs(-1.0, ()),) * 2)
+    assert choice_of(TEXT, last, sampling=sampling)["logprobs"]["text_offset"] == [0, 7]
 
 
 @settings(deadline=None)
@@ -209,10 +205,9 @@ ANSWER = (TokenLogprobs(-0.25, ((65, -0.25), (5, -3.0))),)
 
 
 def test_echoed_prompts_have_log_probabilities_but_for_the_first_token():
-    reply = reply_to(TEXT, sampling=SamplingParams(logprobs=2, prompt_logprobs=2), echo=True)
+    sampling = SamplingParams(logprobs=2, prompt_logprobs=2)
     found = {"token_ids": (65,), "logprobs": ANSWER, "prompt_logprobs": PROMPT}
-    reply.add(0, output("!", is_last=True, **found))
-    [choice] = reply.whole()["choices"]
+    choice = choice_of(TEXT, output("!", is_last=True, **found), sampling=sampling, echo=True)
     logprobs = choice["logprobs"]
     assert choice["text"] == "hi!" and len(logprobs["tokens"]) == 3
     assert logprobs["token_logprobs"] == [None, -2.5, -0.25]
@@ -242,9 +237,7 @@ def test_token_ids_of_a_prompt_stand_where_vllm_has_them():
 
 
 def test_a_prompt_that_was_cut_is_echoed_as_it_was_read():
-    reply = reply_to(TEXT, echo=True, max_prompt_tokens=2)
-    reply.add(0, output("!", is_last=True))
-    [choice] = reply.whole()["choices"]
+    choice = choice_of(TEXT, output("!", is_last=True), echo=True, max_prompt_tokens=2)
     assert choice["text"] == byte_tokenizer().decode([1, 2]) + "!"
 
 
@@ -285,10 +278,10 @@ def test_log_probabilities_of_prompts_have_vllms_form(endpoint: Endpoint):
 
 
 def test_a_prompts_own_token_has_its_rank_below_the_likeliest():
-    reply = reply_to(TEXT, sampling=SamplingParams(prompt_logprobs=1), reports_prompt=True)
-    below = (TokenLogprobs(-9.5, ((5, -0.5),), 77),)
-    reply.add(0, output("!", is_last=True, prompt_logprobs=below))
-    _, second = reply.whole()["choices"][0]["prompt_logprobs"]
+    last = output("!", is_last=True, prompt_logprobs=(TokenLogprobs(-9.5, ((5, -0.5),), 77),))
+    sampling = SamplingParams(prompt_logprobs=1)
+    choice = choice_of(TEXT, last, sampling=sampling, reports_prompt=True)
+    _, second = choice["prompt_logprobs"]
     assert {token_id: one["rank"] for token_id, one in second.items()} == {"5": 1, "2": 77}
 
 
@@ -319,7 +312,7 @@ def test_drafts_count_as_predicted_where_there_was_a_prediction_alone():
 
 
 def test_chunks_without_anything_new_are_not_sent():
-    begun = reply_to(CHAT, chat=ChatOptions(TOOLS))
+    begun = reply_to(CHAT, chat=WITH_TOOLS)
     assert [begun.chunk(0, output(CALL[:20])), begun.chunk(0, output(CALL[20:24]))] == [None, None]
     assert begun.chunk(0, output(CALL[24:])) is not None
     assert reply_to(TEXT).chunk(0, output("")) is None

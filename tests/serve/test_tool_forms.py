@@ -7,16 +7,12 @@ from typing import Any
 
 import pytest
 
-from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import StructuredOutput
-from diffuspec.pairs.tiny import TARGET
 from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.openai.errors import BadRequestError
 from diffuspec.serve.openai.parsing import parse
-from diffuspec.text.grammars import grammars_of
-from diffuspec.text.tokenizer import load_tokenizer
+from tests.support.tiny_target import INFO, takes
 
-INFO = TargetInfo(vocab_size=4095, max_model_len=512, max_sequences=2, eos_token_ids=(2,))
 WEATHER = {
     "type": "function",
     "function": {
@@ -56,9 +52,7 @@ def form_of(*tools: Any, **keys: object) -> StructuredOutput | None:
 def is_whole(form: StructuredOutput | None, text: str) -> bool:
     """Whether an answer of this form may be this text."""
     assert form is not None
-    matcher = grammars_of(TARGET, INFO).compile(form)
-    encoded = load_tokenizer(TARGET).backend_tokenizer.encode(text, add_special_tokens=False)
-    return matcher.try_consume_tokens(encoded.ids) == len(encoded.ids) and matcher.is_accepting()
+    return takes(form, text)
 
 
 @pytest.mark.parametrize(
