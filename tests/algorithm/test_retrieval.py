@@ -13,16 +13,15 @@ from diffuspec.algorithm.own_text import OwnText, confidence_after
 from diffuspec.algorithm.retrieval import Found, Retrieval, joined, raised
 from diffuspec.algorithm.scoring import EMPTY_COLUMN, Column, make_column
 from diffuspec.algorithm.search import PathSearch
-from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import Draft, DraftRequest
 from tests.algorithm.test_search import lattice_of
+from tests.support.draft_requests import draft_request
 
 EOS = 99
 
 
 def request(prefix: Sequence[int], length: int = 4, max_nodes: int = 16) -> DraftRequest:
-    tokens = np.array(prefix, np.int32)
-    return DraftRequest("r", tokens, length, "best_first", max_nodes, 0.5, SamplingParams())
+    return draft_request(prefix, length, max_nodes)
 
 
 def draft_of(prefix: Sequence[int], *columns: dict[int, float], length: int = 4) -> Draft:

@@ -62,26 +62,20 @@ def test_draws_over_seeds_at_one_position_follow_the_softmax():
     assert_distribution(torch.cat(tokens), PROBABILITIES)
 
 
-def test_temperature_sharpens():
-    expected = normalised(np.array(PROBABILITIES) ** 2)
-    assert_distribution(draw(SamplingParams(temperature=0.5, seed=2), 20_000), expected)
-
-
-def test_top_k_keeps_the_likeliest():
-    expected = normalised([*PROBABILITIES[:4], *[0] * 6])
-    assert_distribution(draw(SamplingParams(temperature=1, seed=0, top_k=4), 20_000), expected)
-
-
-def test_top_p_keeps_the_smallest_set_that_reaches_p():
-    expected = normalised([*PROBABILITIES[:5], *[0] * 5])  # 0.75 < 0.8 <= 0.83
-    assert_distribution(draw(SamplingParams(temperature=1, seed=0, top_p=0.8), 20_000), expected)
-
-
-def test_top_p_is_measured_after_temperature_and_top_k():
-    # Squared and cut to four: 0.554, 0.246, 0.138, 0.062.
-    params = SamplingParams(temperature=0.5, seed=0, top_k=4, top_p=0.7)
-    expected = normalised([0.09, 0.04, *[0] * 8])
-    assert_distribution(draw(params, 20_000), expected)
+@pytest.mark.parametrize(
+    ("params", "weights"),
+    [
+        ({"temperature": 0.5, "seed": 2}, np.array(PROBABILITIES) ** 2),
+        ({"top_k": 4}, [*PROBABILITIES[:4], *[0] * 6]),
+        ({"top_p": 0.8}, [*PROBABILITIES[:5], *[0] * 5]),  # 0.75 < 0.8 <= 0.83
+        # Squared and cut to four: 0.554, 0.246, 0.138, 0.062.
+        ({"temperature": 0.5, "top_k": 4, "top_p": 0.7}, [0.09, 0.04, *[0] * 8]),
+    ],
+    ids=["temperature sharpens", "top_k", "top_p", "top_p after temperature and top_k"],
+)
+def test_parameters_shape_the_distribution(params, weights):
+    params = SamplingParams(**{"temperature": 1, "seed": 0, **params})
+    assert_distribution(draw(params, 20_000), normalised(weights))
 
 
 @pytest.mark.parametrize(

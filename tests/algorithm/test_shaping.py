@@ -67,15 +67,6 @@ def test_where_the_only_allowed_token_is_banned_the_ban_gives_way(params: dict[s
     assert found.isfinite().nonzero().tolist() == [[0, 4]]
 
 
-def test_allowed_tokens_give_way_where_a_form_has_none_of_them() -> None:
-    masks = np.array([[0b00100100, 0], [0, 0b10]], np.uint8)
-    history = History(PREFIX, 2, [(), ()], masks)
-    form = StructuredOutput(json_object=True)
-    sampling = SamplingParams(structured_output=form, allowed_token_ids=(5, 6))
-    found = shape(torch.zeros(2, 10), sampling, [4, 5], history, (EOS,))
-    assert found.isfinite().nonzero().tolist() == [[0, 5], [1, EOS]]
-
-
 @pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.5}])
 def test_filters_keep_none_but_allowed_tokens(filters: dict[str, Any]) -> None:
     found = shape_rows([()], allowed_token_ids=(2, 8), temperature=0.7, seed=1, **filters)
@@ -104,19 +95,22 @@ def test_a_bias_is_added_before_penalties_and_temperature() -> None:
     assert found[0, [0, 1, 3]].tolist() == [0.0, 2.0, -2.0]  # 1 is in the answer
 
 
-def test_only_ids_in_the_masks_are_left() -> None:
-    masks = np.array([[0b00100100, 0b10], [0, 1]], np.uint8)
-    history = History(PREFIX, 2, [(), ()], masks)
-    sampling = SamplingParams(structured_output=StructuredOutput(json_object=True), min_tokens=9)
-    found = shape(torch.zeros(2, 19), sampling, [4, 5], history, (EOS,))
-    assert found.isfinite().nonzero().tolist() == [[0, 2], [0, 5], [1, 8]]  # 9 is EOS
-
-
-def test_min_tokens_gives_way_where_a_form_can_only_end() -> None:
-    history = History(PREFIX, 2, [()], np.array([[0, 0b10]], np.uint8))
-    sampling = SamplingParams(structured_output=StructuredOutput(json_object=True), min_tokens=9)
-    found = shape(torch.zeros(1, 10), sampling, [4], history, (EOS,))
-    assert found.isfinite().nonzero().tolist() == [[0, EOS]]
+@pytest.mark.parametrize(
+    ("masks", "params", "left"),
+    [
+        ([[0b00100100, 0b10], [0, 1]], {"min_tokens": 9}, [[0, 2], [0, 5], [1, 8]]),  # 9 is EOS
+        ([[0, 0b10]], {"min_tokens": 9}, [[0, EOS]]),
+        ([[0b00100100, 0], [0, 0b10]], {"allowed_token_ids": (5, 6)}, [[0, 5], [1, EOS]]),
+    ],
+    ids=["others hold", "min_tokens gives way to an end", "allowed tokens give way to others"],
+)
+def test_only_ids_in_the_masks_of_a_form_are_left(
+    masks: list[list[int]], params: dict[str, Any], left: list[list[int]]
+) -> None:
+    history = History(PREFIX, 2, [()] * len(masks), np.array(masks, np.uint8))
+    sampling = SamplingParams(structured_output=StructuredOutput(json_object=True), **params)
+    found = shape(torch.zeros(len(masks), 19), sampling, [4, 5][: len(masks)], history, (EOS,))
+    assert found.isfinite().nonzero().tolist() == left
 
 
 def test_given_logits_stay_as_they_are() -> None:

@@ -9,6 +9,7 @@ from diffuspec.core.params import SpeculationParams
 from diffuspec.pairs import load_config, parse_config
 
 TARGET = {"path": "model"}
+PLD = {"kind": "pld"}
 
 
 def test_the_defaults_are_the_papers_constants():
@@ -28,7 +29,6 @@ def test_the_default_speculation_is_that_of_a_request():
 
 
 WRONG: list[tuple[dict[str, object], str]] = [
-    ({}, "target is missing"),
     ({"target": "model"}, "target must be a section with keys of its own, got 'model'"),
     ({"target": {}}, "target.path is missing"),
     ({"target": TARGET | {"device": "tpu"}}, "target.device must be 'auto', 'cpu' or 'cuda', got"),
@@ -37,95 +37,77 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"target": TARGET | {"max_sequences": 0}}, "target.max_sequences must be 1 or more, got 0"),
     ({"target": TARGET | {"max_model_len": 1}}, "target.max_model_len must be 2 or more, got 1"),
     ({"target": TARGET | {"max_tree_nodes": 257}}, "max_tree_nodes must be at most 256, got 257"),
-    ({"target": TARGET, "drafter": {}}, "drafter.path is missing"),
+    ({"drafter": {}}, "drafter.path is missing"),
     (
-        {"target": TARGET, "drafter": {"path": "d", "candidate_mass": 0}},
+        {"drafter": {"path": "d", "candidate_mass": 0}},
         "drafter.candidate_mass must be above 0, got 0",
     ),
     (
-        {"target": TARGET, "drafter": {"path": "d", "candidate_mass": float("nan")}},
+        {"drafter": {"path": "d", "candidate_mass": float("nan")}},
         "drafter.candidate_mass must be .*got nan",
     ),
     (
-        {"target": TARGET, "drafter": {"path": "d", "num_refinement_steps": 0}},
+        {"drafter": {"path": "d", "num_refinement_steps": 0}},
         "drafter.num_refinement_steps must be 1 or more, got 0",
     ),
+    ({"drafter": {"kind": "oracle", "path": "d"}}, "drafter.kind must be 'diffuspec', "),
+    ({"drafters": {"a": PLD}}, "drafters needs a section drafter, for requests that choose none"),
+    ({"drafter": PLD, "drafters": {"pld": PLD}}, "drafters.pld: the section drafter has this name"),
     (
-        {"target": TARGET, "drafter": {"kind": "oracle", "path": "d"}},
-        "drafter.kind must be 'diffuspec', ",
-    ),
-    (
-        {"target": TARGET, "drafters": {"a": {"kind": "pld"}}},
-        "drafters needs a section drafter, for requests that choose none",
-    ),
-    (
-        {"target": TARGET, "drafter": {"kind": "pld"}, "drafters": {"pld": {"kind": "pld"}}},
-        "drafters.pld: the section drafter has this name",
-    ),
-    (
-        {"target": TARGET, "drafter": {"kind": "pld"}, "drafters": {"A b": {"kind": "pld"}}},
+        {"drafter": PLD, "drafters": {"A b": PLD}},
         "drafters: a name must be of at most 64 lower-case letters, digits.*, got 'A b'",
     ),
     (
-        {"target": TARGET, "drafter": {"kind": "pld"}, "speculation": {"drafter": "samd"}},
+        {"drafter": PLD, "speculation": {"drafter": "samd"}},
         "speculation.drafter must be one of pld, auto, got 'samd'",
     ),
+    ({"speculation": {"drafter": "auto"}}, "speculation.drafter must be one of none, got 'auto'"),
     (
-        {"target": TARGET, "speculation": {"drafter": "auto"}},
-        "speculation.drafter must be one of none, got 'auto'",
-    ),
-    (
-        {"target": TARGET, "drafter": {"kind": "pld"}, "drafters": {"auto": {"kind": "samd"}}},
+        {"drafter": PLD, "drafters": {"auto": {"kind": "samd"}}},
         "drafters: the name auto is reserved for choosing among them",
     ),
     (
-        {"target": TARGET, "drafter": {"kind": "pld", "max_ngram_tokens": 0}},
+        {"drafter": {"kind": "pld", "max_ngram_tokens": 0}},
         "drafter.max_ngram_tokens must be 1 or more, got 0",
     ),
-    ({"target": TARGET, "search": {"beam_width": 0}}, "search.beam_width must be .*got 0"),
+    ({"search": {"beam_width": 0}}, "search.beam_width must be .*got 0"),
+    ({"search": {"cache_weight": 0.5}}, "cache_weight needs ngram or causal_lm to be mixed with"),
+    ({"search": {"ngram": "n", "cache_weight": 1}}, "cache_weight must be less than 1, got 1"),
+    ({"search": {"ngram": 3}}, "search.ngram must be a path, got 3"),
     (
-        {"target": TARGET, "search": {"cache_weight": 0.5}},
-        "cache_weight needs ngram or causal_lm to be mixed with",
-    ),
-    (
-        {"target": TARGET, "search": {"ngram": "n", "cache_weight": 1}},
-        "cache_weight must be less than 1, got 1",
-    ),
-    ({"target": TARGET, "search": {"ngram": 3}}, "search.ngram must be a path, got 3"),
-    (
-        {"target": TARGET, "draft_length": {"max_draft_tokens": 10}},
+        {"draft_length": {"max_draft_tokens": 10}},
         "draft_length: min_draft_tokens 20 is above max_draft_tokens 10",
     ),
     (
-        {"target": TARGET, "draft_length": {"max_draft_tokens": 129}},
+        {"draft_length": {"max_draft_tokens": 129}},
         "draft_length.max_draft_tokens must be at most 128, got 129",
     ),
-    ({"target": TARGET, "draft_length": {"smoothing": 1.5}}, "smoothing must be .*1, got 1.5"),
+    ({"draft_length": {"smoothing": 1.5}}, "smoothing must be .*1, got 1.5"),
     (
-        {"target": TARGET, "speculation": {"policy": "best"}},
+        {"speculation": {"policy": "best"}},
         "speculation.policy must be 'paper', 'cost_aware', 'fixed' or 'off', got 'best'",
     ),
-    ({"target": TARGET, "speculation": {"tree_shape": "oak"}}, "tree_shape must .*got 'oak'"),
+    ({"speculation": {"tree_shape": "oak"}}, "tree_shape must .*got 'oak'"),
     (
-        {"target": TARGET, "speculation": {"drafter_weight": 1.5}},
+        {"speculation": {"drafter_weight": 1.5}},
         "speculation.drafter_weight must be at most 1, or 'adaptive', got 1.5",
     ),
     (
-        {"target": TARGET, "speculation": {"drafter_weight": "auto"}},
+        {"speculation": {"drafter_weight": "auto"}},
         "speculation.drafter_weight must be a number, or 'adaptive', got 'auto'",
     ),
     (
-        {"target": TARGET, "speculation": {"max_nodes": 65}},
+        {"speculation": {"max_nodes": 65}},
         "speculation.max_nodes 65 is above target.max_tree_nodes 64",
     ),
-    ({"target": TARGET, "coordinator": {"max_waiting": -1}}, "max_waiting must be 0 or more, got"),
-    ({"target": TARGET, "coordinator": {"max_draft_seconds": 0}}, "must be above 0, got 0"),
+    ({"coordinator": {"max_waiting": -1}}, "max_waiting must be 0 or more, got"),
+    ({"coordinator": {"max_draft_seconds": 0}}, "must be above 0, got 0"),
     (
-        {"target": TARGET, "coordinator": {"prefill_chunk_tokens": 0}},
+        {"coordinator": {"prefill_chunk_tokens": 0}},
         "coordinator.prefill_chunk_tokens must be 1 or more, got 0",
     ),
     (
-        {"target": TARGET, "coordinator": {"prefill_chunk_tokens": 2**32}},
+        {"coordinator": {"prefill_chunk_tokens": 2**32}},
         "coordinator.prefill_chunk_tokens must be at most 2147483647, got 4294967296",
     ),
 ]
@@ -134,18 +116,23 @@ WRONG: list[tuple[dict[str, object], str]] = [
 @pytest.mark.parametrize(("data", "message"), WRONG, ids=[message for _, message in WRONG])
 def test_an_error_names_the_key_the_right_values_and_the_value(data, message):
     with pytest.raises(ConfigError, match=message):
-        parse_config(data)
+        parse_config({"target": TARGET} | data)
+
+
+def test_a_configuration_has_a_target():
+    with pytest.raises(ConfigError, match="target is missing"):
+        parse_config({})
 
 
 def test_a_drafter_is_of_the_kind_that_is_named():
-    config = parse_config({"target": TARGET, "drafter": {"kind": "pld"}})
+    config = parse_config({"target": TARGET, "drafter": PLD})
     assert config.drafter == PromptLookupConfig(max_ngram_tokens=3, num_draft_tokens=10)
     assert parse_config(config.model_dump()) == config
 
 
 def test_drafters_are_named_by_their_keys_and_the_default_one_by_its_kind():
     drafters = {"answers": {"kind": "samd"}, "other": {"path": "d"}}
-    config = parse_config({"target": TARGET, "drafter": {"kind": "pld"}, "drafters": drafters})
+    config = parse_config({"target": TARGET, "drafter": PLD, "drafters": drafters})
     kinds = {name: section.kind for name, section in config.named_drafters.items()}
     assert list(kinds.items()) == [("pld", "pld"), ("answers", "samd"), ("other", "diffuspec")]
     assert parse_config({"target": TARGET}).named_drafters == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ import torch
 
 from diffuspec.algorithm.draft_tree import depths
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import Draft, DraftRequest
 from diffuspec.drafters.eagle import TEMPLATE
 from diffuspec.drafters.eagle2 import DynamicShape
@@ -19,6 +19,7 @@ from diffuspec.drafters.medusa import TEMPLATE as MEDUSA_TEMPLATE
 from diffuspec.models.heads.candidates import Candidates
 from diffuspec.models.heads.features import Features
 from diffuspec.models.heads.nodes import Level
+from tests.support.draft_requests import draft_request
 
 EOS = 999
 INFO = TargetInfo(vocab_size=1000, max_model_len=64, max_sequences=2, eos_token_ids=(EOS,))
@@ -44,11 +45,8 @@ class FixedHead:
         return [(100 * len(path) + rank, -0.5 - rank) for rank in range(10)]
 
 
-def request(
-    name: str = "a", max_nodes: int = 64, depth: int = 20, **sampling: bool
-) -> DraftRequest:
-    prefix, params = np.array([5, 6], np.int32), SamplingParams(**sampling)  # type: ignore[arg-type]
-    return DraftRequest(name, prefix, depth, "best_first", max_nodes, 0.5, params)
+def request(name: str = "a", max_nodes: int = 64, depth: int = 20, **sampling: Any) -> DraftRequest:
+    return draft_request([5, 6], depth, max_nodes, name, **sampling)
 
 
 def draft(head: FixedHead, shape: TreeShape, *requests: DraftRequest) -> list[Draft]:

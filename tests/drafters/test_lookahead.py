@@ -10,22 +10,14 @@ import pytest
 from diffuspec.algorithm.draft_tree import depths, path_to
 from diffuspec.core.drafter_config import LookaheadConfig
 from diffuspec.core.interfaces import Observation, TargetInfo
-from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import EMPTY_TREE, DraftRequest, DraftTree
+from diffuspec.core.types import EMPTY_TREE, DraftTree
 from diffuspec.drafters.lookahead import LookaheadDrafter
+from tests.support.draft_requests import draft_request as request
 from tests.support.fakes import FakeVerifier
 
 INFO = TargetInfo(vocab_size=100, max_model_len=64, max_sequences=2, eos_token_ids=(99,))
 WINDOW = LookaheadConfig(num_columns=2, ngram_tokens=3, num_guesses=2)  # two rows of two columns
 PROMPT = [10, 11, 1]  # the first row of its window is drawn as [10, 11]
-
-
-def request(
-    prefix: list[int], max_nodes: int = 64, num_draft_tokens: int = 20, name: str = "a"
-) -> DraftRequest:
-    tokens = np.array(prefix, np.int32)
-    sampling = SamplingParams()
-    return DraftRequest(name, tokens, num_draft_tokens, "best_first", max_nodes, 0.5, sampling)
 
 
 def answered(
@@ -101,7 +93,7 @@ async def test_the_pool_holds_the_latest_n_grams_of_the_text() -> None:
 )
 async def test_fewer_columns_fit_few_nodes_and_short_drafts(max_nodes, length, num_columns) -> None:
     drafter = LookaheadDrafter(LookaheadConfig(), INFO)
-    [draft] = await drafter.draft([request([1, 2, 3], max_nodes, length)])
+    [draft] = await drafter.draft([request([1, 2, 3], length, max_nodes)])
     assert draft.tree.num_nodes == num_columns
 
 

@@ -10,11 +10,11 @@ import torch
 
 from diffuspec.algorithm.draft_tree import depths, path_to
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import Draft, DraftRequest
+from diffuspec.core.types import Draft
 from diffuspec.drafters.medusa import TEMPLATE, MedusaTrees
 from diffuspec.drafters.tree_template import TemplateNode, num_nodes
 from diffuspec.models.heads.features import Features
+from tests.support.draft_requests import draft_request
 
 EOS = 9
 INFO = TargetInfo(vocab_size=1000, max_model_len=64, max_sequences=2, eos_token_ids=(EOS,))
@@ -34,9 +34,7 @@ class FixedHeads:
 
 
 def draft(heads: FixedHeads, max_nodes: int = 64, depth: int = 20) -> Draft:
-    prefix = np.array([5, 6], np.int32)
-    sampling = SamplingParams(ignore_eos=True)
-    request = DraftRequest("a", prefix, depth, "best_first", max_nodes, 0.5, sampling)
+    request = draft_request([5, 6], depth, max_nodes, ignore_eos=True)
     [made] = MedusaTrees(cast(Any, heads), INFO).draft([request], [Features(0, torch.zeros(1, 4))])
     return made
 

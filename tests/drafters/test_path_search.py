@@ -9,13 +9,13 @@ import pytest
 
 from diffuspec.core.config import SearchConfig
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import Draft, DraftRequest, Lattice
+from diffuspec.core.types import Draft, Lattice
 from diffuspec.drafters.path_search import make_path_search
 from diffuspec.pairs.tiny import NGRAM
+from tests.support.draft_requests import draft_request
 
 INFO = TargetInfo(vocab_size=4095, max_model_len=64, max_sequences=2, eos_token_ids=(0,))
-PREFIX = np.array([50, 60, 70, 50, 60, 70, 50, 60], np.int32)
+PREFIX = [50, 60, 70, 50, 60, 70, 50, 60]
 TWO = Lattice(  # 71 is likelier than 70, by the lattice
     np.array([[71, 70]], np.int32), np.log(np.array([[0.5, 0.4]], np.float32)),
     np.array([2], np.int32), 1,
@@ -25,8 +25,7 @@ TWO = Lattice(  # 71 is likelier than 70, by the lattice
 def draft(**settings: object) -> Draft:
     pytest.importorskip("kenlm")
     config = SearchConfig.model_validate({"ngram": NGRAM, **settings})
-    request = DraftRequest("r", PREFIX, 3, "best_first", 8, 0.5, SamplingParams())
-    return make_path_search(config, INFO, None).search_one(request, TWO)
+    return make_path_search(config, INFO, None).search_one(draft_request(PREFIX, 3, 8), TWO)
 
 
 def share(found: Draft) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from typing import Any
 
 import numpy as np
@@ -11,21 +10,14 @@ import pytest
 import torch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from diffuspec.algorithm.calibration import _LOG_EDGES
+from diffuspec.algorithm.calibration import AcceptanceModel
+from diffuspec.algorithm.draft_tree import chain
 from diffuspec.core.drafter_config import PromptLookupConfig
-from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import DraftRequest
+from diffuspec.core.types import Draft, Verdict
 from diffuspec.drafters.prompt_lookup import PromptLookupDrafter, find_repeat
+from tests.support.draft_requests import draft_request as request
 
 EOS = 9
-
-
-def request(
-    prefix: list[int], num_draft_tokens: int = 10, max_nodes: int = 32, ignore_eos: bool = False
-) -> DraftRequest:
-    sampling = SamplingParams(ignore_eos=ignore_eos)
-    tokens = np.array(prefix, np.int32)
-    return DraftRequest("a", tokens, num_draft_tokens, "best_first", max_nodes, 0.5, sampling)
 
 
 def drafter(**settings: int) -> PromptLookupDrafter:
@@ -97,8 +89,13 @@ async def test_confidence_rises_with_the_tokens_matched_and_tells_them_apart() -
     [three] = await drafter(max_ngram_tokens=3).draft([request([*text, 1, 2, 3], 5)])
     assert one.confidences[2:7] == three.confidences[:5], "what was drafted is matched too"
     assert all(-math.inf < confidence < 0 for confidence in one.confidences)
-    cells = [bisect_right(_LOG_EDGES, confidence) for confidence in one.confidences[:5]]
-    assert cells == sorted(set(cells))
+    told = [Draft(chain([4]), (confidence,), 1) for confidence in one.confidences[:5]]
+    for place, draft in enumerate(told):
+        model, new = AcceptanceModel(), AcceptanceModel()
+        model.observe(draft, Verdict((5,), ()))
+        changed = [model.reach(other) != new.reach(other) for other in told]
+        assert changed == [other == place for other in range(5)]
+    assert list(one.confidences[:5]) == sorted(one.confidences[:5])
 
 
 @pytest.mark.parametrize("max_ngram_tokens", [1, 2, 3])

@@ -15,27 +15,15 @@ from diffuspec.core.config import SearchConfig
 from diffuspec.core.drafter_config import SuffixAutomatonConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import EMPTY_DRAFT, DraftRequest
+from diffuspec.core.types import EMPTY_DRAFT
 from diffuspec.drafters import Target, load_drafter
 from diffuspec.drafters.samd import SuffixAutomatonDrafter
 from diffuspec.pairs.tiny import TARGET
+from tests.support.draft_requests import draft_request as request
 
 EOS = 9
 TEXTS = [[*range(10, 20), 3, 4], [*range(10, 20), 3, 5], [*range(10, 20), 6]]
 HERE = [*range(10, 20)]  # ten tokens that match in the texts
-
-
-def request(
-    prefix: list[int],
-    num_draft_tokens: int = 40,
-    max_nodes: int = 64,
-    ignore_eos: bool = False,
-    name: str = "a",
-) -> DraftRequest:
-    sampling = SamplingParams(ignore_eos=ignore_eos)
-    tokens = np.array(prefix, np.int32)
-    return DraftRequest(name, tokens, num_draft_tokens, "best_first", max_nodes, 0.5, sampling)
 
 
 def drafter(texts: list[list[int]] | None = None, **settings: Any) -> SuffixAutomatonDrafter:

@@ -10,10 +10,10 @@ import pytest
 from diffuspec.core.config import SearchConfig
 from diffuspec.core.drafter_config import SamdRecyclingConfig
 from diffuspec.core.interfaces import Observation
-from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import EMPTY_TREE, DraftRequest
+from diffuspec.core.types import EMPTY_TREE
 from diffuspec.drafters import Target, load_drafter
 from diffuspec.drafters.samd_recycling import SamdRecyclingDrafter
+from tests.support.draft_requests import draft_request as request
 from tests.support.fakes import FAKE_TARGET, FakeVerifier
 
 LONG = [*range(10, 16), 20, 21, *range(10, 16)]  # six tokens that stood before
@@ -26,11 +26,6 @@ def make(verifier: FakeVerifier, **settings: int) -> SamdRecyclingDrafter:
     drafter = load_drafter(config, SearchConfig(), target)
     assert isinstance(drafter, SamdRecyclingDrafter)
     return drafter
-
-
-def request(prefix: list[int]) -> DraftRequest:
-    tokens = np.array(prefix, np.int32)
-    return DraftRequest("r", tokens, 40, "best_first", 64, 0.5, SamplingParams())
 
 
 @pytest.mark.parametrize(("prefix", "first"), [(LONG, 20), (SHORT, 33)])
@@ -65,7 +60,7 @@ async def test_verifications_are_observed_also_where_a_match_was_drafted() -> No
     await drafter.draft([request(LONG)])
     [observer] = verifier.observers
     assert observer.is_active
-    await drafter.release("r")
+    await drafter.release("a")
     assert not observer.is_active
     drafter.close()
     assert not verifier.observers

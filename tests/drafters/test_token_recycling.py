@@ -8,18 +8,17 @@ import numpy as np
 
 from diffuspec.algorithm.draft_tree import chain, depths
 from diffuspec.core.interfaces import Observation, TargetInfo
-from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, DraftRequest, DraftTree
 from diffuspec.drafters.token_recycling import TEMPLATE, TokenRecyclingDrafter
 from diffuspec.drafters.tree_template import TemplateNode
+from tests.support.draft_requests import draft_request
 
 EOS = 9
 INFO = TargetInfo(vocab_size=1000, max_model_len=64, max_sequences=2, eos_token_ids=(EOS,))
 
 
 def request(last: int, max_nodes: int = 256, name: str = "a", depth: int = 20) -> DraftRequest:
-    prefix = np.array([5, last], np.int32)
-    return DraftRequest(name, prefix, depth, "best_first", max_nodes, 0.5, SamplingParams())
+    return draft_request([5, last], depth, max_nodes, name)
 
 
 def observation(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,50 +72,24 @@ CODER = ChatModel(
     template=_turns("<|im_start|>", "<|im_end|>", "<|im_start|>assistant\n", "<function=x>"),
     eos="<|im_end|>",
 )
+_LLAMA = ("<|start_header_id|>", "<|eot_id|>", "<|start_header_id|>assistant\n")
 LLAMA3 = ChatModel(
     special=("<|begin_of_text|>", "<|python_tag|>", "<|start_header_id|>", "<|eot_id|>"),
     marks=(),
-    template=_turns(
-        "<|start_header_id|>",
-        "<|eot_id|>",
-        "<|start_header_id|>assistant\n",
-        '"parameters": dictionary',
-    ),
+    template=_turns(*_LLAMA, '"parameters": dictionary'),
     eos="<|eot_id|>",
 )
-PYTHONIC = ChatModel(
-    special=LLAMA3.special,
-    marks=(),
-    template=_turns(
-        "<|start_header_id|>",
-        "<|eot_id|>",
-        "<|start_header_id|>assistant\n",
-        "[func_name1(params_name1=params_value1)]",
-    ),
-    eos="<|eot_id|>",
-)
+PYTHONIC = replace(LLAMA3, template=_turns(*_LLAMA, "[func_name1(params_name1=params_value1)]"))
 MISTRAL = ChatModel(
     special=("<s>", "</s>", "[INST]", "[TOOL_CALLS]", "[ARGS]"),
     marks=(),
     template=_turns("[INST]", "</s>", "", "[TOOL_CALLS]"),
     eos="</s>",
 )
-MISTRAL_ARGS = ChatModel(
-    special=MISTRAL.special,
-    marks=(),
-    template=_turns("[INST]", "</s>", "", "[TOOL_CALLS]name[ARGS]{}"),
-    eos="</s>",
-)
+MISTRAL_ARGS = replace(MISTRAL, template=_turns("[INST]", "</s>", "", "[TOOL_CALLS]name[ARGS]{}"))
+_HARMONY = ("start", "end", "message", "channel", "constrain", "call", "return")
 GPT_OSS = ChatModel(
-    special=(
-        "<|start|>",
-        "<|end|>",
-        "<|message|>",
-        "<|channel|>",
-        "<|constrain|>",
-        "<|call|>",
-        "<|return|>",
-    ),
+    special=tuple(f"<|{name}|>" for name in _HARMONY),
     marks=(),
     template=_turns("<|start|>", "<|end|>", "<|start|>assistant", "<|channel|>commentary"),
     eos="<|return|>",

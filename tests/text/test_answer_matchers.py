@@ -11,16 +11,14 @@ import pytest
 
 from diffuspec.algorithm.draft_tree import chain, path_to
 from diffuspec.core.errors import InvalidRequestError
-from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import SamplingParams, StructuredOutput
 from diffuspec.core.types import EMPTY_TREE, DraftRequest, DraftTree, VerifyRequest
 from diffuspec.pairs.tiny import TARGET
 from diffuspec.text.answer_matchers import AnswerMatchers
-from diffuspec.text.grammars import Grammars, grammars_of
-from diffuspec.text.tokenizer import load_tokenizer
+from diffuspec.text.grammars import Grammars
+from tests.support.tiny_target import GRAMMARS, INFO, encode
 from tests.support.trees import merge_paths
 
-INFO = TargetInfo(vocab_size=4095, max_model_len=512, max_sequences=2, eos_token_ids=(2,))
 PROMPT = [5, 6, 7]
 SCHEMA = {
     "type": "object",
@@ -32,21 +30,11 @@ FORM = StructuredOutput(json_schema=json.dumps(SCHEMA))
 FOREVER = float("inf")
 EXPLODING = StructuredOutput(regex="x|((a{1000}){1000}){1000}")
 AMBIGUOUS = StructuredOutput(grammar='start: ("a"{1,1000000}){1,1000000}')
-TOKENIZER: Any = load_tokenizer(TARGET).backend_tokenizer
-
-
-@pytest.fixture(scope="module")
-def grammars() -> Grammars:
-    return grammars_of(TARGET, INFO)
 
 
 @pytest.fixture
-def matchers(grammars: Grammars) -> AnswerMatchers:
-    return AnswerMatchers(grammars, FOREVER)
-
-
-def encode(text: str) -> list[int]:
-    return list(TOKENIZER.encode(text, add_special_tokens=False).ids)
+def matchers() -> AnswerMatchers:
+    return AnswerMatchers(GRAMMARS, FOREVER)
 
 
 def request(
@@ -86,10 +74,9 @@ def test_eos_is_never_a_node(matchers: AnswerMatchers) -> None:
     assert admitted.nodes == [0] and allowed(admitted.masks[1]) == [2]
 
 
-def test_every_row_has_the_mask_of_its_tokens_alone(grammars: Grammars) -> None:
+def test_every_row_has_the_mask_of_its_tokens_alone(matchers: AnswerMatchers) -> None:
     """Trees of right and wrong branches, answers that grow, go back and are of another request."""
     rng = random.Random(0)
-    matchers = AnswerMatchers(grammars, FOREVER)
     texts = ['{"name": "An owl', '{"name": "Rex", "age": 12', '{ "name": ""', '{"name": "Re']
     for _ in range(30):
         text = encode(rng.choice(texts))
@@ -100,7 +87,7 @@ def test_every_row_has_the_mask_of_its_tokens_alone(grammars: Grammars) -> None:
         admitted = matchers.admit(request(answer, tree, name=name))
         for row, node in enumerate([-1, *admitted.nodes]):
             said = [tree.token_ids[one] for one in path_to(tree, node)]
-            alone = AnswerMatchers(grammars, FOREVER).admit(request([*answer, *said]))
+            alone = AnswerMatchers(GRAMMARS, FOREVER).admit(request([*answer, *said]))
             assert np.array_equal(alone.masks[0], admitted.masks[row])
 
 
@@ -110,8 +97,7 @@ def test_an_answer_of_another_form_is_refused(matchers: AnswerMatchers) -> None:
     matchers.admit(request(encode("{")))  # under the same id
 
 
-def test_a_draft_beyond_the_limits_leaves_its_answer_as_it_is(grammars: Grammars) -> None:
-    matchers = AnswerMatchers(grammars, FOREVER)
+def test_a_draft_beyond_the_limits_leaves_its_answer_as_it_is(matchers: AnswerMatchers) -> None:
     [a, x] = encode("a") + encode("x")
     exploding = matchers.admit(request([], chain([a] * 9), EXPLODING))
     assert len(exploding.nodes) < 9 and allowed(exploding.masks[0]) == [a, x]
@@ -139,8 +125,7 @@ def test_what_is_forced_is_the_only_next_token(matchers: AnswerMatchers) -> None
     assert guide.next_tokens([word], [the]) == []
 
 
-def test_only_so_many_answers_are_kept(grammars: Grammars) -> None:
-    matchers = AnswerMatchers(grammars, FOREVER)
+def test_only_so_many_answers_are_kept(matchers: AnswerMatchers) -> None:
     for number in range(40):
         matchers.admit(request(encode("{"), name=str(number)))
     assert len(matchers._matchers) == 2 * INFO.max_sequences
@@ -149,9 +134,7 @@ def test_only_so_many_answers_are_kept(grammars: Grammars) -> None:
     assert len(matchers._matchers) == 2 * INFO.max_sequences - 1
 
 
-def test_drafts_are_admitted_as_far_as_there_is_time_and_the_answer_goes_on(
-    grammars: Grammars,
-) -> None:
+def test_drafts_are_admitted_as_far_as_there_is_time_and_the_answer_goes_on() -> None:
     right = encode('{"name": "Rex", "age": 7}')
-    admitted = AnswerMatchers(grammars, -1.0).admit(request([], chain(right)))
+    admitted = AnswerMatchers(GRAMMARS, -1.0).admit(request([], chain(right)))
     assert admitted.nodes == [] and allowed(admitted.masks[0])

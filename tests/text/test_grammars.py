@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,9 @@ from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import StructuredOutput
 from diffuspec.pairs.tiny import TARGET
 from diffuspec.text.grammars import Grammars, grammars_of
-from diffuspec.text.tokenizer import load_tokenizer
+from tests.support.tiny_target import EOS, GRAMMARS, INFO, encode
 
-INFO = TargetInfo(vocab_size=4095, max_model_len=512, max_sequences=2, eos_token_ids=(2,))
 DOUBLING = "start: T0\n" + "\n".join(f"T{n}: T{n + 1} T{n + 1}" for n in range(60)) + '\nT60: "a"'
-
-
-@pytest.fixture(scope="module")
-def grammars() -> Grammars:
-    return grammars_of(TARGET, INFO)
-
-
-@pytest.fixture(scope="module")
-def encode() -> Callable[[str], list[int]]:
-    tokenizer = load_tokenizer(TARGET).backend_tokenizer
-    return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 @pytest.mark.parametrize(
@@ -47,20 +34,15 @@ def encode() -> Callable[[str], list[int]]:
         ({"grammar": 'root ::= "a" some_b+\nsome_b ::= "b" | "c"'}, "abcb"),
     ],
 )
-def test_a_text_of_the_form_ends_with_eos(
-    grammars: Grammars, encode: Callable[[str], list[int]], form: dict[str, Any], text: str
-) -> None:
-    matcher = grammars.compile(StructuredOutput(**form))
-    token_ids = [*encode(text), 2]
-    assert matcher.try_consume_tokens(token_ids[:-1]) == len(token_ids) - 1
-    assert matcher.is_accepting() and matcher.compute_bitmask()[0] & 0b100
+def test_a_text_of_the_form_ends_with_eos(form: dict[str, Any], text: str) -> None:
+    matcher, token_ids = GRAMMARS.compile(StructuredOutput(**form)), encode(text)
+    assert matcher.try_consume_tokens(token_ids) == len(token_ids)
+    assert matcher.is_accepting() and matcher.compute_bitmask()[0] & 1 << EOS
 
 
 @pytest.mark.parametrize("indent", [None, 2, "\t"])
-def test_space_between_the_parts_of_json_is_bounded(
-    grammars: Grammars, encode: Callable[[str], list[int]], indent: int | str | None
-) -> None:
-    matcher = grammars.compile(StructuredOutput(json_object=True))
+def test_space_between_the_parts_of_json_is_bounded(indent: int | str | None) -> None:
+    matcher = GRAMMARS.compile(StructuredOutput(json_object=True))
     token_ids = encode(json.dumps({"a": [1, {"b": None}]}, indent=indent))
     assert matcher.try_consume_tokens(token_ids) == len(token_ids)
     matcher.reset()
@@ -91,11 +73,9 @@ def test_space_between_the_parts_of_json_is_bounded(
         ({"grammar": "root ::= " + "(" * 10_000}, "cannot be used: it is nested too deeply"),
     ],
 )
-def test_a_form_that_cannot_be_is_refused(
-    grammars: Grammars, form: dict[str, Any], message: str
-) -> None:
+def test_a_form_that_cannot_be_is_refused(form: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
-        grammars.compile(StructuredOutput(**form))
+        GRAMMARS.compile(StructuredOutput(**form))
 
 
 def test_a_form_is_compiled_once_while_it_is_in_use() -> None:

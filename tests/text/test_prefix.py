@@ -47,22 +47,28 @@ def test_tokens_are_appended_with_the_text_that_each_released():
     assert prefix.finish_reason is None
 
 
-def test_eos_ends_the_answer_inside_a_run_and_is_kept_without_text():
-    prefix = make()
-    assert append(prefix, *ids("ab"), EOS, *ids("c")) == ((*ids("ab"), EOS), "ab")
-    assert prefix.finish_reason is FinishReason.STOP
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+ENDS: dict[str, tuple[dict[str, Any], tuple[int, ...], int, str, FinishReason]] = {
+    # its parameters, what follows, how much of it is kept, its text, and why it ended
+    "EOS, kept without text": ({}, (*ids("ab"), EOS, *ids("c")), 3, "ab", STOP),
+    "EOS, ignored": (
+        {"ignore_eos": True, "max_tokens": 3}, (*ids("a"), EOS, *ids("bc")), 3, "ab", LENGTH,
+    ),
+    "a stop token though EOS is ignored": (
+        {"ignore_eos": True, "stop_token_ids": ids("b")}, (EOS, *ids("abc")), 3, "a", STOP,
+    ),
+    "max_tokens inside a run": ({"max_tokens": 2}, ids("abcd"), 2, "ab", LENGTH),
+    "EOS as the last allowed token": ({"max_tokens": 1}, (EOS,), 1, "", STOP),
+    "EOS without a detokenizer": ({"has_text": False}, (*ids("ab"), EOS, 7), 3, "", STOP),
+}  # fmt: skip
 
 
-def test_eos_is_a_token_like_any_other_when_it_is_ignored():
-    prefix = make(ignore_eos=True, max_tokens=3)
-    assert append(prefix, *ids("a"), EOS, *ids("bc")) == ((*ids("a"), EOS, *ids("b")), "ab")
-    assert prefix.finish_reason is FinishReason.LENGTH
-
-
-def test_a_stop_token_id_ends_the_answer_even_when_eos_is_ignored():
-    prefix = make(ignore_eos=True, stop_token_ids=ids("b"))
-    assert append(prefix, EOS, *ids("abc")) == ((EOS, *ids("ab")), "a")
-    assert prefix.finish_reason is FinishReason.STOP
+@pytest.mark.parametrize("case", ENDS)
+def test_an_answer_ends_inside_a_run_of_tokens(case: str):
+    params, token_ids, num_kept, text, reason = ENDS[case]
+    prefix = make(**params)
+    assert append(prefix, *token_ids) == (token_ids[:num_kept], text)
+    assert prefix.finish_reason is reason
 
 
 @pytest.mark.parametrize(
@@ -87,18 +93,6 @@ def test_what_ends_an_answer_is_told_and_kept_if_wanted(
     assert prefix.stop_reason == reason
 
 
-def test_max_tokens_cuts_inside_a_run():
-    prefix = make(max_tokens=2)
-    assert append(prefix, *ids("abcd")) == (ids("ab"), "ab")
-    assert prefix.finish_reason is FinishReason.LENGTH
-
-
-def test_eos_as_the_last_allowed_token_is_a_stop():
-    prefix = make(max_tokens=1)
-    append(prefix, EOS)
-    assert prefix.finish_reason is FinishReason.STOP
-
-
 def test_a_stop_string_cuts_the_text_and_not_the_tokens_that_made_it():
     prefix = make(stop=("bc",))
     assert append(prefix, *ids("ab")) == (ids("ab"), "a")
@@ -109,12 +103,6 @@ def test_a_stop_string_cuts_the_text_and_not_the_tokens_that_made_it():
 def test_text_held_back_for_a_stop_string_comes_with_the_last_token():
     prefix = make(stop=("bcd",), max_tokens=3)
     assert prefix.append(ids("abc")) == ["a", "", "bc"]
-
-
-def test_without_a_detokenizer_tokens_have_no_text():
-    prefix = make(has_text=False)
-    assert append(prefix, *ids("ab"), EOS, 7) == ((*ids("ab"), EOS), "")
-    assert prefix.finish_reason is FinishReason.STOP
 
 
 def test_a_prefix_handed_out_is_read_only_and_does_not_change():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,19 +16,24 @@ from diffuspec.text.prompt import Cut, encode_prompt
 WORDS = "to be or not to be that is the question whether tis nobler in the mind "
 
 
-class CountingTokenizer:
-    """A tokenizer trained on a few words, which counts the characters that it is given."""
+@cache
+def trained() -> Tokenizer:
+    """Return a tokenizer trained on a few words."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=400, show_progress=False)
+    tokenizer.train_from_iterator([WORDS * 5, " " * 400], trainer)
+    return tokenizer
 
-    def __init__(self) -> None:
-        self._inner = Tokenizer(models.BPE())
-        self._inner.pre_tokenizer = pre_tokenizers.ByteLevel()
-        trainer = trainers.BpeTrainer(vocab_size=400, show_progress=False)
-        self._inner.train_from_iterator([WORDS * 5, " " * 400], trainer)
-        self.num_characters = 0
+
+class CountingTokenizer:
+    """A tokenizer that counts the characters that it is given."""
+
+    num_characters = 0
 
     def encode_batch(self, texts: list[str], add_special_tokens: bool) -> Any:
         self.num_characters += sum(map(len, texts))
-        return self._inner.encode_batch(texts, add_special_tokens=add_special_tokens)
+        return trained().encode_batch(texts, add_special_tokens=add_special_tokens)
 
 
 @pytest.fixture

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.core.errors import InvalidRequestError, VerifierError
@@ -55,8 +57,13 @@ def engine():
         yield engine
 
 
+@pytest.fixture(scope="module")
+def model():
+    return AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+
+
 @pytest.mark.parametrize("num_tokens", [1, 2, 65, 66, 150])
-def test_prompts_have_the_log_probabilities_of_one_pass(engine: Engine, num_tokens: int):
+def test_prompts_have_the_log_probabilities_of_one_pass(engine: Engine, model, num_tokens: int):
     token_ids = engine.encode("The owl said that the ring is in the forest. " * 20)[:num_tokens]
     scored = SamplingParams(max_tokens=6, prompt_logprobs=3)
     [answer, again] = engine.generate([token_ids.tolist()] * 2, scored)
@@ -65,17 +72,14 @@ def test_prompts_have_the_log_probabilities_of_one_pass(engine: Engine, num_toke
     assert len(again.prompt_logprobs) == num_tokens - 1
     assert len(answer.prompt_logprobs) == num_tokens - 1
     for found, expected in zip(
-        answer.prompt_logprobs, expected_logprobs(engine, token_ids), strict=True
+        answer.prompt_logprobs, expected_logprobs(model, token_ids), strict=True
     ):
         assert found.logprob == pytest.approx(expected, abs=1e-3)
         assert len(found.top) == 3
 
 
-def expected_logprobs(engine: Engine, token_ids: np.ndarray) -> list[float]:
+def expected_logprobs(model: Any, token_ids: np.ndarray) -> list[float]:
     """One pass of transformers' own model."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(engine.config.target.path, dtype=torch.float32)
     with torch.inference_mode():
         logits = model(torch.tensor(token_ids[None].astype(np.int64))).logits[0]
     rows = logits.log_softmax(-1)[:-1]
