@@ -60,8 +60,8 @@ def connect(tmp_path: Path, tokenizer: Any) -> Iterator[Callable[..., RemoteDraf
 
 
 def plain(model: Any, inputs: Any, **options: Any) -> list[int]:
-    found = model.generate(**inputs, do_sample=False, max_new_tokens=NUM_TOKENS, **options)
-    return found[0].tolist()
+    options = {"do_sample": False, "max_new_tokens": NUM_TOKENS, **options}
+    return model.generate(**inputs, **options)[0].tolist()
 
 
 @pytest.fixture(scope="module")
@@ -162,20 +162,16 @@ def test_what_cannot_be_drafted_for_is_decoded_as_ever_with_one_warning(
 ):
     server = scripted(lambda _: [1])
     drafts = connect()
-    for options in (
+    for option in (
         {"num_beams": 2},
         {"num_return_sequences": 2, "num_beams": 2},
         {"stop_strings": ["the", "a"], "tokenizer": tokenizer},
         {"use_cache": False},
         {"cache_implementation": "static"},
     ):
+        options: Any = {"do_sample": False, "max_new_tokens": 16, **option}
         answer = plain(model, prompts[0], **options)
-        assert (
-            drafts.generate(
-                model, prompts[0], do_sample=False, max_new_tokens=NUM_TOKENS, **options
-            )[0].tolist()
-            == answer
-        ), options
+        assert drafts.generate(model, prompts[0], **options)[0].tolist() == answer, option
     assert caplog.text.count("decoding goes on without drafts") == 1
     assert all(one.WhichOneof("message") == "hello" for one in server.requests)
 

@@ -168,7 +168,8 @@ def test_calls_can_be_demanded_and_inputs_fit_their_schemas(drafting: Anthropic)
     short = {"type": "string", "pattern": "^[A-Z][a-z]{2,8}$"}
     schema = CITY | {"properties": {"city": short}, "additionalProperties": False}
     tool = WEATHER | {"input_schema": schema, "strict": True}
-    how = HOW | {"max_tokens": 80, "tools": [tool, tool | {"name": "other"}]}
+    how = HOW | {"max_tokens": 80, "extra_body": {"temperature": 0}}
+    how |= {"tools": [tool, tool | {"name": "other"}]}
     choices: Any = [
         {"type": "tool", "name": "weather"},
         {"type": "any", "disable_parallel_tool_use": True},
@@ -184,7 +185,8 @@ def test_calls_can_be_demanded_and_inputs_fit_their_schemas(drafting: Anthropic)
 
 def test_a_text_has_the_form_that_is_asked_for(drafting: Anthropic):
     form: Any = {"format": {"type": "json_schema", "schema": PARIS_OR_ROME}}
-    [text] = drafting.messages.create(**HOW | {"max_tokens": 40}, output_config=form).content
+    how = HOW | {"max_tokens": 40, "extra_body": {"temperature": 0}}
+    [text] = drafting.messages.create(**how, output_config=form).content
     assert text.type == "text" and json.loads(text.text)["city"] in ("Paris", "Rome")
 
 
