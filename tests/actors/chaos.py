@@ -4,8 +4,6 @@ Besides, all steps of the verifier fail. The order is random with a seed; a faul
 the pipeline has recovered from the last one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """The embedded pair as a pipeline, and what the roles must agree on."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

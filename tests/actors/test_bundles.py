@@ -1,7 +1,5 @@
 """Bundles of a pipeline, and what is said when a cluster has no room for them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

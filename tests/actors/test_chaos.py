@@ -5,15 +5,12 @@ rank and to one of two, while faults are injected. Every answer must have the to
 decoding in one process; none may be lost or stuck. `make chaos` asks 200.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
-from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
 from actors.pipeline import Pipeline
@@ -82,12 +79,8 @@ def _sampling(number: int) -> SamplingParams:
 
 @pytest.mark.parametrize("num_ranks", [1, 2], ids=["one rank", "two ranks"])
 async def test_no_answer_changes_while_processes_and_nodes_are_killed_stopped_and_slowed_down(
-    questions: list[Question],
-    num_ranks: int,
-    cluster: Cluster,
-    report: Callable[[str], None],
-    pytestconfig: pytest.Config,
-) -> None:
+    questions, num_ranks, cluster, report, pytestconfig
+):
     asked, tokens = questions[num_ranks - 1 :: 2], Tokens()
     async with Nodes(cluster) as nodes, Pipeline(_config(num_ranks)) as pipeline:
         rng = random.Random(pytestconfig.getoption("--chaos-seed") + num_ranks)

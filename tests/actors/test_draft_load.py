@@ -1,7 +1,5 @@
 """The load of a draft server is that of its last seconds."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A pool of draft servers on Ray: engines at one address, servers that come and go."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -85,7 +83,7 @@ def process_at(address: str) -> int:
 
 @pytest.mark.process
 @pytest.mark.usefixtures("cluster")
-async def test_engines_of_a_killed_server_have_drafts_again_from_another(tmp_path: Path) -> None:
+async def test_engines_of_a_killed_server_have_drafts_again_from_another(tmp_path):
     path = tmp_path / "s"
     async with pool_of(path, min_servers=2, max_servers=2) as (pool, proxy):
         clients = [connect(path) for _ in range(2)]
@@ -104,9 +102,7 @@ async def test_engines_of_a_killed_server_have_drafts_again_from_another(tmp_pat
 
 @pytest.mark.process
 @pytest.mark.usefixtures("cluster")
-async def test_a_pool_grows_with_what_is_wanted_and_engines_move_to_the_new_server(
-    tmp_path: Path,
-) -> None:
+async def test_a_pool_grows_with_what_is_wanted_and_engines_move_to_the_new_server(tmp_path):
     path = tmp_path / "s"
     scaling = {"max_servers": 2, "target_drafting_share": 1e-6, "up_seconds": 0.5}
     async with pool_of(path, **scaling) as (pool, proxy):
@@ -123,7 +119,7 @@ async def test_a_pool_grows_with_what_is_wanted_and_engines_move_to_the_new_serv
             client.close()
 
 
-def test_the_file_of_the_embedded_pair_s_pool_is_right() -> None:
+def test_the_file_of_the_embedded_pair_s_pool_is_right():
     config = read_pool(Path("deploy/draft_pool.yaml"))
     assert config.scaling.max_servers == 4 and config.server.drafter.kind == "diffuspec"
 
@@ -137,7 +133,7 @@ def test_the_file_of_the_embedded_pair_s_pool_is_right() -> None:
         ("server: {preset: tiny}\nreplicas: 2", "unknown key `replicas`"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_that_is_wrong_is_refused_by_name(tmp_path, text, message):
     file = tmp_path / "pool.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):

@@ -1,9 +1,5 @@
 """The number of draft servers follows the drafts that wait and the time spent drafting."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import pytest
 
 from actors.draft_load import DraftLoad
@@ -12,11 +8,7 @@ from diffuspec.core.errors import ConfigError
 from diffuspec.core.validation import validate
 
 SCALING = DraftScaling(
-    max_servers=4,
-    target_drafting_share=0.5,
-    target_queued=2.0,
-    up_seconds=10.0,
-    down_seconds=60.0,
+    max_servers=4, target_drafting_share=0.5, target_queued=2.0, up_seconds=10.0, down_seconds=60.0
 )
 
 
@@ -40,7 +32,7 @@ def load(num_engines: int, num_queued: float = 0.0, share: float = 0.0) -> Draft
         ([load(1, share=1.0), load(2, share=1.0)], 3),
     ],
 )
-def test_the_load_is_divided_by_what_each_should_have(loads: Sequence[DraftLoad], expected: int):
+def test_the_load_is_divided_by_what_each_should_have(loads, expected):
     assert wanted_servers(loads, SCALING) == expected
 
 
@@ -65,9 +57,7 @@ def wishes(*numbers: int) -> list[Wish]:
         (9, [], 4),  # the bounds hold whatever was wanted
     ],
 )
-def test_a_number_changes_for_what_has_been_wanted_for_a_while(
-    num_servers: int, record: Sequence[int], expected: int
-):
+def test_a_number_changes_for_what_has_been_wanted_for_a_while(num_servers, record, expected):
     assert decide(num_servers, wishes(*record), 0.0, SCALING) == expected
 
 

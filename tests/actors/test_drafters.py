@@ -4,13 +4,11 @@ Two have a process of their own, one of which is sent hidden states of the targe
 coordinator's, and three beside the target in that of rank 0, of two ranks.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
 import pytest
 import pytest_asyncio
@@ -94,7 +92,7 @@ async def settled(pipeline: Pipeline) -> ServiceStatus:
     return status
 
 
-async def test_only_a_drafter_with_a_model_has_a_process(pipeline: Pipeline) -> None:
+async def test_only_a_drafter_with_a_model_has_a_process(pipeline):
     names = [report.name for report in await pipeline.describe()]
     assert names == [
         "coordinator",
@@ -112,9 +110,7 @@ async def test_only_a_drafter_with_a_model_has_a_process(pipeline: Pipeline) -> 
     ]
 
 
-async def test_each_of_several_requests_together_is_drafted_for_as_it_names(
-    pipeline: Pipeline, expected: Mapping[SamplingParams, tuple[int, ...]]
-) -> None:
+async def test_each_of_several_requests_together_is_drafted_for_as_it_names(pipeline, expected):
     jobs = [(sampling, drafter) for sampling in (GREEDY, SAMPLED) for drafter in CHOICES]
     answers = await asyncio.gather(*(answer(pipeline, *job) for job in jobs))
     assert [tokens for tokens, _ in answers] == [expected[sampling] for sampling, _ in jobs]
@@ -122,9 +118,7 @@ async def test_each_of_several_requests_together_is_drafted_for_as_it_names(
     assert [drafter for drafter, (_, num_accepted) in greedy.items() if not num_accepted] == []
 
 
-async def test_the_hidden_states_of_a_prompt_cross_to_the_drafter_that_reads_them(
-    pipeline: Pipeline,
-) -> None:
+async def test_the_hidden_states_of_a_prompt_cross_to_the_drafter_that_reads_them(pipeline):
     async def num_bytes_sent(role: str) -> int:
         return (await pipeline.link_bytes())[f"coordinator - {role}"][0]
 
@@ -137,7 +131,7 @@ async def test_the_hidden_states_of_a_prompt_cross_to_the_drafter_that_reads_the
     assert sent > STATE_BYTES * len(question.split())
 
 
-async def test_an_unknown_drafter_is_refused_with_the_known_ones(pipeline: Pipeline) -> None:
+async def test_an_unknown_drafter_is_refused_with_the_known_ones(pipeline):
     with pytest.raises(InvalidRequestError, match=r"one of pld, answers, small, .*, got 'other'"):
         await answer(pipeline, GREEDY, "other")
 
@@ -150,11 +144,8 @@ async def test_an_unknown_drafter_is_refused_with_the_known_ones(pipeline: Pipel
     ],
 )
 async def test_drafts_come_back_when_their_process_is_lost_in_between(
-    pipeline: Pipeline,
-    expected: Mapping[SamplingParams, tuple[int, ...]],
-    drafters: Sequence[str],
-    victims: Sequence[str],
-) -> None:
+    pipeline, expected, drafters, victims
+):
     places = {report.name: report.place for report in await pipeline.describe()}
     jobs = [*itertools.product((GREEDY, SAMPLED), drafters)]
     streams = [pipeline.stream(PROMPT, sampling, drafted_by(name)) for sampling, name in jobs]

@@ -1,7 +1,5 @@
 """Series of pipelines through Ray's own exporter, as Prometheus reads them on a cluster."""
 
-from __future__ import annotations
-
 import asyncio
 import urllib.request
 

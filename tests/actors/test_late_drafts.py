@@ -1,7 +1,5 @@
 """A draft that is late is no reason to end its drafter: the first one reads the whole prompt."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Which cluster a command runs on."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

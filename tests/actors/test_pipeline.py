@@ -1,7 +1,5 @@
 """A pipeline on a cluster of several nodes on this machine, with GPUs that are names alone."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Placement groups: what is granted, what is refused, and where the ranks of a verifier land."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The configuration of a pipeline: defaults, what is refused, and what the errors say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +39,9 @@ def test_a_file_is_read(tmp_path: Path):
     ("sections", "message"),
     [
         ({"placements": {}}, "unknown key `placements`; did you mean `placement`?"),
-        (
-            {"placement": {"strategy": "PACKED"}},
-            "strategy must be .*'STRICT_SPREAD', got",
-        ),
-        (
-            {"placement": {"drafter": {"gpus": 1}}},
-            "drafter: unknown key `gpus`; did you",
-        ),
-        (
-            {"placement": {"drafter": {"count": 0}}},
-            "drafter.count must be 1 or more, got 0",
-        ),
+        ({"placement": {"strategy": "PACKED"}}, "strategy must be .*'STRICT_SPREAD', got"),
+        ({"placement": {"drafter": {"gpus": 1}}}, "drafter: unknown key `gpus`; did you"),
+        ({"placement": {"drafter": {"count": 0}}}, "drafter.count must be 1 or more, got 0"),
         ({"rpc": {"host": "0.0.0.0"}}, "host must be an address that the other roles can reach"),
         ({"rpc": {"port": 70_000}}, "rpc.port must be at most 65535, got 70000"),
         ({"placement": {"verifier": {"num_gpus": 1.5}}}, "share of one GPU or whole GPUs, got 1.5"),
@@ -97,10 +86,7 @@ def test_a_file_is_read(tmp_path: Path):
         ({"rpc": {"tls": {"ca": "a"}}}, "rpc.tls.certificate is missing"),
         ({"deadlines": {"verify_seconds": 0}}, "deadlines.verify_seconds must be above 0, got 0"),
         ({"engine": {"preset": "small"}}, "preset must be tiny or smollm2, got 'small'"),
-        (
-            {"engine": {**TINY, "targets": {}}},
-            "engine: unknown key `targets`; did you",
-        ),
+        ({"engine": {**TINY, "targets": {}}}, "engine: unknown key `targets`; did you"),
         (
             {"engine": {**TINY, "drafter": {"path": "d", "device": "cuda"}}},
             "engine.drafter.device is cuda, but placement.drafter.num_gpus is 0",

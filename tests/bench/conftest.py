@@ -1,7 +1,5 @@
 """A pair of small random models on disk, and systems that answer as they are told."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Sequence

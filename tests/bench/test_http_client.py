@@ -1,7 +1,5 @@
 """The load client against the HTTP application."""
 
-from __future__ import annotations
-
 import httpx2
 import pytest
 

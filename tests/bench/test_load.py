@@ -1,7 +1,5 @@
 """Load on fake services, in virtual time: who asks when, and what is made of the times."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncGenerator

@@ -5,7 +5,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -39,9 +38,7 @@ def bench(options: BenchOptions) -> tuple[int, str]:
     return code, console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_run_writes_tables_figures_and_plots(
-    pair: tuple[Path, Path], questions: Path, tmp_path: Path
-) -> None:
+def test_a_run_writes_tables_figures_and_plots(pair, questions, tmp_path):
     target, drafter = pair
     out = tmp_path / "out" / "bench"
     threads = torch.get_num_threads()
@@ -76,8 +73,8 @@ def test_a_run_writes_tables_figures_and_plots(
 
 
 def test_the_suite_sets_every_system_that_the_target_has_beside_the_papers(
-    pair: tuple[Path, Path], questions: Path, tmp_path: Path
-) -> None:
+    pair, questions, tmp_path
+):
     options = BenchOptions(
         *pair, questions=questions, limit=1, max_tokens=6, out=tmp_path, suite="spec-bench"
     )
@@ -96,9 +93,7 @@ def test_the_suite_sets_every_system_that_the_target_has_beside_the_papers(
     assert low == high == 1
 
 
-def test_a_killed_run_goes_on_where_it_was(
-    pair: tuple[Path, Path], questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_goes_on_where_it_was(pair, questions, tmp_path, monkeypatch):
     options = BenchOptions(
         *pair, questions=questions, max_tokens=4, out=tmp_path, systems=("pld",), resume=True,
         suite="spec-bench",
@@ -120,9 +115,7 @@ def test_a_killed_run_goes_on_where_it_was(
     assert [len(line) > 0 for line in journal.read_text().splitlines()] == [True] * len(lines)
 
 
-def test_load_is_measured_with_speculation_on_and_off(
-    pair: tuple[Path, Path], questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_is_measured_with_speculation_on_and_off(pair, questions, tmp_path, monkeypatch):
     monkeypatch.setattr(main, "CONCURRENCIES", (1, 3))
     code, text = bench(
         BenchOptions(*pair, questions=questions, max_tokens=4, load=True, out=tmp_path)
@@ -134,17 +127,13 @@ def test_load_is_measured_with_speculation_on_and_off(
     assert found == [(name, n, 24) for n in (1, 3) for name in ("speculation", "off")]
 
 
-def test_load_needs_questions_that_leave_room_for_an_answer(
-    pair: tuple[Path, Path], questions: Path, tmp_path: Path
-) -> None:
+def test_load_needs_questions_that_leave_room_for_an_answer(pair, questions, tmp_path):
     options = BenchOptions(*pair, questions=questions, max_tokens=190, load=True, out=tmp_path)
     with pytest.raises(ConfigError, match="no question leaves room for an answer of 190 tokens"):
         bench(options)
 
 
-def test_without_a_drafter_there_is_plain_decoding_and_transformers(
-    pair: tuple[Path, Path], questions: Path, tmp_path: Path
-) -> None:
+def test_without_a_drafter_there_is_plain_decoding_and_transformers(pair, questions, tmp_path):
     trace = tmp_path / "trace.json"
     options = BenchOptions(
         pair[0], questions=questions, limit=1, max_tokens=4, out=tmp_path, trace=trace
@@ -157,9 +146,7 @@ def test_without_a_drafter_there_is_plain_decoding_and_transformers(
     assert "verify" in [event["name"] for event in json.loads(trace.read_text())]
 
 
-def test_tokens_that_differ_end_in_exit_code_1(
-    pair: tuple[Path, Path], questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_that_differ_end_in_exit_code_1(pair, questions, tmp_path, monkeypatch):
     right = EngineSystem.answer
 
     def wrong(self: EngineSystem, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
@@ -177,9 +164,7 @@ def test_tokens_that_differ_end_in_exit_code_1(
     assert len(json.loads((tmp_path / "results.json").read_text())["mismatches"]) == 16
 
 
-def test_ablations_write_a_table_and_a_plot_per_sweep(
-    pair: tuple[Path, Path], questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ablations_write_a_table_and_a_plot_per_sweep(pair, questions, tmp_path, monkeypatch):
     chosen = [sweep for sweep in sweeps() if sweep.name in ("beam_width", "draft_length")]
     monkeypatch.setattr(main, "sweeps", lambda: chosen)
     options = BenchOptions(
@@ -205,9 +190,7 @@ def test_ablations_write_a_table_and_a_plot_per_sweep(
     assert data["mismatches"] == []
 
 
-def test_the_pre_draft_study_writes_tables_and_a_plot(
-    pair: tuple[Path, Path], questions: Path, tmp_path: Path
-) -> None:
+def test_the_pre_draft_study_writes_tables_and_a_plot(pair, questions, tmp_path):
     options = BenchOptions(
         *pair, questions=questions, limit=1, max_tokens=4, pre_drafts=True, out=tmp_path / "out"
     )
@@ -221,18 +204,18 @@ def test_the_pre_draft_study_writes_tables_and_a_plot(
     assert len(data["overlap"]) == 7
 
 
-def test_plain_is_always_there_and_first() -> None:
+def test_plain_is_always_there_and_first():
     options = BenchOptions(systems=("paper", "fixed_8_path", "plain", "paper"))
     assert system_names(options, engine_config(options)) == ("plain", "paper", "fixed_8_path")
 
 
-def test_a_study_loads_the_pairs_own_drafter_alone() -> None:
+def test_a_study_loads_the_pairs_own_drafter_alone():
     assert "sps" in engine_config(BenchOptions()).drafters
     config = engine_config(BenchOptions(ablations=True))
     assert config.drafter == engine_config(BenchOptions()).drafter and config.drafters == {}
 
 
-def test_one_request_runs_at_a_time(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_one_request_runs_at_a_time(pair, tmp_path):
     (tmp_path / "x.bin").touch()
     config = engine_config(BenchOptions(*pair, ngram=tmp_path / "x.bin"))
     assert config.target.max_sequences == 1
@@ -263,9 +246,7 @@ def test_one_request_runs_at_a_time(pair: tuple[Path, Path], tmp_path: Path) -> 
         ({"questions": Path("none.jsonl")}, "cannot read questions from none.jsonl"),
     ],
 )
-def test_wrong_options_are_found_before_anything_is_loaded(
-    options: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_wrong_options_are_found_before_anything_is_loaded(options, message, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name in ("t", "d"):
         Path(name).mkdir()
@@ -279,14 +260,14 @@ def test_wrong_options_are_found_before_anything_is_loaded(
 @pytest.mark.parametrize(
     "options", [{"systems": ("plain", "nope")}, {"questions": Path("none.jsonl")}], ids=str
 )
-def test_wrong_names_are_found_by_the_options_themselves(options: dict[str, Any]) -> None:
+def test_wrong_names_are_found_by_the_options_themselves(options):
     with pytest.raises(ConfigError, match=r"nope|none\.jsonl"):
         BenchOptions(**options)
 
 
 def test_a_folder_that_cannot_be_made_is_found_before_anything_is_loaded(
-    pair: tuple[Path, Path], questions: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    pair, questions, monkeypatch
+):
     monkeypatch.setattr(Engine, "from_config", lambda *_: pytest.fail("loaded"))
     with pytest.raises(ConfigError, match=r"cannot write into .*questions\.jsonl"):
         run_benchmark(BenchOptions(*pair, questions=questions, out=questions / "out"))

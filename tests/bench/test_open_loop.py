@@ -1,7 +1,5 @@
 """Requests that come at a rate, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncGenerator

@@ -24,31 +24,29 @@ def coloured_share(path: Path) -> float:
     return float(np.mean(np.ptp(image, axis=-1) > 0.1))
 
 
-def test_speed_ups_are_bars(tmp_path: Path) -> None:
+def test_speed_ups_are_bars(tmp_path):
     plot_speedup(make_results().rows, tmp_path / "plot.png")
     assert coloured_share(tmp_path / "plot.png") > 0.05
 
 
-def test_time_shares_are_bars(tmp_path: Path) -> None:
+def test_time_shares_are_bars(tmp_path):
     plot_time_share(make_results().rows, tmp_path / "plot.png")
     assert coloured_share(tmp_path / "plot.png") > 0.05
 
 
-def test_acceptance_is_a_line_per_system(tmp_path: Path) -> None:
+def test_acceptance_is_a_line_per_system(tmp_path):
     plot_acceptance({"paper": [0.9, 0.5, 0.1], "cost_aware_path": [0.8]}, tmp_path / "plot.png")
     assert coloured_share(tmp_path / "plot.png") > 0.002
 
 
 @pytest.mark.parametrize("xs", [(1, 2), ("CPS", "neither")])
-def test_sweeps_are_lines_over_figures_or_names(
-    xs: tuple[float | str, ...], tmp_path: Path
-) -> None:
+def test_sweeps_are_lines_over_figures_or_names(xs, tmp_path):
     lines = [Line("measured", xs, (2.0, 3.0)), Line("paper", xs[:1], (7.0,))]
     plot_sweep("A sweep", "value", {"length": lines, "speed": lines}, tmp_path / "plot.png")
     assert coloured_share(tmp_path / "plot.png") > 0.002
 
 
-def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'diffuspec\[bench\]'"):

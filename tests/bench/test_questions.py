@@ -1,7 +1,6 @@
 """Reading question files."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ def line(**fields: Any) -> dict[str, Any]:
     return {"question_id": 1, "category": "qa", "turns": ["Who?"]} | fields
 
 
-def test_a_file_in_spec_bench_format_is_read(tmp_path: Path) -> None:
+def test_a_file_in_spec_bench_format_is_read(tmp_path):
     lines = [
         line(question_id=81, category="writing", turns=["Write.", "Again."]),
         line(question_id=481, category="rag", reference=[["yes", "Yes."]]),
@@ -28,13 +27,13 @@ def test_a_file_in_spec_bench_format_is_read(tmp_path: Path) -> None:
     ]
 
 
-def test_blank_lines_and_a_byte_order_mark_are_no_questions(tmp_path: Path) -> None:
+def test_blank_lines_and_a_byte_order_mark_are_no_questions(tmp_path):
     path = tmp_path / "q.jsonl"
     path.write_text("\ufeff" + json.dumps(line()) + "\r\n\n  \n", encoding="utf-8")
     assert len(load_questions(path)) == 1
 
 
-def test_a_line_of_vicunas_file_has_one_turn(tmp_path: Path) -> None:
+def test_a_line_of_vicunas_file_has_one_turn(tmp_path):
     lines = [{"question_id": 1, "text": "How?", "category": "generic"}]
     assert load_questions(write_lines(tmp_path / "q.jsonl", lines)) == [
         Question(1, "generic", ("How?",))
@@ -52,11 +51,11 @@ def test_a_line_of_vicunas_file_has_one_turn(tmp_path: Path) -> None:
         ("code", "code"),
     ],
 )
-def test_the_eight_mt_bench_categories_are_one_family(category: str, family: str) -> None:
+def test_the_eight_mt_bench_categories_are_one_family(category, family):
     assert Question(1, category, ("?",)).family == family
 
 
-def test_a_limit_holds_per_family() -> None:
+def test_a_limit_holds_per_family():
     questions = [
         Question(i, category, ("?",))
         for i, category in enumerate(["writing", "qa", "coding", "qa", "stem"])
@@ -90,9 +89,7 @@ def test_a_limit_holds_per_family() -> None:
         (line(reference=[[3]]), r"reference\[0\] must be a text or a list of texts"),
     ],
 )
-def test_what_is_wrong_is_named_with_file_and_line(
-    bad: object, message: str, tmp_path: Path
-) -> None:
+def test_what_is_wrong_is_named_with_file_and_line(bad, message, tmp_path):
     path = tmp_path / "q.jsonl"
     text = bad if isinstance(bad, str) else json.dumps(bad)
     path.write_text(f"{json.dumps(line(question_id=7))}\n{text}\n", encoding="utf-8")
@@ -100,20 +97,20 @@ def test_what_is_wrong_is_named_with_file_and_line(
         load_questions(path)
 
 
-def test_a_number_used_twice_names_both_lines(tmp_path: Path) -> None:
+def test_a_number_used_twice_names_both_lines(tmp_path):
     path = write_lines(tmp_path / "q.jsonl", [line(), line()])
     with pytest.raises(ConfigError, match=r"line 2: question_id 1 was used in line 1 already"):
         load_questions(path)
 
 
-def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_named(tmp_path):
     path = tmp_path / "q.jsonl"
     path.write_bytes(json.dumps(line()).encode() + b"\n\xff\n")
     with pytest.raises(ConfigError, match="line 2: not UTF-8 text"):
         load_questions(path)
 
 
-def test_a_file_that_is_missing_empty_or_a_folder_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_is_missing_empty_or_a_folder_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read questions from .*none\.jsonl: No such"):
         load_questions(tmp_path / "none.jsonl")
     with pytest.raises(ConfigError, match="Is a directory"):

@@ -1,7 +1,5 @@
 """The coordinator on simulated machines: exact times, answers of plain decoding, no chance."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

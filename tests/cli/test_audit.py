@@ -1,14 +1,7 @@
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 
-def test_audit_answers_with_and_without_drafts_and_counts_what_differs(
-    diffuspec: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_audit_answers_with_and_without_drafts_and_counts_what_differs(diffuspec, tmp_path):
     questions = tmp_path / "questions.jsonl"
     lines = [
         {"question_id": number, "category": "qa", "turns": [f"What is the capital of {country}?"]}

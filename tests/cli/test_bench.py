@@ -1,15 +1,9 @@
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from diffuspec.bench.main import BenchOptions
 from tests.cli.conftest import error_line
-
-Run = Callable[..., Any]
 
 
 @pytest.fixture
@@ -25,16 +19,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[BenchOptions]:
     return seen
 
 
-def test_without_options_the_whole_benchmark_runs(
-    diffuspec: Run, asked: list[BenchOptions]
-) -> None:
+def test_without_options_the_whole_benchmark_runs(diffuspec, asked):
     diffuspec("bench")
     assert asked == [BenchOptions()]
 
 
-def test_every_option_is_passed_on(
-    diffuspec: Run, asked: list[BenchOptions], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_option_is_passed_on(diffuspec, asked, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("t", "d", "n.bin", "q.jsonl"):
         Path(name).touch()
@@ -65,25 +55,21 @@ def test_every_option_is_passed_on(
 
 
 @pytest.mark.parametrize("study", ["ablations", "pre_drafts"])
-def test_studies_are_asked_for_by_a_flag(
-    diffuspec: Run, asked: list[BenchOptions], study: str
-) -> None:
+def test_studies_are_asked_for_by_a_flag(diffuspec, asked, study):
     diffuspec("bench", f"--{study.replace('_', '-')}")
     assert asked == [BenchOptions(**{study: True})]  # type: ignore[arg-type]
 
 
-def test_the_study_of_load_has_options_of_its_own(
-    diffuspec: Run, asked: list[BenchOptions]
-) -> None:
+def test_the_study_of_load_has_options_of_its_own(diffuspec, asked):
     diffuspec("bench", "--load", "--rounds", "20", "--data-parallel-size", "2")
     assert asked == [BenchOptions(load=True, rounds=20, data_parallel_size=2)]
 
 
-def test_exit_code_is_that_of_the_benchmark(diffuspec: Run, asked: list[BenchOptions]) -> None:
+def test_exit_code_is_that_of_the_benchmark(diffuspec, asked):
     assert diffuspec("bench").exit_code == 1
 
 
-def test_wrong_options_are_named(diffuspec: Run, asked: list[BenchOptions]) -> None:
+def test_wrong_options_are_named(diffuspec, asked):
     result = diffuspec("bench", "--limit", "0")
     assert error_line(result) == "--limit must be 1 or more, got 0"
     assert result.exit_code == 2

@@ -1,19 +1,12 @@
 """Commands on Ray: their options are their own, and without Ray the extra is named."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cli.conftest import error_line
-
-Run = Callable[..., Any]
 
 
 @pytest.fixture
@@ -26,17 +19,13 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("command", ["ray serve", "ray draft-pool"])
-def test_commands_on_ray_name_the_extra_that_they_need(
-    diffuspec: Run, no_ray: None, command: str
-) -> None:
+def test_commands_on_ray_name_the_extra_that_they_need(diffuspec, no_ray, command):
     result = diffuspec(*command.split())
     assert result.exit_code == 2
     assert f"diffuspec {command} needs Ray: pip install 'diffuspec[ray]'" in error_line(result)
 
 
-def test_a_batch_is_found_from_any_folder_where_an_installation_follows_a_checkout(
-    tmp_path: Path,
-) -> None:
+def test_a_batch_is_found_from_any_folder_where_an_installation_follows_a_checkout(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     program = "from diffuspec.cli import main; main()"
     ended = subprocess.run(
@@ -53,9 +42,7 @@ def test_a_batch_is_found_from_any_folder_where_an_installation_follows_a_checko
 
 
 @pytest.mark.parametrize("more", ["", "--address auto", "--engine data"])
-def test_a_batch_needs_ray_only_where_it_runs_on_it(
-    diffuspec: Run, no_ray: None, tmp_path: Path, more: str
-) -> None:
+def test_a_batch_needs_ray_only_where_it_runs_on_it(diffuspec, no_ray, tmp_path, more):
     (tmp_path / "in.jsonl").write_text('{"prompt": "Once"}\n')
     files = ("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl")
     result = diffuspec("batch", *files, *more.split())
@@ -64,6 +51,6 @@ def test_a_batch_needs_ray_only_where_it_runs_on_it(
     assert "pip install" not in refused.stderr and refused.exit_code in (1, 2)
 
 
-def test_options_are_those_of_the_command_itself(diffuspec: Run) -> None:
+def test_options_are_those_of_the_command_itself(diffuspec):
     assert "--retry-failed" in diffuspec("batch", "--help").stdout
     assert "--port must be" in error_line(diffuspec("ray", "serve", "--port", "0"))

@@ -1,18 +1,12 @@
 """`diffuspec draft-server`: what it would serve, and what it refuses before anything is loaded."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from diffuspec.pairs.tiny import DRAFTER, TARGET
 from tests.cli.conftest import error_line
 
 
-def test_it_explains_what_it_would_serve(diffuspec: Callable[..., Any]) -> None:
+def test_it_explains_what_it_would_serve(diffuspec):
     result = diffuspec("draft-server", "--pair", "tiny", "--explain", "--max-requests", "7")
     assert result.exit_code == 0
     lines = dict(line.split(None, 1) for line in result.stdout.splitlines())
@@ -22,7 +16,7 @@ def test_it_explains_what_it_would_serve(diffuspec: Callable[..., Any]) -> None:
     assert lines["vocabulary"].startswith("4095 tokens, digest ")
 
 
-def test_a_file_is_overridden_by_options(diffuspec: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_file_is_overridden_by_options(diffuspec, tmp_path):
     file = tmp_path / "drafts.yaml"
     file.write_text(f"drafter: {{kind: pld}}\ntokenizer: {TARGET}\ntenants: {{a: 2}}\n")
     result = diffuspec("draft-server", "--config", str(file), "--drafter-kind", "samd", "--explain")
@@ -47,15 +41,13 @@ def test_a_file_is_overridden_by_options(diffuspec: Callable[..., Any], tmp_path
         (["--pair", "tiny", "--token-file", "none.txt"], "cannot read the token in none.txt"),
     ],
 )
-def test_what_cannot_be_served_is_refused(
-    diffuspec: Callable[..., Any], arguments: list[str], message: str
-) -> None:
+def test_what_cannot_be_served_is_refused(diffuspec, arguments, message):
     result = diffuspec("draft-server", *arguments)
     assert result.exit_code in (1, 2)
     assert message in error_line(result)
 
 
-def test_a_share_of_nothing_is_refused(diffuspec: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_share_of_nothing_is_refused(diffuspec, tmp_path):
     file = tmp_path / "drafts.yaml"
     file.write_text(f"drafter: {{kind: pld}}\ntokenizer: {TARGET}\ntenants: {{a: 0}}\n")
     line = error_line(diffuspec("draft-server", "--config", str(file)))

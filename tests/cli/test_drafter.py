@@ -1,22 +1,15 @@
 """The commands that make and measure drafters."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from diffuspec.core.params import SpeculationParams
-from diffuspec.engine import Engine
-from diffuspec.pairs import parse_config
+from tests.pairs.factory.conftest import assert_drafts
 from tests.support.checkpoints import save_target
 
-Run = Callable[..., Any]
 NUM_ANSWERS = 44
-FIXED = SpeculationParams(policy="fixed")  # the default drafts only where that is faster
+SMALL = ["--device", "cpu", "--batch-tokens", "128"]
 
 
 @pytest.fixture(scope="module")
@@ -24,15 +17,23 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_target(tmp_path_factory.mktemp("target"), "llama")
 
 
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("answers") / "answers.jsonl"
+    line = {"prompt": [60, 61], "answer": [*range(62, 72)]}
+    path.write_text(f"{json.dumps(line)}\n" * NUM_ANSWERS)
+    return path
+
+
 def test_a_drafter_is_made_from_prompts_and_goes_on_after_its_end(
-    diffuspec: Run, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    diffuspec, target, tmp_path, monkeypatch
+):
     monkeypatch.setattr("diffuspec.pairs.factory.answers.MAX_ANSWER_TOKENS", 12)
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "drafter"
     lines = ({"prompt": f"question {i}"} for i in range(NUM_ANSWERS))
     prompts.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     options = ["--target", target, "--prompts", prompts, "--num-answers", str(NUM_ANSWERS)]
-    options += ["--layers", "1", "--batch-tokens", "128", "--device", "cpu", "--out", out]
+    options += ["--layers", "1", *SMALL, "--out", out]
     first = diffuspec("drafter", "train", *options, "--chunks", "1")
     assert first.exit_code == 0, first.stderr
     assert "GiB" in first.stderr and "acceptance" in first.stdout
@@ -50,66 +51,33 @@ def test_a_drafter_is_made_from_prompts_and_goes_on_after_its_end(
 
     measured = diffuspec("drafter", "evaluate", out, "--answers", answers)
     assert again.stdout.splitlines()[-1] in measured.stdout
-
-    config = parse_config(
-        {"target": {"path": target, "device": "cpu"}, "drafter": {"path": out, "device": "cpu"}}
-    )
-    with Engine.from_config(config) as engine:
-        [answer] = engine.generate(["question 1"], speculation=FIXED)
-    assert answer.stats.num_drafts > 0
+    assert_drafts(target, {"path": out, "device": "cpu"})
 
 
-def test_draft_heads_are_made_from_answers(diffuspec: Run, target: Path, tmp_path: Path) -> None:
-    answers, out = tmp_path / "answers.jsonl", tmp_path / "heads"
-    line = {"prompt": [60, 61], "answer": [*range(62, 72)]}
-    answers.write_text(f"{json.dumps(line)}\n" * NUM_ANSWERS)
-    options = ["--target", target, "--answers", answers, "--out", out, "--chunks", "1"]
-    made = diffuspec("drafter", "train", *options, "--kind", "medusa")
+@pytest.mark.parametrize(
+    "options",
+    ["--kind medusa", "--kind sps --layers 1", "--attention block_aligned --layers 1"],
+)
+def test_drafters_of_each_form_are_made_from_answers_and_measured(
+    diffuspec, target, answers, tmp_path, options
+):
+    given = ["--target", target, "--answers", answers, "--out", tmp_path, "--chunks", "1"]
+    made = diffuspec("drafter", "train", *given, *SMALL, *options.split())
     assert made.exit_code == 0, made.stderr
-    assert "right so far by position" in made.stdout
-    section = {"kind": "medusa", "path": out}
-    with Engine.from_config(
-        parse_config({"target": {"path": target, "device": "cpu"}, "drafter": section})
-    ) as engine:
-        [answer] = engine.generate(["question 1"], speculation=FIXED)
-    assert answer.stats.num_drafts > 0
-    wrong = diffuspec("drafter", "train", *options, "--kind", "oracle")
-    assert (
-        "--kind must be among diffuspec, sps, medusa, hydra, eagle, dflash, got 'oracle'"
-        in wrong.stderr
-    )
-
-
-def test_a_causal_lm_is_made_from_answers(diffuspec: Run, target: Path, tmp_path: Path) -> None:
-    answers, out = tmp_path / "answers.jsonl", tmp_path / "small"
-    line = {"prompt": [60, 61], "answer": [*range(62, 72)]}
-    answers.write_text(f"{json.dumps(line)}\n" * NUM_ANSWERS)
-    options = ["--target", target, "--out", out, "--layers", "1", "--chunks", "1"]
-    made = diffuspec("drafter", "train", *options, "--answers", answers, "--kind", "sps")
-    assert made.exit_code == 0, made.stderr
-    assert not (out / "ngram.arpa").exists()
-    measured = diffuspec("drafter", "evaluate", out, "--answers", answers)
+    if "medusa" in options:
+        assert "right so far by position" in made.stdout
+        assert_drafts(target, {"kind": "medusa", "path": tmp_path})
+        return
+    assert (tmp_path / "ngram.arpa").exists() == ("sps" not in options)
+    measured = diffuspec("drafter", "evaluate", tmp_path, "--answers", answers)
     assert made.stdout.splitlines()[-1] in measured.stdout
+    if "aligned" in options:
+        explained = diffuspec("model", "explain", tmp_path).stdout
+        assert "attention         block_aligned" in explained
+        assert "block             8 tokens" in explained
 
 
-def test_an_aligned_drafter_is_made_and_measured(
-    diffuspec: Run, target: Path, tmp_path: Path
-) -> None:
-    answers, out = tmp_path / "answers.jsonl", tmp_path / "aligned"
-    line = {"prompt": [60, 61], "answer": [*range(62, 72)]}
-    answers.write_text(f"{json.dumps(line)}\n" * NUM_ANSWERS)
-    options = ["--target", target, "--out", out, "--layers", "1", "--chunks", "1"]
-    options += ["--attention", "block_aligned", "--answers", answers]
-    made = diffuspec("drafter", "train", *options)
-    assert made.exit_code == 0, made.stderr
-    measured = diffuspec("drafter", "evaluate", out, "--answers", answers)
-    assert made.stdout.splitlines()[-1] in measured.stdout
-    explained = diffuspec("model", "explain", out)
-    assert "attention         block_aligned" in explained.stdout
-    assert "block             8 tokens" in explained.stdout
-
-
-def test_a_target_without_a_question_to_answer_says_so(diffuspec: Run, tmp_path: Path) -> None:
+def test_a_target_without_a_question_to_answer_says_so(diffuspec, tmp_path):
     plain = save_target(tmp_path / "target", "llama")
     (plain / "chat_template.jinja").unlink(missing_ok=True)
     result = diffuspec("drafter", "train", "--target", plain, "--out", tmp_path / "out")
@@ -130,14 +98,16 @@ def test_a_target_without_a_question_to_answer_says_so(diffuspec: Run, tmp_path:
             ["--block-size", "6"],
             "--block-size 6 has no effect without --kind dflash or --attention",
         ),
+        (
+            ["--kind", "oracle"],
+            "--kind must be among diffuspec, sps, medusa, hydra, eagle, dflash, got",
+        ),
         (["--device", "tpu"], "--device must be auto, cpu or cuda, got 'tpu'"),
         (["--answers", "a.jsonl", "--prompts", "b.jsonl"], "give --answers or --prompts"),
         (["--answers", "missing.jsonl"], "there is no file missing.jsonl"),
     ],
 )
-def test_wrong_options_are_named(
-    diffuspec: Run, target: Path, tmp_path: Path, options: list[str], message: str
-) -> None:
+def test_wrong_options_are_named(diffuspec, target, tmp_path, options, message):
     result = diffuspec("drafter", "train", "--target", target, "--out", tmp_path, *options)
     assert result.exit_code == 2
     assert message in result.stderr.splitlines()[-1]

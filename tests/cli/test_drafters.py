@@ -1,7 +1,5 @@
 """Which drafters of a file a command loads."""
 
-from __future__ import annotations
-
 import pytest
 
 from diffuspec.cli.options import EngineOptions, engine_config
@@ -9,11 +7,7 @@ from diffuspec.core.errors import ConfigError
 from diffuspec.pairs import parse_config
 
 FILE = parse_config(
-    {
-        "target": {"path": "t"},
-        "drafter": {"kind": "pld"},
-        "drafters": {"answers": {"kind": "samd"}},
-    }
+    {"target": {"path": "t"}, "drafter": {"kind": "pld"}, "drafters": {"answers": {"kind": "samd"}}}
 )
 
 

@@ -1,7 +1,5 @@
 """`diffuspec env`: one block for a report of a fault."""
 
-from __future__ import annotations
-
 import platform
 
 import pytest

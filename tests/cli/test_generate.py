@@ -1,10 +1,6 @@
-from __future__ import annotations
-
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,15 +12,12 @@ from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput
 from tests.cli.conftest import STEP, TEXT, FakeEngine, error_line
 
-Run = Callable[..., Any]
 QUESTION = [{"role": "user", "content": "Hi there"}]
 
 
 @pytest.mark.parametrize("ending", ["", "\n", "\r\n"])
 @pytest.mark.parametrize("source", ["argument", "file", "stdin", "-"])
-def test_prompt_comes_from_argument_file_or_stdin(
-    diffuspec: Run, engine: type[FakeEngine], tmp_path: Path, source: str, ending: str
-) -> None:
+def test_prompt_comes_from_argument_file_or_stdin(diffuspec, engine, tmp_path, source, ending):
     file = tmp_path / "question.txt"
     file.write_bytes(b"Hi there" + ending.encode())
     arguments = {"argument": ["Hi there"], "file": ["--file", str(file)], "stdin": [], "-": ["-"]}
@@ -33,7 +26,7 @@ def test_prompt_comes_from_argument_file_or_stdin(
     assert engine.last.prompt == QUESTION
 
 
-def test_text_on_stdout_and_statistics_on_stderr(diffuspec: Run, engine: type[FakeEngine]) -> None:
+def test_text_on_stdout_and_statistics_on_stderr(diffuspec, engine):
     result = diffuspec("generate", "Hi there")
     assert result.stdout == f"{TEXT}\n"
     assert result.stderr == (
@@ -43,14 +36,12 @@ def test_text_on_stdout_and_statistics_on_stderr(diffuspec: Run, engine: type[Fa
     assert engine.last.is_closed
 
 
-def test_quiet_drops_the_statistics(diffuspec: Run, engine: type[FakeEngine]) -> None:
+def test_quiet_drops_the_statistics(diffuspec, engine):
     result = diffuspec("generate", "Hi there", "--quiet")
     assert (result.stdout, result.stderr) == (f"{TEXT}\n", "")
 
 
-def test_terminal_tells_accepted_from_own_tokens(
-    diffuspec: Run, engine: type[FakeEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_terminal_tells_accepted_from_own_tokens(diffuspec, engine, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     result = diffuspec("generate", "Hi there")
@@ -59,12 +50,12 @@ def test_terminal_tells_accepted_from_own_tokens(
     assert "drafted and accepted" in result.stderr
 
 
-def test_terminal_gets_no_commands_from_the_model() -> None:
+def test_terminal_gets_no_commands_from_the_model():
     increment = RequestOutput((1,), 0, ("\x1b[2J",), "\x1b[2J", None, None, STEP)
     assert display._styled(increment).plain == "␛[2J"
 
 
-def test_json_holds_tokens_text_and_statistics(diffuspec: Run, engine: type[FakeEngine]) -> None:
+def test_json_holds_tokens_text_and_statistics(diffuspec, engine):
     result = diffuspec("generate", "Hi there", "--json")
     assert result.stderr == ""
     assert result.stdout.count("\n") == 1
@@ -80,7 +71,7 @@ def test_json_holds_tokens_text_and_statistics(diffuspec: Run, engine: type[Fake
     assert statistics["tokens_per_second"] == pytest.approx(40)
 
 
-def test_json_holds_logprobs_when_asked(diffuspec: Run, engine: type[FakeEngine]) -> None:
+def test_json_holds_logprobs_when_asked(diffuspec, engine):
     result = diffuspec("generate", "Hi there", "--json", "--logprobs", "2")
     logprobs = json.loads(result.stdout)["logprobs"]
     assert [entry["token_id"] for entry in logprobs] == [7, 8, 9, 2]
@@ -88,21 +79,19 @@ def test_json_holds_logprobs_when_asked(diffuspec: Run, engine: type[FakeEngine]
     assert logprobs[0] == {"token_id": 7, "logprob": -0.5, "top": top}
 
 
-def test_a_byte_order_mark_is_no_part_of_a_prompt(diffuspec: Run, engine: type[FakeEngine]) -> None:
+def test_a_byte_order_mark_is_no_part_of_a_prompt(diffuspec, engine):
     diffuspec("generate", "--raw", stdin="\ufeffdef f(\r\n")
     assert engine.last.prompt == "def f("
 
 
-def test_raw_prompt_is_text_and_system_is_a_message(
-    diffuspec: Run, engine: type[FakeEngine]
-) -> None:
+def test_raw_prompt_is_text_and_system_is_a_message(diffuspec, engine):
     diffuspec("generate", "def f(", "--raw")
     assert engine.last.prompt == "def f("
     diffuspec("generate", "Hi there", "--system", "Be brief.")
     assert engine.last.prompt == [{"role": "system", "content": "Be brief."}, *QUESTION]
 
 
-def test_sampling_options_arrive(diffuspec: Run, engine: type[FakeEngine]) -> None:
+def test_sampling_options_arrive(diffuspec, engine):
     diffuspec("generate", "Hi")
     assert engine.last.sampling == SamplingParams()
     options = (
@@ -128,9 +117,7 @@ def test_sampling_options_arrive(diffuspec: Run, engine: type[FakeEngine]) -> No
     )
 
 
-def test_a_seed_that_was_not_given_is_drawn_and_told(
-    diffuspec: Run, engine: type[FakeEngine]
-) -> None:
+def test_a_seed_that_was_not_given_is_drawn_and_told(diffuspec, engine):
     answers = [diffuspec("generate", "Hi", "--temperature", "1", "--json") for _ in range(2)]
     drawn = [json.loads(answer.stdout)["seed"] for answer in answers]
     assert drawn[0] != drawn[1] and engine.last.sampling.seed == drawn[1]
@@ -166,9 +153,7 @@ def models(config: EngineConfig) -> tuple[str, str | None, str | None]:
         ("--config FILE --target big --drafter none", ("big", None, "yaml.bin")),
     ],
 )
-def test_models_are_embedded_named_or_configured(
-    diffuspec: Run, engine: type[FakeEngine], tmp_path: Path, options: str, expected: object
-) -> None:
+def test_models_are_embedded_named_or_configured(diffuspec, engine, tmp_path, options, expected):
     file = tmp_path / "engine.yaml"
     file.write_text(
         "target: {path: yaml/target}\n"
@@ -180,9 +165,7 @@ def test_models_are_embedded_named_or_configured(
     assert models(engine.last.config) == expected
 
 
-def test_options_override_a_field_and_keep_the_others_of_the_file(
-    diffuspec: Run, engine: type[FakeEngine], tmp_path: Path
-) -> None:
+def test_options_override_a_field_and_keep_the_others_of_the_file(diffuspec, engine, tmp_path):
     file = tmp_path / "engine.yaml"
     file.write_text(
         "target: {path: t, max_sequences: 3}\n"
@@ -212,15 +195,13 @@ def test_options_override_a_field_and_keep_the_others_of_the_file(
         ("--drafter-weight adaptive", {"drafter_weight": "adaptive"}),
     ],
 )
-def test_drafting_options_arrive(
-    diffuspec: Run, engine: type[FakeEngine], options: str, expected: dict[str, Any]
-) -> None:
+def test_drafting_options_arrive(diffuspec, engine, options, expected):
     result = diffuspec("generate", "Hi", *options.split())
     assert result.exit_code == 0, result.stderr
     assert engine.last.config.speculation == SpeculationParams(**expected)
 
 
-def test_large_trees_make_room_for_themselves(diffuspec: Run, engine: type[FakeEngine]) -> None:
+def test_large_trees_make_room_for_themselves(diffuspec, engine):
     result = diffuspec("generate", "Hi", "--max-nodes", "200")
     assert result.exit_code == 0, result.stderr
     assert engine.last.config.speculation.max_nodes == 200
@@ -251,10 +232,7 @@ def test_large_trees_make_room_for_themselves(diffuspec: Run, engine: type[FakeE
         ),
         ("--drafter d --drafter-kind pld", "--drafter DIR has no effect on the kind pld"),
         ("--ngram f.bin --drafter-kind pld", "--ngram has no effect on a drafter of the kind pld"),
-        (
-            "--drafter-kind oracle",
-            "drafter.kind must be 'diffuspec', ",
-        ),
+        ("--drafter-kind oracle", "drafter.kind must be 'diffuspec', "),
         ("--target other --drafter-kind diffuspec", "drafter.path is missing"),
         ("--drafter none --tree path", "the drafting options have no effect without a drafter"),
         ("--draft-length soon", "--draft-length must be paper, cost_aware, fixed, off or a number"),
@@ -266,9 +244,7 @@ def test_large_trees_make_room_for_themselves(diffuspec: Run, engine: type[FakeE
         ("--config nowhere.yaml", "cannot read configuration nowhere.yaml"),
     ],
 )
-def test_wrong_values_are_named_in_one_line(
-    diffuspec: Run, engine: type[FakeEngine], options: str, message: str
-) -> None:
+def test_wrong_values_are_named_in_one_line(diffuspec, engine, options, message):
     result = diffuspec("generate", "Hi", *options.split())
     assert error_line(result).startswith(message)
     assert result.exit_code == 2
@@ -284,9 +260,7 @@ def test_wrong_values_are_named_in_one_line(
         (["--file", "."], b"", "cannot read .: Is a directory"),
     ],
 )
-def test_prompts_that_cannot_be_read(
-    diffuspec: Run, engine: type[FakeEngine], arguments: list[str], stdin: bytes, message: str
-) -> None:
+def test_prompts_that_cannot_be_read(diffuspec, engine, arguments, stdin, message):
     result = diffuspec("generate", *arguments, stdin=stdin)
     assert error_line(result).startswith(message)
     assert result.exit_code == 2
@@ -304,9 +278,7 @@ def test_prompts_that_cannot_be_read(
         ("another", "got unexpected extra argument(s) (another)"),
     ],
 )
-def test_usage_errors_are_one_line_that_names_the_help(
-    diffuspec: Run, engine: type[FakeEngine], options: str, message: str
-) -> None:
+def test_usage_errors_are_one_line_that_names_the_help(diffuspec, engine, options, message):
     result = diffuspec("generate", "Hi", *options.split())
     line = error_line(result)
     assert line.startswith(message)
@@ -324,9 +296,7 @@ def test_usage_errors_are_one_line_that_names_the_help(
     ],
 )
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_errors_are_one_line_and_an_exit_code(
-    diffuspec: Run, engine: type[FakeEngine], error: Exception, code: int, options: list[str]
-) -> None:
+def test_errors_are_one_line_and_an_exit_code(diffuspec, engine, error, code, options):
     engine.error = error
     result = diffuspec("generate", "Hi", *options)
     assert error_line(result) == "the target failed"
@@ -334,9 +304,7 @@ def test_errors_are_one_line_and_an_exit_code(
     assert engine.last.is_closed
 
 
-def test_what_was_done_when_is_traced_into_a_file(
-    diffuspec: Run, engine: type[FakeEngine], tmp_path: Path
-) -> None:
+def test_what_was_done_when_is_traced_into_a_file(diffuspec, engine, tmp_path):
     path = tmp_path / "trace.json"
     assert diffuspec("generate", "Hi", "--trace", path).exit_code == 0
     assert "verify" in [event["name"] for event in json.loads(path.read_text())]
@@ -344,9 +312,7 @@ def test_what_was_done_when_is_traced_into_a_file(
     assert error_line(result).startswith("cannot write a trace to ")
 
 
-def test_raw_prompt_for_the_embedded_target_is_warned_of(
-    diffuspec: Run, engine: type[FakeEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_raw_prompt_for_the_embedded_target_is_warned_of(diffuspec, engine, monkeypatch):
     warning = "warning: the embedded target was trained on chats only; it cannot continue text\n"
     monkeypatch.setattr("diffuspec.cli.generate.TARGET", Path("tiny/target"))
     assert diffuspec("generate", "Hi", "--raw", "--quiet").stderr == warning
@@ -354,16 +320,14 @@ def test_raw_prompt_for_the_embedded_target_is_warned_of(
         assert diffuspec("generate", "Hi", "--quiet", *options).stderr == ""
 
 
-def test_interrupt_is_one_line_and_exit_code_130(diffuspec: Run, engine: type[FakeEngine]) -> None:
+def test_interrupt_is_one_line_and_exit_code_130(diffuspec, engine):
     engine.error = KeyboardInterrupt()
     result = diffuspec("generate", "Hi")
     assert (result.exit_code, result.stderr) == (130, "interrupted\n")
     assert engine.last.is_closed
 
 
-def test_warnings_of_the_library_are_shown(
-    diffuspec: Run, engine: type[FakeEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warnings_of_the_library_are_shown(diffuspec, engine, monkeypatch):
     def opened(config: EngineConfig, tracer: object) -> FakeEngine:
         logging.getLogger("diffuspec.pairs.tiny").warning("no proxy")
         logging.getLogger("diffuspec.pairs.tiny").info("not this")

@@ -1,7 +1,5 @@
 """The options of `diffuspec load`; what it measures is tested in tests/bench."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

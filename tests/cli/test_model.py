@@ -1,9 +1,3 @@
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import torch
 
 from tests.cli.conftest import error_line
@@ -13,12 +7,8 @@ from tests.support.gguf_files import write_gguf
 from tests.support.models import edit_json
 from tests.support.quantized_models import W8A8, save_quantized
 
-Run = Callable[..., Any]
 
-
-def test_import_tells_what_it_made_and_refuses_to_write_over_it(
-    diffuspec: Run, tmp_path: Path
-) -> None:
+def test_import_tells_what_it_made_and_refuses_to_write_over_it(diffuspec, tmp_path):
     file, out = write_gguf(tmp_path / "tiny.gguf"), tmp_path / "model"
     result = diffuspec("model", "import", file, "--out", out)
     assert result.exit_code == 0, result.stderr
@@ -30,9 +20,7 @@ def test_import_tells_what_it_made_and_refuses_to_write_over_it(
     assert error_line(again) == f"{out} exists already: name a new directory, or remove it"
 
 
-def test_import_refuses_foreign_files_and_precisions_in_one_line(
-    diffuspec: Run, tmp_path: Path
-) -> None:
+def test_import_refuses_foreign_files_and_precisions_in_one_line(diffuspec, tmp_path):
     (tmp_path / "notes.txt").write_text("no model")
     foreign = diffuspec("model", "import", tmp_path / "notes.txt", "--out", tmp_path / "model")
     assert foreign.exit_code == 2
@@ -41,7 +29,7 @@ def test_import_refuses_foreign_files_and_precisions_in_one_line(
     assert error_line(wrong).startswith("--dtype must be bfloat16, float16, float32, got 'int4'")
 
 
-def test_explain_tells_how_a_directory_is_served(diffuspec: Run, tmp_path: Path) -> None:
+def test_explain_tells_how_a_directory_is_served(diffuspec, tmp_path):
     chat_tokenizer(QWEN).save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "max_new_tokens": 9}')
     result = diffuspec("model", "explain", tmp_path)
@@ -60,7 +48,7 @@ def test_explain_tells_how_a_directory_is_served(diffuspec: Run, tmp_path: Path)
     assert error_line(other).startswith("reasoning_parser must be qwen3, deepseek_r1")
 
 
-def test_explain_tells_how_a_diffusion_lm_drafts(diffuspec: Run, tmp_path: Path) -> None:
+def test_explain_tells_how_a_diffusion_lm_drafts(diffuspec, tmp_path):
     path = save_family(tmp_path / "fast-dllm", "fast-dllm")
     result = diffuspec("model", "explain", path)
     assert result.exit_code == 0, result.stderr
@@ -86,9 +74,7 @@ def test_explain_tells_how_a_diffusion_lm_drafts(diffuspec: Run, tmp_path: Path)
     assert "refused           its weights are the autoregressive model of UNO" in result.stdout
 
 
-def test_explain_tells_how_weights_are_stored_and_multiplied(
-    diffuspec: Run, tmp_path: Path
-) -> None:
+def test_explain_tells_how_weights_are_stored_and_multiplied(diffuspec, tmp_path):
     file = write_gguf(tmp_path / "tiny.gguf", kinds=["Q4_K", "Q6_K", "Q5_K"])
     result = diffuspec("model", "explain", file)
     assert result.exit_code == 0, result.stderr
@@ -106,7 +92,7 @@ def test_explain_tells_how_weights_are_stored_and_multiplied(
     assert "quant_method 'mxfp4' is not supported: use the model in bfloat16" in result.stdout
 
 
-def test_explain_names_a_licence_that_restricts(diffuspec: Run, tmp_path: Path) -> None:
+def test_explain_names_a_licence_that_restricts(diffuspec, tmp_path):
     path = save_family(tmp_path / "efficient-dlm", "efficient-dlm")
     result = diffuspec("model", "explain", path)
     assert "family            Efficient-DLM, model type qwen3, layers of qwen3" in result.stdout

@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +11,6 @@ from diffuspec.models.ngram.kenlm_file import read_num_ngrams
 from diffuspec.text.corpus import CorpusReader
 from tests.cli.conftest import error_line
 
-Run = Callable[..., Any]
 SENTENCES = [[5, 6, 7, 5, 6], [6, 7], [5]]
 
 
@@ -28,9 +24,7 @@ def read(files: Sequence[Path], tokenizer_dir: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("order", [2, 3])
-def test_token_ids_become_the_model_that_estimate_makes(
-    diffuspec: Run, tmp_path: Path, order: int
-) -> None:
+def test_token_ids_become_the_model_that_estimate_makes(diffuspec, tmp_path, order):
     corpus = write_lines(tmp_path / "ids.jsonl", [SENTENCES[0], {"token_ids": SENTENCES[1]}, [5]])
     out = tmp_path / "model.arpa"
     result = diffuspec("ngram", "build", corpus, "--out", out, "--order", str(order))
@@ -46,9 +40,7 @@ def test_token_ids_become_the_model_that_estimate_makes(
     assert result.stderr == ""
 
 
-def test_text_and_conversations_go_through_the_tokenizer(
-    pair: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_text_and_conversations_go_through_the_tokenizer(pair, tmp_path):
     text = tmp_path / "some.txt"
     text.write_text("ab\nc\n", encoding="utf-8")
     messages = [{"role": "user", "content": "a"}]
@@ -61,16 +53,14 @@ def test_text_and_conversations_go_through_the_tokenizer(
     assert len(chat) == 1 + len("user:a")
 
 
-def test_long_text_is_cut_at_line_ends(
-    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_text_is_cut_at_line_ends(pair, tmp_path, monkeypatch):
     monkeypatch.setattr("diffuspec.text.corpus.PIECE_CHARACTERS", 8)
     file = tmp_path / "some.txt"
     file.write_text("abcdef\nab\nabcdefghijkl\nx", encoding="utf-8")
     assert [len(piece) for piece in read([file], pair[0])] == [10, 13, 1]
 
 
-def test_progress_rises_to_1(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_progress_rises_to_1(pair, tmp_path):
     files = [write_lines(tmp_path / f"{i}.jsonl", SENTENCES) for i in range(2)]
     heard: list[float] = []
     assert len(list(CorpusReader(files, pair[0]).read(heard.append))) == 6
@@ -92,9 +82,7 @@ def test_progress_rises_to_1(pair: tuple[Path, Path], tmp_path: Path) -> None:
         ('{"messages": [3]}', "the chat template refused the messages"),
     ],
 )
-def test_wrong_lines_are_named(
-    pair: tuple[Path, Path], tmp_path: Path, line: str, message: str
-) -> None:
+def test_wrong_lines_are_named(pair, tmp_path, line, message):
     file = tmp_path / "corpus.jsonl"
     file.write_text(f"[1, 2]\n{line}\n")
     with pytest.raises(ConfigError) as caught:
@@ -102,7 +90,7 @@ def test_wrong_lines_are_named(
     assert str(caught.value).startswith(f"{file}, line 2: {message}")
 
 
-def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_named(tmp_path):
     file = tmp_path / "corpus.txt"
     file.write_bytes(b"good\n\xff\xfe\n")
     with pytest.raises(ConfigError, match="line 2: not UTF-8 text"):
@@ -122,9 +110,7 @@ def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
         ("words.txt --out x.arpa --target no", "model directory no does not exist"),
     ],
 )
-def test_what_cannot_work_leaves_nothing_behind(
-    diffuspec: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, message: str
-) -> None:
+def test_what_cannot_work_leaves_nothing_behind(diffuspec, tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))  # no build_binary there
     write_lines(tmp_path / "ids.jsonl", SENTENCES)
@@ -136,9 +122,7 @@ def test_what_cannot_work_leaves_nothing_behind(
     assert {path.name for path in tmp_path.iterdir()} == {"ids.jsonl", "words.txt", "empty.jsonl"}
 
 
-def test_binary_is_made_by_kenlm(
-    diffuspec: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_binary_is_made_by_kenlm(diffuspec, tmp_path, monkeypatch):
     program = tmp_path / "build_binary"  # stands for KenLM's: writes its last argument
     program.write_text('#!/bin/sh\nfor last; do :; done\necho binary > "$last"\n')
     program.chmod(0o755)

@@ -1,7 +1,5 @@
 """Declared parameters become options of a command, and come back as those that were set."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -60,13 +58,11 @@ def run() -> Callable[[str], Any]:
         ("--price 7 --price 8=x", {"prices": {"7": "", "8": "x"}}),  # for the class to refuse
     ],
 )
-def test_a_command_gets_the_parameters_that_were_set(
-    run: Callable[[str], Any], arguments: str, expected: Given
-) -> None:
+def test_a_command_gets_the_parameters_that_were_set(run, arguments, expected):
     assert run(arguments) == expected
 
 
-def test_help_says_range_default_and_choices(run: Callable[[str], Any]) -> None:
+def test_help_says_range_default_and_choices(run):
     text = " ".join(run("--help").stdout.replace("│", " ").split())
     assert "N|auto How large. From 1 to 9. Default: auto." in text
     assert "round|square Which shape. Default: round." in text
@@ -78,11 +74,11 @@ def test_help_says_range_default_and_choices(run: Callable[[str], Any]) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["--form oval", "--weight x", "--secret 1"])
-def test_what_no_parameter_can_be_is_refused(run: Callable[[str], Any], arguments: str) -> None:
+def test_what_no_parameter_can_be_is_refused(run, arguments):
     assert run(arguments).exit_code == 2
 
 
-def test_generate_has_an_option_for_every_parameter_that_declares_one() -> None:
+def test_generate_has_an_option_for_every_parameter_that_declares_one():
     taken = inspect.signature(generate.run).parameters
     for parameter in (
         *declared(SamplingParams),

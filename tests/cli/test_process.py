@@ -1,7 +1,5 @@
 """The command as a process of its own: exit codes, standard streams, signals, pipes."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

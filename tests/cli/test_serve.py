@@ -1,11 +1,6 @@
 """`diffuspec serve`: what is refused before anything is loaded."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,15 +9,13 @@ from diffuspec.core.errors import ConfigError
 from tests.cli.conftest import error_line
 
 
-def test_off_loopback_keys_are_demanded(diffuspec: Callable[..., Any]) -> None:
+def test_off_loopback_keys_are_demanded(diffuspec):
     result = diffuspec("serve", "--host", "0.0.0.0", "--port", "0")
     assert result.exit_code == 2
     assert error_line(result) == "0.0.0.0 can be reached by others: give --api-keys FILE.yaml"
 
 
-def test_a_warning_of_a_service_is_a_line_of_its_log_and_no_other(
-    diffuspec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_warning_of_a_service_is_a_line_of_its_log_and_no_other(diffuspec, monkeypatch):
     def warned(*_: object) -> None:
         logging.getLogger("diffuspec.serve").warning("once")
         raise ConfigError("that is all")
@@ -33,9 +26,7 @@ def test_a_warning_of_a_service_is_a_line_of_its_log_and_no_other(
 
 
 @pytest.mark.parametrize("text", [None, "no PEM"])
-def test_files_that_are_no_certificate_and_key_are_named(
-    diffuspec: Callable[..., Any], tmp_path: Path, text: str | None
-) -> None:
+def test_files_that_are_no_certificate_and_key_are_named(diffuspec, tmp_path, text):
     certificate, key = tmp_path / "a.pem", tmp_path / "a.key"
     if text is not None:
         certificate.write_text(text)
@@ -47,17 +38,13 @@ def test_files_that_are_no_certificate_and_key_are_named(
 
 
 @pytest.mark.parametrize("given", ["max_waiting: 3", "drain_seconds: -1"])
-def test_what_is_wrong_in_the_section_of_the_service_is_named_with_it(
-    diffuspec: Callable[..., Any], tmp_path: Path, given: str
-) -> None:
+def test_what_is_wrong_in_the_section_of_the_service_is_named_with_it(diffuspec, tmp_path, given):
     file = tmp_path / "serve.yaml"
     file.write_text(f"serve: {{{given}}}\n")
     assert error_line(diffuspec("serve", "--config", str(file))).startswith("serve")
 
 
-def test_a_file_of_the_service_alone_leaves_the_models_to_the_options(
-    diffuspec: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_file_of_the_service_alone_leaves_the_models_to_the_options(diffuspec, tmp_path):
     file = tmp_path / "serve.yaml"
     file.write_text("serve: {playground: false}\n")
     result = diffuspec("serve", "--config", str(file), "--target", "nowhere", "--port", "0")

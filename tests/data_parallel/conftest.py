@@ -1,7 +1,5 @@
 """Two engine processes over the embedded pair, and one engine to compare them with."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

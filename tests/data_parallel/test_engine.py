@@ -1,7 +1,5 @@
 """Engines in processes of their own answer as one engine does, also when a process is killed."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -50,16 +48,14 @@ async def drain(stream: AsyncGenerator[RequestOutput]) -> list[RequestOutput]:
         SamplingParams(max_tokens=20, stop=("is",), prompt_logprobs=1, bad_words=("the",)),
     ],
 )
-def test_answers_are_those_of_one_engine(
-    engines: DataParallelEngine, one: Engine, sampling: SamplingParams
-):
+def test_answers_are_those_of_one_engine(engines, one, sampling):
     drafted = SpeculationParams(report_drafts=True)
     found, right = (each.generate(PROMPTS, sampling, drafted, n=2) for each in (engines, one))
     for mine, other in zip(found, right, strict=True):
         assert replace(mine, steps=()) == replace(other, steps=())
 
 
-def test_both_engines_take_part(engines: DataParallelEngine):
+def test_both_engines_take_part(engines):
     before = [member.cpu_seconds() for member in engines._members.values()]
     assert len(before) == 2 and engines.info.max_sequences == 2 * tiny_config().target.max_sequences
 
@@ -75,9 +71,7 @@ def test_both_engines_take_part(engines: DataParallelEngine):
     assert engines._run(ask()) == [2, 2]
 
 
-def test_an_answer_that_is_read_slowly_waits_and_ends_as_it_should(
-    engines: DataParallelEngine, one: Engine
-):
+def test_an_answer_that_is_read_slowly_waits_and_ends_as_it_should(engines, one):
     async def ask(engine: Engine | DataParallelEngine) -> list[int]:
         outputs: list[RequestOutput] = []
         async for output in engine.stream(PROMPTS[0], LONG, SpeculationParams(policy="off")):
@@ -89,7 +83,7 @@ def test_an_answer_that_is_read_slowly_waits_and_ends_as_it_should(
     assert engines._run(ask(engines)) == one._run(ask(one))
 
 
-def test_an_answer_that_is_closed_ends_in_its_process(engines: DataParallelEngine):
+def test_an_answer_that_is_closed_ends_in_its_process(engines):
     async def ask() -> int:
         # More outputs than a process sends before they are read: it cannot have ended by itself.
         stream = engines.stream(PROMPTS[0], LONG, SpeculationParams(policy="off"))
@@ -103,7 +97,7 @@ def test_an_answer_that_is_closed_ends_in_its_process(engines: DataParallelEngin
     assert engines._run(ask()) == 1 and engines.num_requests == 0
 
 
-def test_a_cancelled_answer_raises(engines: DataParallelEngine):
+def test_a_cancelled_answer_raises(engines):
     async def ask() -> None:
         stream = engines.stream(PROMPTS[0], LONG, request_id="mine")
         await anext(stream)
@@ -122,9 +116,7 @@ def test_a_cancelled_answer_raises(engines: DataParallelEngine):
         ([1, 2], SamplingParams(structured_output=StructuredOutput(regex="("))),
     ],
 )
-def test_what_one_engine_refuses_is_refused_alike(
-    engines: DataParallelEngine, one: Engine, prompt: list[int], sampling: SamplingParams
-):
+def test_what_one_engine_refuses_is_refused_alike(engines, one, prompt, sampling):
     said = []
     for engine in (engines, one):
         with pytest.raises(InvalidRequestError) as caught:
@@ -133,13 +125,13 @@ def test_what_one_engine_refuses_is_refused_alike(
     assert said[0] == said[1]
 
 
-def test_structured_outputs_are_structured(engines: DataParallelEngine):
+def test_structured_outputs_are_structured(engines):
     form = StructuredOutput(regex="[0-9]{3}")
     [answer] = engines.generate(PROMPTS[:1], SamplingParams(max_tokens=64, structured_output=form))
     assert len(answer.text) == 3 and answer.text.isdecimal()
 
 
-def test_answers_can_be_audited(engines: DataParallelEngine):
+def test_answers_can_be_audited(engines):
     [answer] = engines.generate(PROMPTS[:1], SamplingParams(max_tokens=20))
     ids = engines.encode(PROMPTS[0]).tolist()
     right, wrong = list(answer.token_ids), [*answer.token_ids[:3], 5]
@@ -149,7 +141,7 @@ def test_answers_can_be_audited(engines: DataParallelEngine):
     assert found is not None and found.position == 3
 
 
-def test_series_have_the_label_of_their_engine(engines: DataParallelEngine):
+def test_series_have_the_label_of_their_engine(engines):
     text = engines._run(engines.series())
     families = {one.name: one for one in text_string_to_metric_families(text)}
     steps = families["diffuspec_generation_tokens"].samples
@@ -171,9 +163,7 @@ def test_models_that_cannot_be_loaded_are_reported_as_by_one_engine():
 
 
 @pytest.mark.parametrize("sampling", [LONG, replace(LONG, temperature=1.0, seed=3)])
-def test_an_answer_goes_on_token_for_token_when_its_process_is_killed(
-    engines: DataParallelEngine, one: Engine, sampling: SamplingParams
-):
+def test_an_answer_goes_on_token_for_token_when_its_process_is_killed(engines, one, sampling):
     async def ask() -> tuple[list[int], list[bool], int]:
         stream = engines.stream(PROMPTS[1], sampling)
         outputs = [await anext(stream), await anext(stream)]
@@ -195,9 +185,7 @@ def test_an_answer_goes_on_token_for_token_when_its_process_is_killed(
     assert health[0] and health.count(False) == 1
 
 
-def test_a_process_that_hangs_is_ended_and_its_answer_goes_on_in_another(
-    engines: DataParallelEngine, one: Engine, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_process_that_hangs_is_ended_and_its_answer_goes_on_in_another(engines, one, monkeypatch):
     async def ask() -> list[int]:
         stream = engines.stream(PROMPTS[1], LONG)
         outputs = [await anext(stream)]
@@ -213,9 +201,7 @@ def test_a_process_that_hangs_is_ended_and_its_answer_goes_on_in_another(
     assert engines._run(ask()) == list(right.token_ids)
 
 
-def test_a_process_in_a_long_verification_is_healthy(
-    engines: DataParallelEngine, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_process_in_a_long_verification_is_healthy(engines, monkeypatch):
     monkeypatch.setattr("diffuspec.data_parallel.member._STATUS_SECONDS", 0.1)
     busy = engines._members["0"].process.pid
     os.kill(busy, signal.SIGSTOP)  # it says nothing
@@ -226,9 +212,7 @@ def test_a_process_in_a_long_verification_is_healthy(
     assert all(role.is_healthy for role in status.roles) and not status.degraded_reasons
 
 
-def test_without_any_process_requests_wait_for_the_next(
-    engines: DataParallelEngine, one: Engine, monkeypatch: pytest.MonkeyPatch
-):
+def test_without_any_process_requests_wait_for_the_next(engines, one, monkeypatch):
     async def ask() -> list[int]:
         stream = engines.stream(PROMPTS[2], LONG)
         outputs = [await anext(stream)]
@@ -260,7 +244,7 @@ async def kill_all_and_ask(engines: DataParallelEngine) -> None:
             await engines._changed.wait()
 
 
-def test_a_stop_lets_answers_finish_and_refuses_others(engines: DataParallelEngine):
+def test_a_stop_lets_answers_finish_and_refuses_others(engines):
     async def ask() -> tuple[int, int]:
         whole = engines.stream(PROMPTS[0], SamplingParams(max_tokens=60, ignore_eos=True))
         await anext(whole)

@@ -1,7 +1,5 @@
 """Messages between processes arrive whole and in order, however they were cut."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

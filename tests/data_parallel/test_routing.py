@@ -1,7 +1,5 @@
 """A prompt goes to the engine that has the least to do before it has answered."""
 
-from __future__ import annotations
-
 from diffuspec.data_parallel.routing import TOKENS_PER_REQUEST, EngineRouter
 from diffuspec.text.prompt_memory import BLOCK_TOKENS
 

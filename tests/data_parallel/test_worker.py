@@ -1,7 +1,5 @@
 """What an engine process takes of its machine."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 

@@ -1,14 +1,11 @@
 """Addresses on the command line are checked before anything starts."""
 
-from __future__ import annotations
-
 import socket
-from typing import Any
 
 import pytest
 
 from actors.settings import PipelineConfig, parse_pipeline
-from deploy.addresses import Addresses, Role, check_listenable, check_reachable, parse_address
+from deploy.addresses import Addresses, check_listenable, check_reachable, parse_address
 from diffuspec.core.errors import ConfigError
 
 VERIFIER = "127.0.0.1:1"
@@ -29,7 +26,7 @@ def config() -> PipelineConfig:
         ("a-drafter.default.svc:80", ("a-drafter.default.svc", 80)),
     ],
 )
-def test_host_and_port_are_read(text: str, expected: tuple[str, int]) -> None:
+def test_host_and_port_are_read(text, expected):
     assert parse_address("--verifier", text) == expected
 
 
@@ -37,7 +34,7 @@ def test_host_and_port_are_read(text: str, expected: tuple[str, int]) -> None:
     "text",
     ["foo", "foo:", ":7001", "foo:bar", "foo:0", "foo:65536", "::1:7001", "http://foo:80", ""],
 )
-def test_addresses_that_can_never_be_reached_are_refused(text: str) -> None:
+def test_addresses_that_can_never_be_reached_are_refused(text):
     with pytest.raises(ConfigError, match=f"--verifier must be HOST:PORT, got '{text}'"):
         parse_address("--verifier", text)
 
@@ -60,20 +57,18 @@ def test_addresses_that_can_never_be_reached_are_refused(text: str) -> None:
         ("path_scorer", {"verifier": VERIFIER, "rank": 1}, "--rank has no effect on --role path_s"),
     ],
 )
-def test_a_role_names_the_option_that_it_lacks_or_cannot_use(
-    config: PipelineConfig, role: Role, given: dict[str, Any], message: str
-) -> None:
+def test_a_role_names_the_option_that_it_lacks_or_cannot_use(config, role, given, message):
     with pytest.raises(ConfigError, match=message):
         Addresses(**given).check(role, config)
 
 
-def test_complete_addresses_pass(config: PipelineConfig) -> None:
+def test_complete_addresses_pass(config):
     Addresses().check("verifier", config)
     Addresses(verifier=VERIFIER, path_scorer=VERIFIER).check("drafter", config)
     Addresses(verifier=VERIFIER, drafters=("[::1]:7003",)).check("coordinator", config)
 
 
-def test_a_drafter_that_searches_no_lattice_takes_no_path_scorer() -> None:
+def test_a_drafter_that_searches_no_lattice_takes_no_path_scorer():
     config = parse_pipeline({"engine": {"preset": "tiny", "drafter": SMALL}})
     Addresses(verifier=VERIFIER).check("drafter", config)
     with pytest.raises(ConfigError, match="--path-scorer has no effect on --role drafter"):
@@ -89,7 +84,7 @@ def several() -> PipelineConfig:
     return parse_pipeline({"engine": engine, "placement": placement})
 
 
-def test_of_several_drafters_each_is_named(several: PipelineConfig) -> None:
+def test_of_several_drafters_each_is_named(several):
     Addresses(verifier=VERIFIER, name="small").check("drafter", several)
     given = ("small=a:1", "diffuspec=b:2", "small=c:3")
     assert Addresses(verifier=VERIFIER, drafters=given).drafter_roles(several) == {
@@ -110,15 +105,13 @@ def test_of_several_drafters_each_is_named(several: PipelineConfig) -> None:
         ("coordinator", {"drafters": ("small=a:1",) * 3}, r"each of the 3 .*\(drafter diffuspec 0"),
     ],
 )
-def test_names_of_drafters_that_do_not_fit_are_refused(
-    several: PipelineConfig, role: Role, given: dict[str, Any], message: str
-) -> None:
+def test_names_of_drafters_that_do_not_fit_are_refused(several, role, given, message):
     verifier = "" if role == "verifier" else VERIFIER
     with pytest.raises(ConfigError, match=message):
         Addresses(verifier=verifier, **given).check(role, several)
 
 
-def test_without_a_drafter_in_a_process_there_is_none_to_serve() -> None:
+def test_without_a_drafter_in_a_process_there_is_none_to_serve():
     config = parse_pipeline({"engine": {"preset": "tiny", "drafter": {"kind": "pld"}}})
     with pytest.raises(ConfigError, match="no drafter that is configured has its own process"):
         Addresses(verifier=VERIFIER).check("drafter", config)
@@ -126,7 +119,7 @@ def test_without_a_drafter_in_a_process_there_is_none_to_serve() -> None:
         Addresses(verifier=VERIFIER, drafters=("a:1",)).check("coordinator", config)
 
 
-def test_ports_are_tried(config: PipelineConfig) -> None:
+def test_ports_are_tried(config):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         check_reachable("--address", f"127.0.0.1:{port}")

@@ -1,7 +1,5 @@
 """The application's arguments, and files of Serve: every key is one that is read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The command: exit codes, summary, interrupts, over a service on loopback with fake roles."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

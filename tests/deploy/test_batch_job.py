@@ -1,7 +1,5 @@
 """A batch as a job of Ray, on a cluster of its own with the real server of jobs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

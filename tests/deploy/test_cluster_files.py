@@ -1,7 +1,5 @@
 """Cluster and pipeline files: Ray's own validator takes them, and they fit each other."""
 
-from __future__ import annotations
-
 import hmac
 import os
 import re

@@ -1,7 +1,5 @@
 """A wait that has no bound of its own ends the command."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The demo as a user runs it: a cluster of its own, a table, a trace."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The image: everything that its file names is there, and it does not run as root."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

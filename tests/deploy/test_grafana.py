@@ -1,7 +1,5 @@
 """Files for Prometheus and Grafana: their names are the code's, the real Prometheus agrees."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Every role as a process of its own, without Ray: addresses on stdout, exit codes, draining."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -12,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -67,7 +66,7 @@ class Role:
             stderr=subprocess.PIPE,
         )
 
-    def __enter__(self) -> Role:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

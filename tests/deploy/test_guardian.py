@@ -1,7 +1,5 @@
 """A command that is killed takes with it what it has started, wherever in the tree of processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """HAProxy as `make serve` starts it: the real one, behind our script."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

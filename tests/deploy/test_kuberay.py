@@ -1,7 +1,5 @@
 """Manifests for Kubernetes: KubeRay's schema takes them, and what they name fits what we have."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

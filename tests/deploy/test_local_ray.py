@@ -1,7 +1,5 @@
 """Connecting to a cluster, and starting one that leaves no files."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -58,7 +56,7 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_takes_effect_at_the_end_of_the_block() -> None:
+def test_an_interrupt_takes_effect_at_the_end_of_the_block():
     done = []
     with pytest.raises(KeyboardInterrupt), _interrupts_held():
         signal.raise_signal(signal.SIGINT)
@@ -69,14 +67,14 @@ def test_an_interrupt_takes_effect_at_the_end_of_the_block() -> None:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_a_second_interrupt_takes_effect_at_once() -> None:
+def test_a_second_interrupt_takes_effect_at_once():
     with pytest.raises(KeyboardInterrupt), _interrupts_held():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         pytest.fail("went on")
 
 
-def test_sigterm_has_the_handler_that_it_had_although_another_is_set_in_the_block() -> None:
+def test_sigterm_has_the_handler_that_it_had_although_another_is_set_in_the_block():
     received = []
     before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
@@ -92,15 +90,15 @@ def test_sigterm_has_the_handler_that_it_had_although_another_is_set_in_the_bloc
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "foo"])
-def test_an_address_without_a_cluster_is_named(address: str) -> None:
+def test_an_address_without_a_cluster_is_named(address):
     pipeline = parse_pipeline({"engine": {"preset": "tiny"}})
     with pytest.raises(ConfigError, match=f"--address.*{address}"), ray_cluster(address, pipeline):
         pass
 
 
 def test_without_a_cluster_to_be_found_the_message_has_the_reason_and_not_the_advice_of_ray(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     def find_none(**_: object) -> None:
         raise ConnectionError("Could not find any Ray instance. Please set the `--address` flag.")
 
@@ -114,7 +112,7 @@ def test_without_a_cluster_to_be_found_the_message_has_the_reason_and_not_the_ad
 
 
 @pytest.mark.process
-def test_a_start_that_is_interrupted_leaves_no_folder() -> None:
+def test_a_start_that_is_interrupted_leaves_no_folder():
     with tempfile.TemporaryDirectory(prefix="d") as folder:  # pytest's are too long for sockets
         environment = {**os.environ, "TMPDIR": folder, "RAY_ADDRESS": "local"}
         ended = subprocess.run(
@@ -130,9 +128,7 @@ def test_a_start_that_is_interrupted_leaves_no_folder() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize(("part", "name"), [("raylet", "raylet"), ("gcs_server", "GCS")])
-def test_a_command_ends_with_an_error_when_its_cluster_is_lost_and_leaves_nothing(
-    part: str, name: str
-) -> None:
+def test_a_command_ends_with_an_error_when_its_cluster_is_lost_and_leaves_nothing(part, name):
     with tempfile.TemporaryDirectory(prefix="d") as folder:  # pytest's are too long for sockets
         command = subprocess.Popen(
             [sys.executable, "-c", LASTING],
@@ -157,7 +153,7 @@ def test_a_command_ends_with_an_error_when_its_cluster_is_lost_and_leaves_nothin
 
 
 @pytest.mark.parametrize(("num_gpus", "is_forked"), [(0, True), (0.5, False)])
-def test_workers_are_forked_where_no_role_has_a_gpu(num_gpus: float, is_forked: bool) -> None:
+def test_workers_are_forked_where_no_role_has_a_gpu(num_gpus, is_forked):
     own = ray_constants.SETUP_WORKER_FILENAME
     placement = {"path_scorer": {"num_gpus": num_gpus}}
     pipeline = parse_pipeline({"engine": {"preset": "tiny"}, "placement": placement})

@@ -1,7 +1,5 @@
 """The processes of a service, of which any may end while they are listed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a proxy of Serve takes out of requests, and what it refuses."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Two verifier ranks as processes of their own, without Ray."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a fault cost is read off the times of tokens."""
 
-from __future__ import annotations
-
 from deploy.recoveries import Recovery, Tokens
 
 

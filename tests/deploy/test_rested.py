@@ -1,7 +1,5 @@
 """Roles that sleep while the other works."""
 
-from __future__ import annotations
-
 from deploy.rested import rested
 from diffuspec.core.params import SamplingParams
 from diffuspec.engine import Engine

@@ -1,7 +1,5 @@
 """The service on Ray Serve: through its proxy, with two pipelines, while replicas are killed."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json
@@ -62,11 +60,7 @@ ENGINE = {
 PLACEMENT = {"coordinator": {"num_cpus": 0.1}, "verifier": {"num_cpus": 0.1}}
 DEADLINES = {"start_seconds": 120, "drain_seconds": 20}
 CONFIG = tiny_pipeline(ENGINE, placement=PLACEMENT, deadlines=DEADLINES)
-PIPELINE = {
-    "engine": {"preset": "tiny", **ENGINE},
-    "placement": PLACEMENT,
-    "deadlines": DEADLINES,
-}
+PIPELINE = {"engine": {"preset": "tiny", **ENGINE}, "placement": PLACEMENT, "deadlines": DEADLINES}
 FORMS = {
     "guided_regex": StructuredOutput(regex=(REGEX := "(yes|no), (because|for) [a-z ]{10,40}")),
     "response_format": StructuredOutput(json_object=True),

@@ -1,7 +1,5 @@
 """`python -m deploy.serve` as a user runs it: it answers, and Ctrl-C leaves nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The file of Ray Serve LLM names what there is: a proposer, and settings that it takes."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The time of a step by part."""
 
-from __future__ import annotations
-
 import pytest
 from rich.console import Console
 

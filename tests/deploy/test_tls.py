@@ -1,7 +1,5 @@
 """TLS: mutual among roles, by `deploy/cluster/certificates.sh`, and of the service to clients."""
 
-from __future__ import annotations
-
 import ssl
 import subprocess
 from functools import partial

@@ -1,7 +1,5 @@
 """Where the token of a deployment comes from: a file goes before the variable."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

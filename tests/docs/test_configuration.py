@@ -1,7 +1,5 @@
 """The configuration reference is current, and each of its examples is a configuration."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The examples in the documents run, on the embedded pair."""
 
-from __future__ import annotations
-
 import ast
 import shlex
 import textwrap

@@ -1,7 +1,5 @@
 """The page about watching a service has every series and every panel of the dashboard."""
 
-from __future__ import annotations
-
 import runpy
 
 import pytest

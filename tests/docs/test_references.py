@@ -1,7 +1,5 @@
 """What the documents name is there: links, paths, modules, options of commands, make targets."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import shlex

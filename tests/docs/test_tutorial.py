@@ -1,9 +1,5 @@
 """What the tutorial has its readers type does what it shows."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from diffuspec.engine import Engine
@@ -22,12 +18,7 @@ def texts() -> list[Block]:
     return [block for block in blocks(TUTORIAL) if block.language == "text"]
 
 
-def test_its_script_prints_a_line_for_each_prompt_as_shown(
-    texts: list[Block],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_its_script_prints_a_line_for_each_prompt_as_shown(texts, tmp_path, monkeypatch, capsys):
     [script] = [block.text for block in blocks(TUTORIAL) if block.language == "python"]
     prompts, shown = texts[-2].text, texts[-1].text.splitlines()
     (tmp_path / "prompts.txt").write_text(prompts)

@@ -1,7 +1,5 @@
 """What continuous integration runs are targets of the Makefile, on the versions that we name."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import tomllib
@@ -36,7 +34,7 @@ def steps(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_the_steps_of_workflows_are_targets_of_the_makefile(path: Path) -> None:
+def test_the_steps_of_workflows_are_targets_of_the_makefile(path):
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     commands = [step["run"].split() for step in steps(path) if "run" in step]
     for command in commands:
@@ -46,7 +44,7 @@ def test_the_steps_of_workflows_are_targets_of_the_makefile(path: Path) -> None:
             assert command[0] in ("git", "gh"), command
 
 
-def test_checks_run_on_each_version_of_python_that_the_package_names() -> None:
+def test_checks_run_on_each_version_of_python_that_the_package_names():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     named = re.findall(r"Python :: (3\.\d+)'", str(project["project"]["classifiers"]))
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "check.yml").read_text())["jobs"]
@@ -56,7 +54,7 @@ def test_checks_run_on_each_version_of_python_that_the_package_names() -> None:
     assert wheels == [f"cp{version.replace('.', '')}-manylinux_*" for version in named]
 
 
-def test_a_report_of_a_fault_needs_what_diffuspec_env_prints() -> None:
+def test_a_report_of_a_fault_needs_what_diffuspec_env_prints():
     form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / "fault.yml").read_text())
     [field] = [field for field in form["body"] if field.get("id") == "env"]
     assert "diffuspec env" in field["attributes"]["description"]
@@ -72,15 +70,13 @@ def release_notes() -> ModuleType:
     return module
 
 
-def test_the_changelog_has_a_part_of_the_version_to_be_released(
-    release_notes: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_changelog_has_a_part_of_the_version_to_be_released(release_notes, capsys):
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     release_notes.main(f"v{version}")
     assert "### Added" in capsys.readouterr().out
 
 
-def test_the_notes_of_a_release_are_its_part_of_the_changelog(release_notes: ModuleType) -> None:
+def test_the_notes_of_a_release_are_its_part_of_the_changelog(release_notes):
     assert release_notes.notes("1.2.0", CHANGELOG) == "- this"
     with pytest.raises(SystemExit, match=r"no part \[1.3.0\]"):
         release_notes.notes("1.3.0", CHANGELOG)

@@ -1,7 +1,5 @@
 """One engine over random checkpoints for all tests of a file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The engine over random checkpoints: what an answer says, streams, and the life cycle."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
@@ -12,11 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from diffuspec.core.errors import (
-    InvalidRequestError,
-    RequestCancelledError,
-    VocabularyError,
-)
+from diffuspec.core.errors import InvalidRequestError, RequestCancelledError, VocabularyError
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import FinishReason
 from diffuspec.engine import Engine

@@ -1,15 +1,10 @@
 """How requests of an engine are cancelled, and how an engine drains."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
 
-from diffuspec.core.errors import (
-    OverloadedError,
-    RequestCancelledError,
-)
+from diffuspec.core.errors import OverloadedError, RequestCancelledError
 from diffuspec.engine import Engine
 from tests.support.engines import FOREVER, PROMPT, SHORT, make_engine
 

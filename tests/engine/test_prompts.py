@@ -1,18 +1,10 @@
 """The engine's prompts: their forms, and those that are refused."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from diffuspec.core.errors import (
-    ContextLengthError,
-    InvalidRequestError,
-)
+from diffuspec.core.errors import ContextLengthError, InvalidRequestError
 from diffuspec.engine import Engine
 from diffuspec.pairs import parse_config
 from tests.support.checkpoints import MAX_POSITIONS
@@ -123,7 +115,7 @@ def test_the_reason_of_a_chat_template_that_refuses_is_passed_on(engine, monkeyp
         engine.encode(MESSAGES)
 
 
-def test_a_long_prompt_that_is_cached_is_not_read_again(target_path: Callable[[str], Path]):
+def test_a_long_prompt_that_is_cached_is_not_read_again(target_path):
     question, long = "Once upon a time ", [n % 50 + 3 for n in range(150)]
     with make_engine(target_path("qwen2"), coordinator={"prefill_chunk_tokens": 32}) as engine:
         [first] = engine.generate([long], SHORT)
@@ -134,9 +126,7 @@ def test_a_long_prompt_that_is_cached_is_not_read_again(target_path: Callable[[s
 
 
 @pytest.mark.parametrize(("slots", "cached"), [(0, 0), (1, 19)])
-def test_prefix_slots_keep_what_others_asked_before(
-    target_path: Callable[[str], Path], slots: int, cached: int
-):
+def test_prefix_slots_keep_what_others_asked_before(target_path, slots, cached):
     one, other = list(range(10, 30)), list(range(40, 60))
     target = {"path": target_path("qwen2"), "device": "cpu", "max_sequences": 1}
     with Engine.from_config(parse_config({"target": target | {"prefix_slots": slots}})) as engine:

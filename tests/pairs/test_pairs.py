@@ -1,9 +1,6 @@
 """Pairs by name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -20,9 +17,7 @@ from diffuspec.pairs import (
 from diffuspec.pairs.tiny import DRAFTER, TARGET
 
 
-def test_a_pair_has_the_draft_heads_that_are_where_training_is_to_put_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pair_has_the_draft_heads_that_are_where_training_is_to_put_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pair = find_pair("smollm2", "--pair")
     assert pair.other_drafters() == {}
@@ -34,9 +29,7 @@ def test_a_pair_has_the_draft_heads_that_are_where_training_is_to_put_them(
     assert sections["eagle2"] == {"kind": "eagle2", "path": folder}
 
 
-def test_the_shipped_drafters_draft_as_causal_lms_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_shipped_drafters_draft_as_causal_lms_too(tmp_path, monkeypatch):
     assert PAIRS["tiny"].other_drafters()["sps"] == {"kind": "sps", "path": DRAFTER}
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(smollm2, "_CHECKOUT", tmp_path)
@@ -45,7 +38,7 @@ def test_the_shipped_drafters_draft_as_causal_lms_too(
     assert inspect_checkpoint(smollm2.DRAFTER).diffusion.continues_text
 
 
-def test_a_file_names_a_pair_and_overrides_keys_of_its_sections(tmp_path: Path) -> None:
+def test_a_file_names_a_pair_and_overrides_keys_of_its_sections(tmp_path):
     file = tmp_path / "engine.yaml"
     file.write_text("preset: tiny\ntarget: {max_sequences: 3}\n")
     config = load_config(file)
@@ -56,9 +49,7 @@ def test_a_file_names_a_pair_and_overrides_keys_of_its_sections(tmp_path: Path) 
         parse_config({"preset": "small"})
 
 
-def test_a_draft_server_searches_with_the_weight_of_its_pair(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_draft_server_searches_with_the_weight_of_its_pair(monkeypatch):
     config = parse_config({"preset": "tiny", "speculation": {"drafter_weight": 0.7}})
     pair = replace(PAIRS["tiny"], load_config=lambda: config)
     monkeypatch.setitem(PAIRS, "tiny", pair)

@@ -1,7 +1,5 @@
 """An authority and the certificates it signs, as PEM files."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Connections: kept while a call is under way, and gone once they are closed or broken."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os
@@ -18,7 +16,6 @@ from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, VerifyRequest
 from diffuspec.rpc.client.roles import RemoteVerifier
 from diffuspec.rpc.limits import RpcLimits
-from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.servicers import VerifierServicer
 from tests.support.fakes import FakeVerifier
 from tests.support.serving import Wire, serving
@@ -30,7 +27,7 @@ HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0
 HALF_A_FRAME = HTTP2_PREFACE + bytes([0, 0, 16, 1, 4, 0, 0, 0, 1])
 
 
-async def test_a_call_outlasts_many_keepalive_pings(security: Security) -> None:
+async def test_a_call_outlasts_many_keepalive_pings(security):
     verifier = FakeVerifier()
     # A side pings when it has heard nothing for its interval, so the client's must be the shorter
     # one for its pings to be sent. gRPC raises a client's interval to one second.
@@ -53,9 +50,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-async def test_closed_and_broken_connections_leave_no_file_open(
-    security: Security, no_garbage_collection: None
-) -> None:
+async def test_closed_and_broken_connections_leave_no_file_open(security, no_garbage_collection):
     verifier = FakeVerifier()
     async with serving(VerifierServicer(verifier), security=security) as wire:
         await step_and_close(wire)

@@ -1,7 +1,5 @@
 """Engines behind one address: spread over draft servers, and sent elsewhere when theirs is gone."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """What goes wrong between processes: late, lost, refused, too many, too much."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import subprocess

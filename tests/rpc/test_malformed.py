@@ -1,7 +1,5 @@
 """Bytes that are no message, and messages that make no sense: an error, and the server goes on."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace

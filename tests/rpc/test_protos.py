@@ -1,7 +1,5 @@
 """The committed code is what the protos say, and runs on the protobuf that is installed."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

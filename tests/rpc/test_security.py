@@ -1,7 +1,5 @@
 """Who may speak to a role."""
 
-from __future__ import annotations
-
 import socket
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Spans of a draft server: engines, their requests, and drafts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Log lines as operators and their tools read them."""
 
-from __future__ import annotations
-
 import contextvars
 import json
 import logging

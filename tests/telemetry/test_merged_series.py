@@ -1,7 +1,5 @@
 """Series of several processes become one text that Prometheus reads."""
 
-from __future__ import annotations
-
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 

@@ -1,7 +1,5 @@
 """Spans of requests, as the SDK's own exporters get them."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Series as Prometheus reads them."""
 
-from __future__ import annotations
-
 from prometheus_client import CollectorRegistry, generate_latest
 
 from diffuspec.telemetry.series import SeriesTable

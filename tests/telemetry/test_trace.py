@@ -1,7 +1,5 @@
 """The trace file, as a viewer reads it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A coordinator over roles behind gRPC, as plain objects: Ray is not needed."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

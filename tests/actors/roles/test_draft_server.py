@@ -1,12 +1,9 @@
 """A draft server as an actor of Ray: it drafts, tells its load, and costs drafts when killed."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,9 +52,7 @@ def take_steps_until_drafted(client: DraftClient, until: float) -> None:
 
 @pytest.mark.process
 @pytest.mark.usefixtures("cluster")
-async def test_a_killed_server_costs_drafts_until_another_serves_at_its_address(
-    tmp_path: Path,
-) -> None:
+async def test_a_killed_server_costs_drafts_until_another_serves_at_its_address(tmp_path):
     security, port = Security(new_token()), free_port()
     token_file = tmp_path / "token"
     token_file.write_text(security.token)
@@ -91,7 +86,7 @@ async def test_a_killed_server_costs_drafts_until_another_serves_at_its_address(
         await actor.stop(1)
 
 
-async def test_before_its_start_and_after_its_end_it_is_not_healthy_and_has_no_load() -> None:
+async def test_before_its_start_and_after_its_end_it_is_not_healthy_and_has_no_load():
     server = DraftServerActor(CONFIG, Security(new_token()))
     assert not await server.is_healthy()
     with pytest.raises(WorkerError, match="the draft server does not serve"):
@@ -103,14 +98,14 @@ async def test_before_its_start_and_after_its_end_it_is_not_healthy_and_has_no_l
     assert not await server.is_healthy()
 
 
-async def test_a_drafter_that_reads_what_the_target_computes_is_refused() -> None:
+async def test_a_drafter_that_reads_what_the_target_computes_is_refused():
     given = {"drafter": {"kind": "medusa", "path": HEADS["medusa"]}, "tokenizer": TARGET}
     server = DraftServerActor(validate(DraftServerConfig, given), Security(new_token()))
     with pytest.raises(ConfigError, match="must draft from tokens alone"):
         await server.start(LOOPBACK)
 
 
-async def test_without_tls_it_serves_on_loopback_alone() -> None:
+async def test_without_tls_it_serves_on_loopback_alone():
     server = DraftServerActor(CONFIG, Security(new_token()))
     with pytest.raises(ConfigError, match="without TLS"):
         await server.start("0.0.0.0")

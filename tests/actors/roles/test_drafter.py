@@ -1,7 +1,5 @@
 """A drafter and a path scorer behind gRPC, as plain objects: Ray is not needed."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

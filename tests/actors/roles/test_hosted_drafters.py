@@ -1,11 +1,8 @@
 """Drafters beside a verifier: named to those that connect, and followed where they go."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -45,9 +42,7 @@ async def addresses(token: str) -> AsyncIterator[list[str]]:
         yield [(await stack.enter_async_context(server)).address for server in servers]
 
 
-async def test_a_drafter_is_asked_where_the_verifier_has_it_now(
-    addresses: list[str], token: str
-) -> None:
+async def test_a_drafter_is_asked_where_the_verifier_has_it_now(addresses, token):
     async def connect(address: str) -> RemoteDrafter:
         return await RemoteDrafter.connect(address, Security(token))
 
@@ -66,9 +61,7 @@ async def test_a_drafter_is_asked_where_the_verifier_has_it_now(
     await drafter.close()
 
 
-async def test_a_drafter_that_does_not_start_leaves_verifier_and_the_others_up(
-    token: str, tmp_path: Path
-) -> None:
+async def test_a_drafter_that_does_not_start_leaves_verifier_and_the_others_up(token, tmp_path):
     tiny = {"hidden_size": 192, "target_layer_ids": [3, 7]}
     save_dflash(tmp_path / "dflash", tiny, num_target_layers=16, vocab_size=None)
     drafters = {"heads": {"kind": "medusa", "path": tmp_path / "nowhere"}}

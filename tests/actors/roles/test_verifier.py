@@ -1,7 +1,5 @@
 """A rank behind gRPC, as a plain object: Ray is not needed."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
@@ -64,9 +62,7 @@ async def decode(verifier: RemoteVerifier | CausalTarget, num_tokens: int) -> li
     return token_ids
 
 
-async def test_a_remote_rank_has_the_verdicts_of_a_local_target(
-    rank: Any, config: PipelineConfig, token: str
-) -> None:
+async def test_a_remote_rank_has_the_verdicts_of_a_local_target(rank, config, token):
     remote = await RemoteVerifier.connect(rank.address, Security(token))
     local = CausalTarget.load(config.engine.target)
     assert remote.info == local.info
@@ -79,8 +75,8 @@ async def test_a_remote_rank_has_the_verdicts_of_a_local_target(
 
 
 async def test_a_rank_reports_its_state_while_a_step_blocks_its_event_loop(
-    target_path: Callable[[str], Path], token: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    target_path, token, monkeypatch
+):
     target = {"path": target_path("qwen2"), "device": "cpu", "max_sequences": 1}
     rank = VerifierRank(parse_pipeline({"engine": {"target": target}}), token)
     remote = await RemoteVerifier.connect(await rank.start("", LOOPBACK), Security(token))
@@ -108,9 +104,7 @@ async def test_a_rank_reports_its_state_while_a_step_blocks_its_event_loop(
     await rank.stop()
 
 
-async def test_a_stopped_rank_frees_its_port_and_ends_run(
-    rank: Any, config: PipelineConfig, token: str
-) -> None:
+async def test_a_stopped_rank_frees_its_port_and_ends_run(rank, config, token):
     run = asyncio.create_task(rank.run())
     await asyncio.sleep(0)
     await rank.stop()
@@ -121,9 +115,7 @@ async def test_a_stopped_rank_frees_its_port_and_ends_run(
         await RemoteVerifier.connect(rank.address, Security(token))
 
 
-async def test_what_prevents_a_start_is_named_before_anything_is_loaded(
-    token: str, tmp_path: Path
-) -> None:
+async def test_what_prevents_a_start_is_named_before_anything_is_loaded(token, tmp_path):
     config = parse_pipeline({"engine": {"target": {"path": tmp_path / "nowhere"}}})
     rank = VerifierRank(config, token)
     with pytest.raises(ModelLoadError, match="nowhere does not exist"):
@@ -137,7 +129,7 @@ async def test_what_prevents_a_start_is_named_before_anything_is_loaded(
     await rank.stop()
 
 
-async def test_when_a_step_and_the_self_test_fail_the_verifier_has_to_be_replaced() -> None:
+async def test_when_a_step_and_the_self_test_fail_the_verifier_has_to_be_replaced():
     verifier = FakeVerifier()
     watched = WatchedVerifier(verifier)
     watch = asyncio.create_task(watched.watch())
@@ -153,7 +145,7 @@ async def test_when_a_step_and_the_self_test_fail_the_verifier_has_to_be_replace
         await watched.verify(STEP)
 
 
-async def test_when_the_self_test_succeeds_the_request_is_at_fault() -> None:
+async def test_when_the_self_test_succeeds_the_request_is_at_fault():
     class Choosy(FakeVerifier):
         async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
             if any(request.prefix[0] == 49 for request in requests):
@@ -196,7 +188,7 @@ class Replaced:
 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("num_requests", [1, 4])
-async def test_answers_wait_for_other_ranks_when_every_step_fails(num_requests: int) -> None:
+async def test_answers_wait_for_other_ranks_when_every_step_fails(num_requests):
     verifier = Replaced()
     keeping = asyncio.create_task(verifier.keep())
     await asyncio.sleep(0)
@@ -219,7 +211,7 @@ async def test_answers_wait_for_other_ranks_when_every_step_fails(num_requests: 
     keeping.cancel()
 
 
-async def test_when_a_rank_is_lost_no_self_test_is_needed() -> None:
+async def test_when_a_rank_is_lost_no_self_test_is_needed():
     verifier = FakeVerifier()
     watched = WatchedVerifier(verifier)
     verifier.error = VerifierUnavailableError("rank 0 lost another rank")
@@ -229,7 +221,7 @@ async def test_when_a_rank_is_lost_no_self_test_is_needed() -> None:
         await watched.watch()
 
 
-async def test_the_age_of_a_running_step_is_known() -> None:
+async def test_the_age_of_a_running_step_is_known():
     verifier = FakeVerifier()
     watched = WatchedVerifier(verifier)
     verifier.gate.close()
@@ -242,9 +234,7 @@ async def test_the_age_of_a_running_step_is_known() -> None:
     assert (watched.oldest_seconds, watched.num_steps) == (0.0, 1)
 
 
-def test_ranks_speak_to_each_other_on_loopback_alone(
-    config: PipelineConfig, token: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_speak_to_each_other_on_loopback_alone(config, token, monkeypatch):
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)

@@ -1,7 +1,5 @@
 """Requests over several pipelines: real gRPC, with answers that count from 0."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence

@@ -1,7 +1,5 @@
 """The directory knows the pipelines that announce themselves, and forgets the others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

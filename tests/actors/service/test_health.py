@@ -1,7 +1,5 @@
 """When a pipeline is lost for good, and when a service may not be open to the network."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Conversations stay with the pipeline that has seen them, until it is too busy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

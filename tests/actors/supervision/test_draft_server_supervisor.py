@@ -1,7 +1,5 @@
 """A draft server that is killed is replaced, and tells its load while it serves."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """When a drafter and its path scorer are replaced. No role is real here."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Interrupted answers of a pipeline, without a cluster."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any

@@ -1,10 +1,8 @@
 """Actors as their makers see them."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from ray.exceptions import RayActorError
@@ -23,7 +21,7 @@ class Silent:
     def __init__(self) -> None:
         self.is_healthy = self.run = self
 
-    def options(self, **_: object) -> Silent:
+    def options(self, **_: object) -> Self:
         return self
 
     async def remote(self) -> None:

@@ -1,7 +1,5 @@
 """When a supervised thing is started, dropped and replaced."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 
@@ -57,14 +55,14 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def test_a_start_that_fails_raises_the_error() -> None:
+async def test_a_start_that_fails_raises_the_error():
     lamps = Lamps(OSError("no current"))
     with pytest.raises(OSError, match="no current"):
         await lamps.start()
     assert len(lamps.attempts) == 1 and lamps.problem == "starting"
 
 
-async def test_a_thing_lost_after_long_service_is_replaced_at_once() -> None:
+async def test_a_thing_lost_after_long_service_is_replaced_at_once():
     lamps = Lamps()
     first = await lamps.start()
     lamps.supervise()
@@ -80,7 +78,7 @@ async def test_a_thing_lost_after_long_service_is_replaced_at_once() -> None:
     await lamps.halt()
 
 
-async def test_pauses_between_failed_attempts_grow_to_a_limit() -> None:
+async def test_pauses_between_failed_attempts_grow_to_a_limit():
     errors = [OSError("of the system"), RuntimeError("of Ray"), DiffuspecError("ours")]
     lamps = Lamps(*(errors * 4))
     lamps.supervise()
@@ -92,7 +90,7 @@ async def test_pauses_between_failed_attempts_grow_to_a_limit() -> None:
     await lamps.halt()
 
 
-async def test_repeated_losses_are_replaced_after_growing_pauses() -> None:
+async def test_repeated_losses_are_replaced_after_growing_pauses():
     lamps = Lamps()
     lamps.supervise()
     for _ in range(4):
@@ -104,7 +102,7 @@ async def test_repeated_losses_are_replaced_after_growing_pauses() -> None:
     await lamps.halt()
 
 
-async def test_a_thing_that_cannot_be_watched_or_dropped_is_replaced() -> None:
+async def test_a_thing_that_cannot_be_watched_or_dropped_is_replaced():
     lamps = Lamps()
     lamps.supervise()
     lamp = await lamps.current()
@@ -121,7 +119,7 @@ async def fail(thing: Lamp | None, reason: str) -> None:
     raise OSError("it cannot be dropped")
 
 
-async def test_after_a_halt_the_thing_stays_and_after_a_close_there_is_none() -> None:
+async def test_after_a_halt_the_thing_stays_and_after_a_close_there_is_none():
     lamps = Lamps()
     lamps.supervise()
     lamp = await lamps.current()
@@ -132,9 +130,7 @@ async def test_after_a_halt_the_thing_stays_and_after_a_close_there_is_none() ->
     assert await lamps.current() is None and lamps.problem == "the lights are out"
 
 
-async def test_an_error_that_ends_a_background_task_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_error_that_ends_a_background_task_is_logged(caplog):
     await asyncio.wait([in_background(fail(None, ""), "the light")])
     await asyncio.sleep(0)
     assert "the light has ended" in caplog.text and "OSError: it cannot" in caplog.text

@@ -1,7 +1,5 @@
 """When ranks are replaced, and the errors of callers meanwhile. No rank is real here."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -85,7 +83,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_lost_ranks_are_killed_and_replaced(builder: Builder, group: VerifierGroup) -> None:
+async def test_lost_ranks_are_killed_and_replaced(builder, group):
     first, second = FakeRanks("a:1"), FakeRanks("b:2")
     builder.to_come = [first, VerifierUnavailableError("late"), RuntimeError("of Ray"), second]
     assert (await group.start()).address == "a:1"
@@ -99,9 +97,7 @@ async def test_lost_ranks_are_killed_and_replaced(builder: Builder, group: Verif
     assert (recovery.reason, recovery.num_attempts) == ("rank 1 died", 3)
 
 
-async def test_ranks_that_cannot_be_watched_are_replaced(
-    builder: Builder, group: VerifierGroup
-) -> None:
+async def test_ranks_that_cannot_be_watched_are_replaced(builder, group):
     first = FakeRanks("a:1")
     builder.to_come = [first, FakeRanks("b:2")]
     await group.start()
@@ -112,9 +108,7 @@ async def test_ranks_that_cannot_be_watched_are_replaced(
     assert (await group.ready(1)).address == "b:2"
 
 
-async def test_callers_get_the_reason_why_there_are_no_ranks(
-    builder: Builder, group: VerifierGroup
-) -> None:
+async def test_callers_get_the_reason_why_there_are_no_ranks(builder, group):
     ranks = FakeRanks("a:1")
     builder.to_come = [ranks]
     await group.start()
@@ -126,9 +120,7 @@ async def test_callers_get_the_reason_why_there_are_no_ranks(
         await group.ready(0.01)
 
 
-async def test_callers_get_the_reason_why_new_ranks_do_not_start(
-    builder: Builder, group: VerifierGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_callers_get_the_reason_why_new_ranks_do_not_start(builder, group, monkeypatch):
     ranks = FakeRanks("a:1")
     builder.to_come = [ranks, OSError("no disk")]
     await group.start()
@@ -142,9 +134,7 @@ async def test_callers_get_the_reason_why_new_ranks_do_not_start(
         await group.ready(0.01)
 
 
-async def test_a_first_start_that_fails_is_not_tried_again(
-    builder: Builder, group: VerifierGroup
-) -> None:
+async def test_a_first_start_that_fails_is_not_tried_again(builder, group):
     builder.to_come = [ModelLoadError("no such directory")]
     with pytest.raises(ModelLoadError, match="no such directory"):
         await group.start()
@@ -174,7 +164,7 @@ async def service(builder: Builder, group: VerifierGroup, token: str) -> AsyncIt
         target.gate.open()
 
 
-async def test_verdicts_are_those_of_the_ranks(service: Service) -> None:
+async def test_verdicts_are_those_of_the_ranks(service):
     assert service.verifier.info == FAKE_TARGET
     [verdict], [expected] = await service.verifier.verify(STEP), await service.target.verify(STEP)
     assert verdict.token_ids == expected.token_ids
@@ -182,9 +172,7 @@ async def test_verdicts_are_those_of_the_ranks(service: Service) -> None:
     assert await service.verifier.check_health(1)
 
 
-async def test_an_idle_verifier_is_that_of_new_ranks_with_their_drafters(
-    service: Service, builder: Builder, token: str
-) -> None:
+async def test_an_idle_verifier_is_that_of_new_ranks_with_their_drafters(service, builder, token):
     hosted = HostedDrafter("heads", "127.0.0.1:1")
     other = VerifierServicer(FakeVerifier(), [hosted])
     async with RoleServer([other], Security(token)) as server:
@@ -196,9 +184,7 @@ async def test_an_idle_verifier_is_that_of_new_ranks_with_their_drafters(
         assert service.verifier.drafters == (hosted,)
 
 
-async def test_after_one_late_step_healthy_ranks_are_kept(
-    service: Service, builder: Builder
-) -> None:
+async def test_after_one_late_step_healthy_ranks_are_kept(service, builder):
     service.target.gate.close()
     with pytest.raises(VerifierUnavailableError, match="did not answer"):
         await service.verifier.verify(STEP)
@@ -207,7 +193,7 @@ async def test_after_one_late_step_healthy_ranks_are_kept(
     assert builder.num_builds == 1 and not service.ranks.is_dead
 
 
-async def test_after_two_late_steps_ranks_are_replaced(service: Service) -> None:
+async def test_after_two_late_steps_ranks_are_replaced(service):
     service.target.gate.close()
     for _ in range(2):
         with pytest.raises(VerifierUnavailableError):
@@ -219,7 +205,7 @@ async def test_after_two_late_steps_ranks_are_replaced(service: Service) -> None
     assert "did not answer" in recovery.reason
 
 
-async def test_after_a_late_step_unhealthy_ranks_are_replaced(service: Service) -> None:
+async def test_after_a_late_step_unhealthy_ranks_are_replaced(service):
     service.target.gate.close()
     service.ranks.wrong = "rank 1 did not answer"
     with pytest.raises(VerifierUnavailableError):
@@ -230,9 +216,7 @@ async def test_after_a_late_step_unhealthy_ranks_are_replaced(service: Service) 
     assert service.verifier.group.recoveries[0].reason == "rank 1 did not answer"
 
 
-async def test_ranks_are_kept_when_requests_are_at_fault(
-    service: Service, builder: Builder
-) -> None:
+async def test_ranks_are_kept_when_requests_are_at_fault(service, builder):
     service.target.error = VerifierError("not finite")
     for _ in range(3):
         with pytest.raises(VerifierError, match="not finite") as failure:
@@ -241,9 +225,7 @@ async def test_ranks_are_kept_when_requests_are_at_fault(
     assert builder.num_builds == 1
 
 
-async def test_new_ranks_with_another_target_are_refused(
-    service: Service, builder: Builder, token: str
-) -> None:
+async def test_new_ranks_with_another_target_are_refused(service, builder, token):
     other = FakeVerifier(TargetInfo(51, 512, 4, (1,)))
     async with RoleServer([VerifierServicer(other)], Security(token)) as server:
         builder.to_come = [FakeRanks(server.address)]

@@ -1,7 +1,5 @@
 """A verifier of real actors: killed, stopped and replaced, with the verdicts of one process."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -120,9 +118,7 @@ async def expected(target_path: Callable[[str], Path]) -> AsyncIterator[Answers]
     target.close()
 
 
-async def test_one_rank_is_killed_and_the_next_one_s_steps_fail(
-    target_path: Callable[[str], Path], token: str, expected: Answers
-) -> None:
+async def test_one_rank_is_killed_and_the_next_one_s_steps_fail(target_path, token, expected):
     async with serving(pipeline(target_path("qwen2"), 1), token) as verifier:
         [pid] = await pids(verifier.group)
         assert await answers(verifier, lambda: os.kill(pid, signal.SIGKILL)) == expected
@@ -135,9 +131,7 @@ async def test_one_rank_is_killed_and_the_next_one_s_steps_fail(
         assert "illegal memory access" in verifier.group.recoveries[1].reason
 
 
-async def test_ranks_of_two_are_killed_and_stopped(
-    target_path: Callable[[str], Path], token: str, expected: Answers
-) -> None:
+async def test_ranks_of_two_are_killed_and_stopped(target_path, token, expected):
     async with serving(pipeline(target_path("qwen2"), 2), token) as verifier:
         group = verifier.group
         before = await pids(group)
@@ -160,9 +154,7 @@ async def test_ranks_of_two_are_killed_and_stopped(
         assert await pids(group) == paused and len(group.recoveries) == 2
 
 
-async def test_a_rank_that_does_not_start_says_why_and_leaves_nothing(
-    tmp_path: Path, token: str
-) -> None:
+async def test_a_rank_that_does_not_start_says_why_and_leaves_nothing(tmp_path, token):
     group = make_group(pipeline(tmp_path / "nowhere", 1), token)
     before = ray.available_resources()["CPU"]
     with pytest.raises(ModelLoadError, match="nowhere does not exist"):

@@ -6,13 +6,7 @@ from statistics import fmean
 import pytest
 
 from diffuspec.bench.plots import plot_panels
-from diffuspec.bench.spec_bench.paper import (
-    PAPER_ROWS,
-    PAPER_TITLE,
-    bars_of,
-    paper_bars,
-    table_1,
-)
+from diffuspec.bench.spec_bench.paper import PAPER_ROWS, PAPER_TITLE, bars_of, paper_bars, table_1
 from diffuspec.bench.stats import compute_rows
 from tests.bench.conftest import make_record
 from tests.bench.test_plots import coloured_share

@@ -1,9 +1,5 @@
 """Diffusion LMs are compared in turns, each with its own loop."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from diffuspec.bench.questions import Question
@@ -18,7 +14,7 @@ from diffuspec.core.errors import ConfigError
 from tests.support.models import edit_json
 
 
-def test_drafters_are_named_by_what_tells_them_apart() -> None:
+def test_drafters_are_named_by_what_tells_them_apart():
     named = name_drafters([parse_drafter(one) for one in ("a/x", "b/x", "b/x:8")])
     assert list(named) == ["a/x", "b/x", "b/x:8"]
     assert [section.block_size for section in named.values()] == [None, None, 8]
@@ -35,9 +31,7 @@ def test_drafters_are_named_by_what_tells_them_apart() -> None:
         parse_drafter("a:999")
 
 
-def test_drafters_of_different_attention_answer_alike(
-    pair: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_drafters_of_different_attention_answer_alike(pair, tmp_path):
     target, drafter = pair
     aligned = tmp_path / "aligned"
     aligned.mkdir()

@@ -1,7 +1,5 @@
 """The study of hidden states on the wire, over real servers on loopback."""
 
-from __future__ import annotations
-
 import pytest
 
 from diffuspec.bench.studies.hidden_states import (

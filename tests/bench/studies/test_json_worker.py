@@ -1,7 +1,5 @@
 """Engines in processes of their own answer by lines of JSON, and their ends are explained."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

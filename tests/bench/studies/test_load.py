@@ -1,7 +1,5 @@
 """The study of load: turns, comparison, tables and plot, over a fake and over a small pair."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncGenerator

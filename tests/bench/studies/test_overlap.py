@@ -1,7 +1,5 @@
 """The study of overlap, in virtual time: its figures and its plot."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import cache
 

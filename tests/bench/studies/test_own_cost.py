@@ -1,7 +1,5 @@
 """What the coordinator takes by itself, over roles that answer at once."""
 
-from __future__ import annotations
-
 import pytest
 
 from diffuspec.bench.studies.own_cost import (

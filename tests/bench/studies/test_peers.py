@@ -1,7 +1,5 @@
 """The comparison with other engines: the files that they read, and its table."""
 
-from __future__ import annotations
-
 import zipfile
 
 import numpy as np

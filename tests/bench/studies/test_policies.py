@@ -1,7 +1,5 @@
 """The study of policies: what it compares, and what it counts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import uvloop

@@ -1,7 +1,5 @@
 """Hit rates of pre-drafts, on fakes whose hit rate is known."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from diffuspec.bench.studies.pre_drafts import FAN_OUTS, measure_hit_rates

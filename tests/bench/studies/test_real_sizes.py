@@ -1,7 +1,5 @@
 """Steps of random models are timed, and speed-ups computed from them."""
 
-from __future__ import annotations
-
 import pytest
 
 from diffuspec.bench.studies import real_sizes

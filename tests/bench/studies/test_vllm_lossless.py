@@ -1,7 +1,5 @@
 """What the comparison of vLLM's answers counts as equal, and as of one distribution."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

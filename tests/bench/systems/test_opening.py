@@ -52,21 +52,19 @@ def systems(engine: Engine) -> Iterator[dict[str, System]]:
         yield {system.name: system for system in opened}
 
 
-def test_all_systems_are_opened_in_the_order_of_their_names(systems: dict[str, System]) -> None:
+def test_all_systems_are_opened_in_the_order_of_their_names(systems):
     assert tuple(systems) == ALL_SYSTEMS
 
 
 @pytest.mark.parametrize("name", [name for name in ALL_SYSTEMS if name != BASELINE])
-def test_every_system_gives_the_tokens_of_plain_decoding(
-    systems: dict[str, System], name: str
-) -> None:
+def test_every_system_gives_the_tokens_of_plain_decoding(systems, name):
     expected = systems[BASELINE].answer(PROMPT, 24)
     assert systems[name].answer(PROMPT, 24).token_ids == expected.token_ids
     assert len(expected.token_ids) == expected.num_steps == 24
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_our_answers_carry_their_steps(systems: dict[str, System], name: str) -> None:
+def test_our_answers_carry_their_steps(systems, name):
     answer = systems[name].answer(PROMPT, 24)
     assert answer.num_steps == len(answer.steps) <= 24
     assert sum(step.num_committed_tokens for step in answer.steps) == 24
@@ -74,11 +72,11 @@ def test_our_answers_carry_their_steps(systems: dict[str, System], name: str) ->
     assert answer.forward_seconds is not None and 0 < answer.forward_seconds < answer.seconds
 
 
-def test_drafting_saves_steps(systems: dict[str, System]) -> None:
+def test_drafting_saves_steps(systems):
     assert systems["paper"].answer(PROMPT, 24).num_steps < 24
 
 
-def test_the_passes_of_transformers_are_counted(systems: dict[str, System]) -> None:
+def test_the_passes_of_transformers_are_counted(systems):
     greedy = systems[TRANSFORMERS_GREEDY].answer(PROMPT, 24)
     lookup = systems[TRANSFORMERS_PROMPT_LOOKUP].answer(PROMPT, 24)
     assert greedy.num_steps == 24
@@ -87,9 +85,7 @@ def test_the_passes_of_transformers_are_counted(systems: dict[str, System]) -> N
 
 
 @pytest.mark.parametrize("prompt_lookup_num_tokens", [None, 10])
-def test_answers_of_transformers_end_with_eos(
-    pair: tuple[Path, Path], systems: dict[str, System], prompt_lookup_num_tokens: int | None
-) -> None:
+def test_answers_of_transformers_end_with_eos(pair, systems, prompt_lookup_num_tokens):
     token_ids = systems[BASELINE].answer(PROMPT, 24).token_ids
     eos = next(token_id for token_id in token_ids if token_id != token_ids[0])
     model = load_transformers_model(pair[0], torch.device("cpu"), torch.float32)
@@ -99,9 +95,7 @@ def test_answers_of_transformers_end_with_eos(
 
 
 @pytest.mark.parametrize("name", ["paper", "sps"])
-def test_no_prompt_is_remembered_from_an_answer_to_the_next(
-    pair: tuple[Path, Path], engine: Engine, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_no_prompt_is_remembered_from_an_answer_to_the_next(pair, engine, monkeypatch, name):
     num_cached: list[int] = []
     monkeypatch.setattr(KVCache, "acquire", spy_on(KVCache.acquire, num_cached))
     drafters = {"sps": AutoregressiveConfig(path=pair[1], device="cpu")}
@@ -129,7 +123,7 @@ def spy_on(
     return spy
 
 
-def test_a_sibling_shares_the_models_and_leaves_them_open(engine: Engine) -> None:
+def test_a_sibling_shares_the_models_and_leaves_them_open(engine):
     with sibling(engine) as other:
         assert runner_of(other.verifier) is runner_of(engine.verifier)
         first = EngineSystem("a", other, SpeculationParams(policy="off")).answer(PROMPT, 4)
@@ -138,9 +132,7 @@ def test_a_sibling_shares_the_models_and_leaves_them_open(engine: Engine) -> Non
     assert first.token_ids == again.token_ids
 
 
-def test_a_sibling_with_other_settings_of_the_drafter_shares_its_model(
-    engine: Engine, tmp_path: Path
-) -> None:
+def test_a_sibling_with_other_settings_of_the_drafter_shares_its_model(engine, tmp_path):
     drafter = engine.config.drafter
     assert drafter is not None
     changed = drafter.model_copy(update={"num_refinement_steps": 2})
@@ -158,6 +150,6 @@ def test_a_sibling_with_other_settings_of_the_drafter_shares_its_model(
         assert runner_of(other.verifier) is runner_of(engine.verifier)
 
 
-def test_what_transformers_cannot_load_is_our_error(tmp_path: Path) -> None:
+def test_what_transformers_cannot_load_is_our_error(tmp_path):
     with pytest.raises(ModelLoadError, match="transformers cannot load it"):
         load_transformers_model(tmp_path, torch.device("cpu"), torch.float32)

@@ -1,7 +1,5 @@
 """How a batch that could not go on ends: what it says."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An endpoint over HTTP: what its statuses mean for a batch, without a network."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Reading rows: numbers of lines, what is refused before any work, lines without bound."""
 
-from __future__ import annotations
-
 import pytest
 
 from deploy.batches import inputs

@@ -1,7 +1,5 @@
 """A batch whose process is killed again and again has the output of one that was not."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

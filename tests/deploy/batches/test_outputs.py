@@ -1,7 +1,5 @@
 """What is in an output after a kill, and which outputs are not gone on with."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import resource

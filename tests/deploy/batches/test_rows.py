@@ -1,7 +1,5 @@
 """The forms of a row, and what is said of one that is wrong."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

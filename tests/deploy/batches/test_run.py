@@ -1,7 +1,5 @@
 """A run over a service that fails in every way."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The address of the application that Ray Serve runs."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

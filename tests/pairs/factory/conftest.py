@@ -1,13 +1,14 @@
 """A random target, and answers it could have given."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
 
 import pytest
 
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.engine import Engine
+from diffuspec.pairs import parse_config
 from diffuspec.pairs.factory.examples import NUM_TOP_IDS
 from tests.support.checkpoints import save_target
 
@@ -35,3 +36,14 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
             }
             file.write(json.dumps(line) + "\n")
     return path
+
+
+def assert_drafts(target: Path, section: dict[str, object]) -> None:
+    """Check that a drafter drafts for a target, and that answers stay those of plain decoding."""
+    config = parse_config({"target": {"path": target, "device": "cpu"}, "drafter": section})
+    with Engine.from_config(config) as engine:
+        plain, drafted = (
+            engine.generate([[50, 51, 52]], SamplingParams(max_tokens=24, ignore_eos=True), how)[0]
+            for how in (SpeculationParams(policy="off"), SpeculationParams(policy="fixed"))
+        )
+    assert drafted.token_ids == plain.token_ids and drafted.stats.num_drafts > 0

@@ -1,7 +1,5 @@
 """What of a draft counts as right."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,9 +38,7 @@ class Counter:
         (13, (0.5, 0.0, 0.0)),
     ],
 )
-def test_tokens_drafted_one_by_one_are_right_until_the_first_wrong_one(
-    unknown: int, expected: tuple[float, ...]
-) -> None:
+def test_tokens_drafted_one_by_one_are_right_until_the_first_wrong_one(unknown, expected):
     token_ids = torch.arange(10, 18)[None]
     is_answer = torch.tensor([[False] * 3 + [True] * 4 + [False]])
     batch = Batch(token_ids, is_answer, torch.ones_like(is_answer))

@@ -1,7 +1,5 @@
 """Drafters with blocks aligned to multiples of their size: trained rows are those of drafting."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,19 +13,18 @@ from transformers import AutoModelForCausalLM
 
 from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftRequest
-from diffuspec.engine import Engine
 from diffuspec.models.diffusion import DiffusionDrafter
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.models.loading.families import DiffusionSettings
-from diffuspec.pairs import parse_config
 from diffuspec.pairs.factory.acceptance import measure_acceptance
 from diffuspec.pairs.factory.blocks import hidden_states, masked_tokens, place_aligned_blocks
 from diffuspec.pairs.factory.examples import Batch
 from diffuspec.pairs.factory.export import load_drafter, save_drafter
 from diffuspec.pairs.factory.layers import keep_layers
 from diffuspec.pairs.factory.training import DrafterPlan, DrafterTraining
+from tests.pairs.factory.conftest import assert_drafts
 from tests.support.checkpoints import MASK_TOKEN_ID, NUM_IDS
 from tests.support.models import without_rounding
 
@@ -60,7 +57,7 @@ def trained_logits(model: Any, token_ids: list[int], start: int, k: int) -> torc
     return torch.stack([*rows, *drafted[first + 1 : first + k]])
 
 
-async def test_rows_in_training_are_those_of_drafting(drafter: Path) -> None:
+async def test_rows_in_training_are_those_of_drafting(drafter):
     model, settings = load_drafter(drafter)
     assert settings == SETTINGS
     config = DiffuSpecConfig(
@@ -91,7 +88,7 @@ async def test_rows_in_training_are_those_of_drafting(drafter: Path) -> None:
     served.close()
 
 
-def test_what_is_right_so_far_is_read_at_the_rows_of_drafting(drafter: Path) -> None:
+def test_what_is_right_so_far_is_read_at_the_rows_of_drafting(drafter):
     model, settings = load_drafter(drafter)
     token_ids = np.random.default_rng(2).integers(3, 250, 29).tolist()
     starts = [9, 12, 15, 18]  # of probes in an answer of 11 tokens
@@ -114,9 +111,7 @@ def test_what_is_right_so_far_is_read_at_the_rows_of_drafting(drafter: Path) -> 
 
 
 @pytest.mark.slow
-def test_an_aligned_drafter_learns_the_targets_answers(
-    target: Path, answers: Path, tmp_path: Path
-) -> None:
+def test_an_aligned_drafter_learns_the_targets_answers(target, answers, tmp_path):
     plan = DrafterPlan(
         target,
         tmp_path,
@@ -137,12 +132,4 @@ def test_an_aligned_drafter_learns_the_targets_answers(
     assert found == replace(SETTINGS, mask_token_id=training.start.mask_token_id)
     assert json.loads((tmp_path / "config.json").read_text())["diffusion_block_size"] == SIZE
     assert "head_token_ids" in load_file(tmp_path / "model.safetensors")
-    config = parse_config(
-        {"target": {"path": target, "device": "cpu"}, "drafter": {"path": tmp_path}}
-    )
-    with Engine.from_config(config) as engine:
-        plain, drafted = (
-            engine.generate([[50, 51, 52]], SamplingParams(max_tokens=24), speculation)[0]
-            for speculation in (SpeculationParams(policy=one) for one in ("off", "fixed"))
-        )
-    assert drafted.token_ids == plain.token_ids and drafted.stats.num_drafts > 0
+    assert_drafts(target, {"path": tmp_path})

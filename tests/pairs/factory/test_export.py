@@ -1,7 +1,5 @@
 """A drafter that shares its target's embeddings, as a model directory."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from operator import attrgetter
@@ -14,14 +12,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from diffuspec.core.errors import ModelLoadError
-from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.engine import Engine
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.loading.families import DiffusionSettings
 from diffuspec.models.loading.load import load_model
-from diffuspec.pairs import parse_config
 from diffuspec.pairs.factory.export import load_drafter, save_drafter
 from diffuspec.pairs.factory.layers import keep_layers
+from tests.pairs.factory.conftest import assert_drafts
 from tests.support.checkpoints import MASK_TOKEN_ID
 
 SETTINGS = DiffusionSettings(MASK_TOKEN_ID, "block_causal")
@@ -49,15 +45,7 @@ def test_embeddings_are_the_targets(drafter: Path) -> None:
 
 
 def test_it_drafts_for_its_target(drafter: Path) -> None:
-    prompt, target = list(b"to be or not"), drafter.parent / "target"
-    answers = []
-    for section in (None, {"path": drafter, "device": "cpu"}):
-        config = parse_config({"target": {"path": target, "device": "cpu"}, "drafter": section})
-        with Engine.from_config(config) as engine:
-            [answer] = engine.generate([prompt], speculation=SpeculationParams(policy="fixed"))
-        answers.append(answer)
-    assert answers[0].token_ids == answers[1].token_ids
-    assert answers[1].stats.num_drafts > 0
+    assert_drafts(drafter.parent / "target", {"path": drafter, "device": "cpu"})
 
 
 def test_matrices_stored_as_int8_are_the_same_up_to_rounding(drafter: Path) -> None:
@@ -103,15 +91,7 @@ def test_a_drafter_drafts_the_tokens_of_its_head_alone(drafter: Path) -> None:
     assert torch.equal(logits[0][:, some], logits[1][:, some])
     others = torch.ones(logits[1].shape[1], dtype=torch.bool).index_fill_(0, some, False)
     assert bool(torch.isneginf(logits[1][:, others]).all())
-    config = parse_config(
-        {"target": {"path": target, "device": "cpu"}, "drafter": {"path": out, "device": "cpu"}}
-    )
-    with Engine.from_config(config) as engine:
-        plain, drafted = (
-            engine.generate([list(b"to be or not")], SamplingParams(max_tokens=24), speculation)[0]
-            for speculation in (SpeculationParams(policy=one) for one in ("off", "fixed"))
-        )
-    assert drafted.token_ids == plain.token_ids and drafted.stats.num_drafts > 0
+    assert_drafts(target, {"path": out, "device": "cpu"})
 
 
 @pytest.mark.parametrize("token_ids", [[3, 2], [5, 100_000], [-1, 4], []])

@@ -1,7 +1,5 @@
 """Which layers of a target a drafter starts from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

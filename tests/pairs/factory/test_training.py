@@ -1,7 +1,5 @@
 """A drafter for a random target, trained in seconds."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from diffuspec.core.errors import ConfigError
-from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.engine import Engine
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
-from diffuspec.pairs import parse_config
 from diffuspec.pairs.factory.training import DrafterPlan, DrafterTraining
+from tests.pairs.factory.conftest import assert_drafts
 
 
 def make_plan(target: Path, out: Path, answers: Path, **more: object) -> DrafterPlan:
@@ -56,18 +52,7 @@ def test_a_causal_lm_learns_the_targets_answers(target, answers, tmp_path):
     training.run()
     assert training.measure().mean > before.mean + 0.5
     assert not inspect_checkpoint(tmp_path).is_diffusion
-    config = parse_config(
-        {
-            "target": {"path": target, "device": "cpu"},
-            "drafter": {"kind": "sps", "path": tmp_path, "device": "cpu"},
-        }
-    )
-    with Engine.from_config(config) as engine:
-        plain, drafted = (
-            engine.generate([[50, 51, 52]], SamplingParams(max_tokens=24), speculation)[0]
-            for speculation in (SpeculationParams(policy=one) for one in ("off", "fixed"))
-        )
-    assert drafted.token_ids == plain.token_ids and drafted.stats.num_drafts > 0
+    assert_drafts(target, {"kind": "sps", "path": tmp_path, "device": "cpu"})
 
 
 def test_a_training_that_was_killed_goes_on_to_the_same_weights(target, answers, tmp_path):

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from diffuspec.bench.questions import SPEC_BENCH_FAMILIES, load_questions
@@ -13,17 +9,15 @@ from diffuspec.models.ngram.kenlm_file import read_num_ngrams
 from diffuspec.pairs.smollm2 import DRAFTER, NGRAM, QUESTIONS, TARGET, smollm2_config
 
 
-def test_without_the_model_the_error_names_the_command_that_fetches_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_model_the_error_names_the_command_that_fetches_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"models/smollm2 is not in .*: run `make smollm2`"):
         smollm2_config()
 
 
 def test_the_model_is_taken_from_the_working_directory_and_drafted_for_without_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / TARGET).mkdir(parents=True)
     (tmp_path / TARGET / "config.json").write_text("{}")
@@ -34,8 +28,8 @@ def test_the_model_is_taken_from_the_working_directory_and_drafted_for_without_a
 
 
 def test_the_shipped_drafter_searches_with_its_ngram_model_where_its_embeddings_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("diffuspec.pairs.smollm2._CHECKOUT", tmp_path)
     (tmp_path / TARGET).mkdir(parents=True)
@@ -49,5 +43,5 @@ def test_the_shipped_drafter_searches_with_its_ngram_model_where_its_embeddings_
     assert inspect_checkpoint(DRAFTER).diffusion.attention == "block_causal"
 
 
-def test_there_are_questions_of_every_family() -> None:
+def test_there_are_questions_of_every_family():
     assert {q.family for q in load_questions(QUESTIONS)} == set(SPEC_BENCH_FAMILIES)

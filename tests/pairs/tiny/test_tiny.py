@@ -1,7 +1,5 @@
 """The configuration of the embedded pair."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

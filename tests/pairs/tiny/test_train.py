@@ -1,16 +1,12 @@
 """The commands that train the pair."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from typer.testing import CliRunner
 
 from diffuspec.pairs.tiny.train import app
 
 
-def test_help_names_the_commands_in_order() -> None:
+def test_help_names_the_commands_in_order():
     text = CliRunner().invoke(app, ["--help"]).stdout
     names = ["tokenizer", "target", "answers", "drafter", "heads", "ngram", "export"]
     places = [text.index(f"\n    {name}") for name in names]
@@ -27,9 +23,7 @@ def test_help_names_the_commands_in_order() -> None:
         ("export", "target", "target"),
     ],
 )
-def test_a_command_names_the_one_to_run_before_it(
-    command: str, missing: str, first: str, tmp_path: Path
-) -> None:
+def test_a_command_names_the_one_to_run_before_it(command, missing, first, tmp_path):
     result = CliRunner().invoke(app, [command, "--run", str(tmp_path)])
     assert result.exit_code == 2
     assert f"{tmp_path / missing} is missing: run `{first}` first" in result.stderr

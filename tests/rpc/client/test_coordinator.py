@@ -1,7 +1,5 @@
 """Prompts over the wire: text, ids and chats in, the same outputs out."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence

@@ -1,7 +1,5 @@
 """Roles behind the wire answer as they would in this process."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from typing import Any
@@ -11,11 +9,7 @@ import pytest
 
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, DraftRequest, VerifyRequest
-from diffuspec.rpc.client.roles import (
-    RemoteDrafter,
-    RemotePathScorer,
-    RemoteVerifier,
-)
+from diffuspec.rpc.client.roles import RemoteDrafter, RemotePathScorer, RemoteVerifier
 from diffuspec.rpc.server.servicers import DrafterServicer, PathScorerServicer, VerifierServicer
 from tests.support.fakes import (
     FAKE_TARGET,

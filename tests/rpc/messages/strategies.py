@@ -1,7 +1,5 @@
 """Any value that crosses the wire."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays

@@ -1,7 +1,5 @@
 """Prefixes travel as changes; what is read at the other end is what was meant."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is beyond a role's capacity is refused with the value and the bound."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -56,16 +54,14 @@ def delta(token_ids: list[int], request_id: str = "a", **fields: Any) -> PrefixD
         ),
     ],
 )
-def test_a_drafting_batch_fits_the_role(
-    deltas: list[PrefixDelta], rows: list[dict[str, Any]], problem: str
-) -> None:
+def test_a_drafting_batch_fits_the_role(deltas, rows, problem):
     messages = [DraftRow(**(ROW | row)) for row in rows]
     batch = drafter_pb2.DraftRequest(prefixes=deltas, rows=messages)
     with pytest.raises(InvalidRequestError, match=problem):
         reader().draft_requests(batch)
 
 
-def test_a_drafting_batch_may_be_as_large_as_a_coordinators() -> None:
+def test_a_drafting_batch_may_be_as_large_as_a_coordinators():
     deltas = [delta([1] * 7, name) for name in "ab"]
     row = DraftRow(**ROW, token_ids=[49])
     batch = drafter_pb2.DraftRequest(prefixes=deltas, rows=[row] * (2 + MAX_PRE_DRAFTS))
@@ -84,7 +80,7 @@ def test_a_drafting_batch_may_be_as_large_as_a_coordinators() -> None:
         (1, {"tree": DraftTree(token_ids=[50], parents=[-1])}, "from 0 to 49, got 50"),
     ],
 )
-def test_a_verifying_batch_fits_the_role(num_rows: int, row: dict[str, Any], problem: str) -> None:
+def test_a_verifying_batch_fits_the_role(num_rows, row, problem):
     rows = [verifier_pb2.VerifyRow(**({"num_prompt_tokens": 1} | row))] * num_rows
     batch = verifier_pb2.VerifyRequest(prefixes=[delta([1, 2, 3])], rows=rows)
     with pytest.raises(InvalidRequestError, match=problem):
@@ -107,7 +103,7 @@ def read_lattices(*lattices: Lattice, num_draft_tokens: int = 4) -> list[Lattice
     return reader().lattices(path_scorer_pb2.SearchRequest(rows=[row], lattices=messages))
 
 
-def test_a_lattice_of_the_drafters_own_is_taken() -> None:
+def test_a_lattice_of_the_drafters_own_is_taken():
     runners_up = np.array([[9, 10], [11, 12]], np.int32)
     no_positions = lattice(
         token_ids=np.empty((0, 1), np.int32),
@@ -132,14 +128,12 @@ def test_a_lattice_of_the_drafters_own_is_taken() -> None:
         ({"num_tokens_before_eos": -1}, "num_tokens_before_eos must be from 0 to 2, got -1"),
     ],
 )
-def test_a_lattice_holds_the_targets_tokens_and_logprobs(
-    changes: dict[str, Any], problem: str
-) -> None:
+def test_a_lattice_holds_the_targets_tokens_and_logprobs(changes, problem):
     with pytest.raises(InvalidRequestError, match=problem):
         read_lattices(lattice(**changes))
 
 
-def test_a_row_has_one_lattice_no_longer_than_its_draft() -> None:
+def test_a_row_has_one_lattice_no_longer_than_its_draft():
     with pytest.raises(InvalidRequestError, match="a lattice per row, got 2 for 1 rows"):
         read_lattices(lattice(), lattice())
     with pytest.raises(InvalidRequestError, match=r"positions of a lattice .* 0 to 1, got 2"):

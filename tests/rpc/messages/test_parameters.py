@@ -1,7 +1,5 @@
 """The messages have a field for every declared parameter, and no others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Errors as statuses, and back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import grpc

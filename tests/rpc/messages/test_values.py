@@ -1,7 +1,5 @@
 """What crosses the wire comes back as it went, and what is none of it is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

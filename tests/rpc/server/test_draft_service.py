@@ -1,9 +1,6 @@
 """The draft service's stream: who is let in, and what ends it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,12 +12,7 @@ from diffuspec.rpc.limits import RpcLimits
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.draft_service import DraftServicer
 from diffuspec.rpc.server.server import RoleServer
-from diffuspec.v1.draft_service_pb2 import (
-    ConnectRequest,
-    ConnectResponse,
-    EngineStep,
-    RequestRow,
-)
+from diffuspec.v1.draft_service_pb2 import ConnectRequest, ConnectResponse, EngineStep, RequestRow
 from tests.support.draft_engine import TimedDrafter, make_hello, make_service
 from tests.support.fakes import right_and_sure
 
@@ -58,9 +50,7 @@ def server_of(
     return RoleServer([DraftServicer(service)], security, host, 0, RpcLimits(**limits))  # type: ignore[arg-type]
 
 
-async def test_an_engine_is_welcomed_and_its_step_answered(
-    service: DraftService, security: Security
-):
+async def test_an_engine_is_welcomed_and_its_step_answered(service, security):
     async with server_of(service, security) as server:
         found = await talk(server.address, HELLO, STEP, token=security.token)
     assert [one.WhichOneof("message") for one in found] == ["welcome", "drafts"]
@@ -87,11 +77,7 @@ async def test_an_engine_is_welcomed_and_its_step_answered(
     ],
 )
 async def test_what_breaks_the_protocol_ends_the_stream_by_name(
-    service: DraftService,
-    security: Security,
-    messages: list[ConnectRequest],
-    code: grpc.StatusCode,
-    text: str,
+    service, security, messages, code, text
 ):
     async with server_of(service, security) as server:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -100,7 +86,7 @@ async def test_what_breaks_the_protocol_ends_the_stream_by_name(
     assert not service.sessions
 
 
-async def test_one_engine_too_many_is_refused(service: DraftService, security: Security):
+async def test_one_engine_too_many_is_refused(service, security):
     service.open(make_hello())
     async with server_of(service, security) as server:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -109,16 +95,14 @@ async def test_one_engine_too_many_is_refused(service: DraftService, security: S
     assert "1 engines are connected, which is the limit" in str(caught.value.details())
 
 
-async def test_a_call_with_a_wrong_token_is_refused(service: DraftService, security: Security):
+async def test_a_call_with_a_wrong_token_is_refused(service, security):
     async with server_of(service, security) as server:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await talk(server.address, HELLO, token="wrong")
     assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_an_open_server_asks_for_no_token_on_a_socket_of_unix(
-    service: DraftService, tmp_path: Path
-):
+async def test_an_open_server_asks_for_no_token_on_a_socket_of_unix(service, tmp_path):
     host = f"unix:{tmp_path / 's'}"
     async with server_of(service, Security("x", is_open=True), host) as server:
         assert server.address == host
@@ -128,9 +112,7 @@ async def test_an_open_server_asks_for_no_token_on_a_socket_of_unix(
                 pass
 
 
-async def test_a_socket_that_a_dead_server_left_is_taken_over(
-    service: DraftService, tmp_path: Path
-):
+async def test_a_socket_that_a_dead_server_left_is_taken_over(service, tmp_path):
     import socket
 
     path = tmp_path / "s"
@@ -140,9 +122,7 @@ async def test_a_socket_that_a_dead_server_left_is_taken_over(
         assert len(await talk(server.address, HELLO)) == 1
 
 
-async def test_a_file_in_the_place_of_the_socket_is_left_alone(
-    service: DraftService, tmp_path: Path
-):
+async def test_a_file_in_the_place_of_the_socket_is_left_alone(service, tmp_path):
     path = tmp_path / "s"
     path.write_text("mine")
     with pytest.raises(ConfigError, match="is there and is no socket"):
@@ -151,6 +131,6 @@ async def test_a_file_in_the_place_of_the_socket_is_left_alone(
     assert path.read_text() == "mine"
 
 
-def test_an_open_server_is_for_this_machine_alone(service: DraftService):
+def test_an_open_server_is_for_this_machine_alone(service):
     with pytest.raises(ConfigError, match=r"serving on 0\.0\.0\.0 needs a token"):
         server_of(service, Security("x", is_open=True), "0.0.0.0")

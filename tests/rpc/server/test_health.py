@@ -1,7 +1,5 @@
 """SERVING means that steps succeed."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

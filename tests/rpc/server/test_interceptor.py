@@ -1,7 +1,5 @@
 """Every call needs room and a request; health checks always have room."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging
@@ -40,9 +38,7 @@ async def channel(wire: Wire) -> AsyncIterator[Any]:
         yield channel
 
 
-async def test_a_health_check_gets_through_any_number_of_open_calls(
-    wire: Wire, channel: Any, security: Security
-) -> None:
+async def test_a_health_check_gets_through_any_number_of_open_calls(wire, channel, security):
     remote = await wire.connect(RemoteVerifier)
     calls = [channel.stream_stream(VERIFY)(metadata=security.metadata) for _ in range(300)]
     ends = [asyncio.create_task(call.code()) for call in calls]
@@ -57,7 +53,7 @@ async def test_a_health_check_gets_through_any_number_of_open_calls(
     await asyncio.gather(*ends)
 
 
-async def test_a_call_that_ended_makes_room(wire: Wire, channel: Any, security: Security) -> None:
+async def test_a_call_that_ended_makes_room(wire, channel, security):
     for _ in range(10):
         call = channel.stream_stream(VERIFY)(metadata=security.metadata)
         await call.done_writing()
@@ -65,9 +61,7 @@ async def test_a_call_that_ended_makes_room(wire: Wire, channel: Any, security: 
 
 
 @pytest.mark.parametrize("method", [GET_INFO, f"/{HEALTH_SERVICE}/Check"])
-async def test_a_unary_call_without_a_request_ends(
-    method: str, wire: Wire, channel: Any, security: Security
-) -> None:
+async def test_a_unary_call_without_a_request_ends(method, wire, channel, security):
     silent = channel.stream_stream(method)(metadata=security.metadata)
     assert await silent.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     assert await silent.details() == "no request within 0.2 s of the call"
@@ -76,9 +70,7 @@ async def test_a_unary_call_without_a_request_ends(
     assert await empty.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_client_that_goes_leaves_no_traceback(
-    security: Security, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_client_that_goes_leaves_no_traceback(security, caplog):
     verifier = FakeVerifier()
     with caplog.at_level(logging.INFO):
         async with serving(VerifierServicer(verifier), security=security) as wire:

@@ -1,7 +1,5 @@
 """Outputs reach a client in order; one that stops reading loses its request."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
@@ -14,7 +12,6 @@ from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import RequestOutput, StepStats
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.rpc.limits import RpcLimits
-from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.coordinator import CoordinatorServicer
 from diffuspec.rpc.server.outputs import ClientStalledError, send_outputs
 from diffuspec.telemetry import context
@@ -60,7 +57,7 @@ class Decoder:
 
 
 @pytest.mark.virtual_time
-async def test_a_client_gets_all_outputs_in_order() -> None:
+async def test_a_client_gets_all_outputs_in_order():
     client, decoder = Client(num_read=100), Decoder(0.01, 100)
     await send_outputs(decoder.outputs(), client, LIMITS)
     assert client.token_ids == list(range(100))
@@ -68,7 +65,7 @@ async def test_a_client_gets_all_outputs_in_order() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_a_fast_request_ends_soon_after_its_client_stops_reading() -> None:
+async def test_a_fast_request_ends_soon_after_its_client_stops_reading():
     client, decoder = Client(num_read=5), Decoder(0.01, 10_000)
     with pytest.raises(ClientStalledError, match="8 outputs are waiting for it"):
         await send_outputs(decoder.outputs(), client, LIMITS)
@@ -77,7 +74,7 @@ async def test_a_fast_request_ends_soon_after_its_client_stops_reading() -> None
 
 
 @pytest.mark.virtual_time
-async def test_a_slow_request_ends_when_its_client_takes_an_output_for_too_long() -> None:
+async def test_a_slow_request_ends_when_its_client_takes_an_output_for_too_long():
     client, decoder = Client(num_read=5), Decoder(20.0, 10_000)
     with pytest.raises(ClientStalledError, match="it took no output in 30 s"):
         await send_outputs(decoder.outputs(), client, LIMITS)
@@ -87,7 +84,7 @@ async def test_a_slow_request_ends_when_its_client_takes_an_output_for_too_long(
 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("end", [OverloadedError("full"), asyncio.CancelledError()], ids=repr)
-async def test_an_error_comes_after_the_outputs_before_it(end: BaseException) -> None:
+async def test_an_error_comes_after_the_outputs_before_it(end):
     client, decoder = Client(num_read=100), Decoder(0.0, 6, end)
     expected = WorkerError if isinstance(end, asyncio.CancelledError) else type(end)
     with pytest.raises(expected):
@@ -96,7 +93,7 @@ async def test_an_error_comes_after_the_outputs_before_it(end: BaseException) ->
 
 
 @pytest.mark.virtual_time
-async def test_a_call_that_is_cancelled_closes_the_outputs() -> None:
+async def test_a_call_that_is_cancelled_closes_the_outputs():
     client, decoder = Client(num_read=0), Decoder(0.01, 100)
     sending = asyncio.create_task(send_outputs(decoder.outputs(), client, LIMITS))
     await asyncio.sleep(0.05)
@@ -105,9 +102,7 @@ async def test_a_call_that_is_cancelled_closes_the_outputs() -> None:
     assert sending.cancelled() and decoder.is_closed
 
 
-async def test_a_client_that_stops_reading_leaves_one_line_in_the_log(
-    security: Security, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_client_that_stops_reading_leaves_one_line_in_the_log(security, caplog):
     class Counting(FakeFrontend):
         num_outputs = 0
 

@@ -1,7 +1,5 @@
 """Streams of steps: closed when nothing happens on them, and when their client breaks the rules."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -41,7 +39,7 @@ def open_stream(channel: Any, security: Security) -> Any:
     return channel.stream_stream(f"/{VERIFIER_SERVICE}/Verify")(metadata=security.metadata)
 
 
-async def test_an_idle_stream_is_closed_and_its_requests_released(security: Security) -> None:
+async def test_an_idle_stream_is_closed_and_its_requests_released(security):
     verifier = FakeVerifier()
     async with (
         serving(VerifierServicer(verifier), security=security, limits=SOON) as wire,
@@ -57,7 +55,7 @@ async def test_an_idle_stream_is_closed_and_its_requests_released(security: Secu
                 await asyncio.sleep(0.01)
 
 
-async def test_a_stream_at_work_is_not_idle(security: Security) -> None:
+async def test_a_stream_at_work_is_not_idle(security):
     verifier = FakeVerifier()
     async with serving(VerifierServicer(verifier), security=security, limits=SOON) as wire:
         remote = await wire.connect(RemoteVerifier)
@@ -68,7 +66,7 @@ async def test_a_stream_at_work_is_not_idle(security: Security) -> None:
         assert len(await step) == 1
 
 
-async def test_a_client_outlives_its_idle_stream(security: Security) -> None:
+async def test_a_client_outlives_its_idle_stream(security):
     verifier = FakeVerifier()
     async with serving(VerifierServicer(verifier), security=security, limits=SOON) as wire:
         remote = await wire.connect(RemoteVerifier)
@@ -81,7 +79,7 @@ async def test_a_client_outlives_its_idle_stream(security: Security) -> None:
                     await asyncio.sleep(0.01)
 
 
-async def test_a_step_that_meets_a_closing_stream_is_sent_on_another(security: Security) -> None:
+async def test_a_step_that_meets_a_closing_stream_is_sent_on_another(security):
     class ClosesTheFirst(VerifierServicer):
         num_streams = 0
 
@@ -107,9 +105,7 @@ async def test_a_step_that_meets_a_closing_stream_is_sent_on_another(security: S
         ((0,), "step_id must be 1 or more in a message with rows, got 0"),
     ],
 )
-async def test_a_step_id_is_used_once(
-    step_ids: tuple[int, ...], problem: str, security: Security
-) -> None:
+async def test_a_step_id_is_used_once(step_ids, problem, security):
     async with (
         serving(VerifierServicer(FakeVerifier()), security=security) as wire,
         grpc.aio.insecure_channel(wire.address) as channel,

@@ -1,7 +1,5 @@
 """Large batches: parts survive kills, and pipelines of a pool share them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

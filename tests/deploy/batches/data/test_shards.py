@@ -1,7 +1,5 @@
 """Parts of an input: together they are all of it, each row once, the same on every run."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

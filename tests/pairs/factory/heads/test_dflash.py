@@ -1,7 +1,5 @@
 """A DFlash drafter is trained to do what it does when it drafts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

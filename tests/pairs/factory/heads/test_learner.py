@@ -1,7 +1,5 @@
 """Which rows heads learn from, and how their losses are computed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional

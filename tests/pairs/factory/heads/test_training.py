@@ -1,7 +1,5 @@
 """Draft heads for a random target, trained in seconds, load as their authors' checkpoints do."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -43,9 +41,7 @@ def make_plan(kind: HeadKind, target: Path, out: Path, answers: Path, **more: An
 
 
 @pytest.mark.parametrize("kind", HEADS)
-def test_heads_learn_the_targets_answers_and_load_for_it(
-    kind: HeadKind, target: Path, answers: Path, tmp_path: Path
-) -> None:
+def test_heads_learn_the_targets_answers_and_load_for_it(kind, target, answers, tmp_path):
     training = HeadTraining(make_plan(kind, target, tmp_path, answers, num_chunks=4))
     training.run()
     lines = (tmp_path / "training" / "curve.jsonl").read_text().splitlines()
@@ -58,9 +54,7 @@ def test_heads_learn_the_targets_answers_and_load_for_it(
     assert not any(parameter.requires_grad for parameter in heads.parameters())
 
 
-def test_matrices_stored_as_int8_are_read_the_same_up_to_rounding(
-    target: Path, answers: Path, tmp_path: Path
-) -> None:
+def test_matrices_stored_as_int8_are_read_the_same_up_to_rounding(target, answers, tmp_path):
     plan = make_plan("dflash", target, tmp_path, answers, storage="int8", layers=(1,))
     training = HeadTraining(plan)
     training.export()
@@ -77,9 +71,7 @@ def test_matrices_stored_as_int8_are_read_the_same_up_to_rounding(
         HeadCheckpoint.read(tmp_path, ())
 
 
-def test_a_training_that_was_killed_goes_on_to_the_same_weights(
-    target: Path, answers: Path, tmp_path: Path
-) -> None:
+def test_a_training_that_was_killed_goes_on_to_the_same_weights(target, answers, tmp_path):
     def run(out: Path, stop_after: int) -> dict[str, torch.Tensor]:
         plan = make_plan("hydra", target, out, answers, num_chunks=4, stop_after=stop_after)
         HeadTraining(plan).run()
@@ -91,7 +83,7 @@ def test_a_training_that_was_killed_goes_on_to_the_same_weights(
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_too_few_answers_are_refused(target: Path, tmp_path: Path) -> None:
+def test_too_few_answers_are_refused(target, tmp_path):
     path = tmp_path / "answers.jsonl"
     path.write_text('{"prompt": [1], "answer": [2]}\n')
     with pytest.raises(ConfigError, match="1 answers are too few"):

@@ -4,7 +4,6 @@ import json
 import random
 import re
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
@@ -26,20 +25,20 @@ def mean_length(conversations: list[corpus.Conversation]) -> float:
 
 
 @pytest.mark.parametrize("family", corpus.FAMILIES)
-def test_the_same_seed_draws_the_same_conversations(family: str) -> None:
+def test_the_same_seed_draws_the_same_conversations(family):
     assert drawn(family, 50) == drawn(family, 50)
     assert drawn(family, 50) != drawn(family, 50, seed=4)
 
 
 @pytest.mark.parametrize("family", SYNTHETIC)
-def test_a_question_has_one_right_answer(family: str) -> None:
+def test_a_question_has_one_right_answer(family):
     answers: dict[tuple[str, ...], tuple[str, ...]] = {}
     for one in drawn(family, 3000, size=0.0) + drawn(family, 3000):
         assert answers.setdefault(one.turns, one.answers) == one.answers
 
 
 @pytest.mark.parametrize("family", corpus.FAMILIES)
-def test_every_template_is_filled_in(family: str) -> None:
+def test_every_template_is_filled_in(family):
     for one in drawn(family, 500):
         texts = one.turns + one.answers
         assert all(text and text == text.strip("\n") for text in texts)
@@ -47,23 +46,23 @@ def test_every_template_is_filled_in(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", [f for f in corpus.FAMILIES if f != "qa"])
-def test_size_bounds_the_length(family: str) -> None:
+def test_size_bounds_the_length(family):
     assert mean_length(drawn(family, 400, size=0.0)) < mean_length(drawn(family, 400, size=1.0))
 
 
-def test_only_two_turn_chats_have_two_turns() -> None:
+def test_only_two_turn_chats_have_two_turns():
     for family in corpus.FAMILIES:
         assert {len(c.turns) for c in drawn(family, 100)} == {2 if family == "mt_bench" else 1}
 
 
-def test_unknown_families_and_sizes_are_refused() -> None:
+def test_unknown_families_and_sizes_are_refused():
     with pytest.raises(ValueError, match="'poems'"):
         corpus.conversation("poems", random.Random(0))
     with pytest.raises(ValueError, match=r"1\.5"):
         corpus.conversation("qa", random.Random(0), size=1.5)
 
 
-def test_training_never_sees_held_out_conversations() -> None:
+def test_training_never_sees_held_out_conversations():
     held_out = {tuple(question.turns) for question in corpus.held_out_questions(40)}
     trained = list(islice(corpus.training_conversations(seed=5), 20_000))
     assert not any(corpus.is_held_out(one) for one in trained)
@@ -71,7 +70,7 @@ def test_training_never_sees_held_out_conversations() -> None:
     assert {one.family for one in trained} == set(corpus.FAMILIES)
 
 
-def test_training_repeats_by_seed_and_follows_the_weights() -> None:
+def test_training_repeats_by_seed_and_follows_the_weights():
     weights = {"qa": 3.0, "rag": 1.0}
     first = list(islice(corpus.training_conversations(1, weights=weights), 400))
     assert first == list(islice(corpus.training_conversations(1, weights=weights), 400))
@@ -80,7 +79,7 @@ def test_training_repeats_by_seed_and_follows_the_weights() -> None:
     assert 250 < shares.count("qa") < 350
 
 
-def test_code_is_held_out_by_module() -> None:
+def test_code_is_held_out_by_module():
     excerpts = drawn("code", 2000)
     modules = {source.module_of(one) for one in excerpts}
     held_out = {source.module_of(one) for one in excerpts if corpus.is_held_out(one)}
@@ -88,7 +87,7 @@ def test_code_is_held_out_by_module() -> None:
     assert 0 < len(held_out) < len(modules) / 4
 
 
-def test_held_out_questions_are_distinct_and_cover_every_family() -> None:
+def test_held_out_questions_are_distinct_and_cover_every_family():
     questions = corpus.held_out_questions(30)
     assert questions == corpus.held_out_questions(30)
     assert [question.question_id for question in questions] == list(range(1, len(questions) + 1))
@@ -99,7 +98,7 @@ def test_held_out_questions_are_distinct_and_cover_every_family() -> None:
     )
 
 
-def test_questions_are_written_one_per_line(tmp_path: Path) -> None:
+def test_questions_are_written_one_per_line(tmp_path):
     questions = corpus.held_out_questions(3)
     corpus.write_questions(questions, tmp_path / "questions.jsonl")
     lines = (tmp_path / "questions.jsonl").read_text(encoding="utf-8").splitlines()
@@ -108,13 +107,13 @@ def test_questions_are_written_one_per_line(tmp_path: Path) -> None:
     assert list(records[0]) == ["question_id", "category", "turns", "reference"]
 
 
-def test_too_many_held_out_questions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_held_out_questions_are_refused(monkeypatch):
     monkeypatch.setattr(corpus, "_MAX_DRAWS_PER_QUESTION", 1)  # not seconds of draws
     with pytest.raises(ValueError, match="held-out questions, asked for 1000"):
         corpus.held_out_questions(1000)
 
 
-def test_worked_sums_are_right_and_follow_the_question() -> None:
+def test_worked_sums_are_right_and_follow_the_question():
     for one in drawn("math_reasoning", 2000):
         question, answer = one.turns[0], one.answers[0]
         sums = re.findall(r"(\d+) ([+x-]) (\d+) = (\d+) (\w+)", answer)
@@ -132,14 +131,14 @@ def test_worked_sums_are_right_and_follow_the_question() -> None:
 
 
 @pytest.mark.parametrize("family", ["summarization", "rag"])
-def test_names_and_numbers_of_the_answer_come_from_the_text(family: str) -> None:
+def test_names_and_numbers_of_the_answer_come_from_the_text(family):
     for one in drawn(family, 1000):
         values = set(re.findall(r"\b[A-Z]\w+|\d+", one.answers[0])) - NOT_CAPITALISED_IN_PASSAGES
         assert values
         assert values <= set(re.findall(r"\w+", one.turns[0])), one
 
 
-def test_an_answer_quotes_its_passage() -> None:
+def test_an_answer_quotes_its_passage():
     for one in drawn("rag", 1000):
         quoted = one.answers[0].partition(" So ")[0]
         assert re.search(rf"Passage \d: {re.escape(quoted)}", one.turns[0])
@@ -163,14 +162,12 @@ def noun(german: str) -> lexicon.Noun:
         ("Käse", "frisch", "der frische Käse", "den frischen Käse"),
     ],
 )
-def test_german_articles_and_endings(
-    german: str, adjective: str, nominative: str, accusative: str
-) -> None:
+def test_german_articles_and_endings(german, adjective, nominative, accusative):
     assert noun(german).nominative(adjective) == nominative
     assert noun(german).accusative(adjective) == accusative
 
 
-def test_the_lexicon_maps_one_to_one() -> None:
+def test_the_lexicon_maps_one_to_one():
     nouns = lexicon.PEOPLE + lexicon.ANIMALS + lexicon.GOODS + lexicon.DRINKS
     pairs = {(one.german, one.english) for one in nouns}
     pairs |= {*lexicon.OBJECTS, *lexicon.ACTIONS, *lexicon.PLACES, *lexicon.TIMES, *lexicon.BEING}
@@ -179,7 +176,7 @@ def test_the_lexicon_maps_one_to_one() -> None:
     assert len({german for german, _ in pairs}) == len(pairs)
 
 
-def test_numbered_lists_keep_the_order_of_the_words() -> None:
+def test_numbered_lists_keep_the_order_of_the_words():
     chats = [c for c in drawn("mt_bench", 2000) if "with their numbers" in c.answers[0]]
     assert chats
     for chat in chats:
@@ -188,7 +185,7 @@ def test_numbered_lists_keep_the_order_of_the_words() -> None:
         assert numbered == [(str(n), word) for n, word in enumerate(given, start=1)]
 
 
-def test_three_people_are_ordered_by_the_comparisons() -> None:
+def test_three_people_are_ordered_by_the_comparisons():
     chats = [c for c in drawn("mt_bench", 2000) if re.search(r" than .*Who is the ", c.turns[0])]
     assert chats
     for chat in chats:
@@ -198,7 +195,7 @@ def test_three_people_are_ordered_by_the_comparisons() -> None:
         assert f" is {', '.join(names)}." in chat.answers[0]
 
 
-def test_facts_are_true() -> None:
+def test_facts_are_true():
     answers = {one.answers[0].split(". ")[0] for one in drawn("qa", 8000)}
     assert {
         "The capital of France is Paris",

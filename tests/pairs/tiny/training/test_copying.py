@@ -14,9 +14,7 @@ from diffuspec.pairs.tiny.training.copying import (
     look_back,
     where_to_look,
 )
-from diffuspec.pairs.tiny.training.target import (
-    target_config,
-)
+from diffuspec.pairs.tiny.training.target import target_config
 
 
 def test_guidance_points_at_the_source_of_each_copied_token(encoder):

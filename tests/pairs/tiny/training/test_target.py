@@ -7,13 +7,8 @@ import torch
 from transformers import Qwen2ForCausalLM
 
 from diffuspec.pairs.tiny.corpus.conversations import conversation
-from diffuspec.pairs.tiny.training.drafter import (
-    drafter_config,
-)
-from diffuspec.pairs.tiny.training.target import (
-    answer_accuracy,
-    next_token_loss,
-)
+from diffuspec.pairs.tiny.training.drafter import drafter_config
+from diffuspec.pairs.tiny.training.target import answer_accuracy, next_token_loss
 from tests.pairs.tiny.conftest import small
 
 
@@ -35,9 +30,6 @@ def test_accuracy_is_that_of_greedy_decoding(encoder, tokenizer):
     prompt = torch.tensor([example.token_ids[: example.is_answer.index(True)]])
     answer = example.token_ids[prompt.shape[1] :]
     generated = model.generate(  # type: ignore[misc]
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=len(answer),
-        do_sample=False,
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=len(answer), do_sample=False
     )
     assert generated[0, prompt.shape[1] :].tolist() == answer
