@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,74 +33,76 @@ def questions(tmp_path: Path) -> Path:
     return write_lines(tmp_path / "questions.jsonl", lines)
 
 
-def bench(options: BenchOptions) -> tuple[int, str]:
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def options(pair: tuple[Path, Path], questions: Path, out: Path) -> BenchOptions:
+    return BenchOptions(*pair, questions=questions, max_tokens=4, out=out)
+
+
+def bench(options: BenchOptions, **given: Any) -> tuple[int, str]:
+    """Run the benchmark; return the exit code and what it prints."""
     console = Console(file=io.StringIO(), width=100)
-    code = run_benchmark(options, console)
+    code = run_benchmark(replace(options, **given), console)
     return code, console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_run_writes_tables_figures_and_plots(pair, questions, tmp_path):
-    target, drafter = pair
-    out = tmp_path / "out" / "bench"
+def found_in(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def systems_in(data: Any) -> list[str]:
+    return [row["system"] for row in data["rows"] if row["family"] == "all"]
+
+
+def test_a_run_writes_tables_figures_and_plots(options, tmp_path):
+    out = tmp_path / "new" / "bench"
     threads = torch.get_num_threads()
-    code, text = bench(
-        BenchOptions(target, drafter, questions=questions, limit=1, max_tokens=12, out=out)
-    )
+    code, text = bench(options, limit=1, max_tokens=12, out=out)
     assert code == 0
     assert torch.get_num_threads() == threads
-    assert sorted(path.name for path in out.iterdir()) == [
-        "acceptance.png",
-        "answers",
-        "journal.jsonl",
-        "results.json",
-        "results.md",
-        "speedup.png",
-        "time_share.png",
-    ]
-    data = json.loads((out / "results.json").read_text())
+    plots = ["acceptance.png", "speedup.png", "time_share.png"]
+    files = ["answers", "journal.jsonl", "results.json", "results.md"]
+    assert names_in(out) == sorted([*plots, *files])
+    data = found_in(out / "results.json")
     assert data["mismatches"] == []
     rows = {row["system"]: row for row in data["rows"] if row["family"] == "all"}
     assert tuple(rows) == ALL_SYSTEMS
     assert len({row["num_output_tokens"] for row in rows.values()}) == 1
     assert rows["plain"]["mean_acceptance_length"] == 1 < rows["paper"]["mean_acceptance_length"]
     assert {cost["num_prefix_tokens"] for cost in data["draft_costs"]} == {100}
-    assert [found["tree_shape"] for found in data["step_overheads"]] == [
-        "path",
-        "beams",
-        "best_first",
-    ]
+    shapes = [found["tree_shape"] for found in data["step_overheads"]]
+    assert shapes == ["path", "beams", "best_first"]
     assert "Speed over all families (2 questions, " in text
     assert "cost_aware_best_first" in (out / "results.md").read_text()
 
 
-def test_the_suite_sets_every_system_that_the_target_has_beside_the_papers(
-    pair, questions, tmp_path
-):
-    options = BenchOptions(
-        *pair, questions=questions, limit=1, max_tokens=6, out=tmp_path, suite="spec-bench"
-    )
-    code, text = bench(options)
+def test_the_suite_sets_every_system_that_the_target_has_beside_the_papers(options, out):
+    code, text = bench(options, limit=1, max_tokens=6, suite="spec-bench")
     assert code == 0
     assert "Measured here: target on" in text and "Paper, Table 1: Qwen2.5-32B on an A100" in text
     assert "sps is missing: the target has no drafter of this kind." in text
-    data = json.loads((tmp_path / "results.json").read_text())
-    systems = [row["system"] for row in data["rows"] if row["family"] == "all"]
+    data = found_in(out / "results.json")
+    systems = systems_in(data)
     assert systems[:5] == ["plain", "lookahead", "pld", "token_recycling", "samd"]
     assert {one["system"] for one in data["missing"]} >= {"sps"}
-    answers = {path.stem for path in (tmp_path / "answers").iterdir()}
-    assert answers == set(systems)
-    assert (tmp_path / "table_1.png").exists()
+    assert {path.stem for path in (out / "answers").iterdir()} == set(systems)
+    assert (out / "table_1.png").exists()
     low, high = data["rows"][0]["speedup_interval"]
     assert low == high == 1
 
 
-def test_a_killed_run_goes_on_where_it_was(pair, questions, tmp_path, monkeypatch):
-    options = BenchOptions(
-        *pair, questions=questions, max_tokens=4, out=tmp_path, systems=("pld",), resume=True,
-        suite="spec-bench",
-    )  # fmt: skip
+def test_a_killed_run_goes_on_where_it_was(options, out, monkeypatch):
+    options = replace(options, systems=("pld",), resume=True, suite="spec-bench")
     assert bench(options)[0] == 0
-    journal = tmp_path / "journal.jsonl"
+    journal = out / "journal.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
     journal.write_text("".join(lines[:4]) + lines[4][:50])
     asked: list[str] = []
@@ -115,38 +118,31 @@ def test_a_killed_run_goes_on_where_it_was(pair, questions, tmp_path, monkeypatc
     assert [len(line) > 0 for line in journal.read_text().splitlines()] == [True] * len(lines)
 
 
-def test_load_is_measured_with_speculation_on_and_off(pair, questions, tmp_path, monkeypatch):
+def test_load_is_measured_with_speculation_on_and_off(options, out, monkeypatch):
     monkeypatch.setattr(main, "CONCURRENCIES", (1, 3))
-    code, text = bench(
-        BenchOptions(*pair, questions=questions, max_tokens=4, load=True, out=tmp_path)
-    )
+    code, text = bench(options, load=True)
     assert code == 0 and "Answers that differ: 0." in text
-    assert {path.name for path in tmp_path.iterdir()} >= {"load.json", "load.md", "load.png"}
-    rows = json.loads((tmp_path / "load.json").read_text())["rows"]
+    assert {*names_in(out)} >= {"load.json", "load.md", "load.png"}
+    rows = found_in(out / "load.json")["rows"]
     found = [(row["system"], row["concurrency"], row["num_answers"]) for row in rows]
     assert found == [(name, n, 24) for n in (1, 3) for name in ("speculation", "off")]
 
 
-def test_load_needs_questions_that_leave_room_for_an_answer(pair, questions, tmp_path):
-    options = BenchOptions(*pair, questions=questions, max_tokens=190, load=True, out=tmp_path)
+def test_load_needs_questions_that_leave_room_for_an_answer(options):
     with pytest.raises(ConfigError, match="no question leaves room for an answer of 190 tokens"):
-        bench(options)
+        bench(options, max_tokens=190, load=True)
 
 
-def test_without_a_drafter_there_is_plain_decoding_and_transformers(pair, questions, tmp_path):
+def test_without_a_drafter_there_is_plain_decoding_and_transformers(options, out, tmp_path):
     trace = tmp_path / "trace.json"
-    options = BenchOptions(
-        pair[0], questions=questions, limit=1, max_tokens=4, out=tmp_path, trace=trace
-    )
-    assert bench(options)[0] == 0
-    data = json.loads((tmp_path / "results.json").read_text())
-    names = ["plain", "transformers_greedy", "transformers_prompt_lookup"]
-    assert [row["system"] for row in data["rows"] if row["family"] == "all"] == names
+    assert bench(options, drafter=None, limit=1, trace=trace)[0] == 0
+    data = found_in(out / "results.json")
+    assert systems_in(data) == ["plain", "transformers_greedy", "transformers_prompt_lookup"]
     assert data["draft_costs"] == data["step_overheads"] == []
-    assert "verify" in [event["name"] for event in json.loads(trace.read_text())]
+    assert "verify" in [event["name"] for event in found_in(trace)]
 
 
-def test_tokens_that_differ_end_in_exit_code_1(pair, questions, tmp_path, monkeypatch):
+def test_tokens_that_differ_end_in_exit_code_1(options, out, monkeypatch):
     right = EngineSystem.answer
 
     def wrong(self: EngineSystem, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
@@ -157,49 +153,36 @@ def test_tokens_that_differ_end_in_exit_code_1(pair, questions, tmp_path, monkey
         return Answer(spoilt, 1.0, answer.num_steps, answer.steps, answer.forward_seconds)
 
     monkeypatch.setattr(EngineSystem, "answer", wrong)
-    options = BenchOptions(*pair, questions=questions, max_tokens=4, out=tmp_path)
     code, text = bench(options)
     assert code == 1
     assert "paper: 4 answers differ from plain's, first in question 1, turn 1, token 3." in text
-    assert len(json.loads((tmp_path / "results.json").read_text())["mismatches"]) == 16
+    assert len(found_in(out / "results.json")["mismatches"]) == 16
 
 
-def test_ablations_write_a_table_and_a_plot_per_sweep(pair, questions, tmp_path, monkeypatch):
+def test_ablations_write_a_table_and_a_plot_per_sweep(options, out, monkeypatch):
     chosen = [sweep for sweep in sweeps() if sweep.name in ("beam_width", "draft_length")]
     monkeypatch.setattr(main, "sweeps", lambda: chosen)
-    options = BenchOptions(
-        *pair, questions=questions, limit=1, max_tokens=4, ablations=True, out=tmp_path / "out"
-    )
+    options = replace(options, limit=1, ablations=True)
     code, text = bench(options)
     assert code == 0
     assert "Draft length (Table 5)" in text and "CPS used the drafter's scores alone" in text
-    assert sorted(path.name for path in options.out.iterdir()) == [
-        "ablation_beam_width.png",
-        "ablation_draft_length.png",
-        "ablations.json",
-        "ablations.md",
-        "journal.jsonl",
-    ]
-    found = (options.out / "ablations.md").read_text()
-    answers = (options.out / "journal.jsonl").read_text()
-    assert bench(replace(options, resume=True))[0] == 0
-    assert (options.out / "ablations.md").read_text() == found, "nothing is measured again"
-    assert (options.out / "journal.jsonl").read_text() == answers
-    data = json.loads((options.out / "ablations.json").read_text())
+    plots = ["ablation_beam_width.png", "ablation_draft_length.png"]
+    assert names_in(out) == [*plots, "ablations.json", "ablations.md", "journal.jsonl"]
+    before = [(out / name).read_text() for name in ("ablations.md", "journal.jsonl")]
+    assert bench(options, resume=True)[0] == 0
+    after = [(out / name).read_text() for name in ("ablations.md", "journal.jsonl")]
+    assert after == before, "nothing is measured again"
+    data = found_in(out / "ablations.json")
     assert [len(sweep["variants"]) for sweep in data["sweeps"]] == [7, 5]
     assert data["mismatches"] == []
 
 
-def test_the_pre_draft_study_writes_tables_and_a_plot(pair, questions, tmp_path):
-    options = BenchOptions(
-        *pair, questions=questions, limit=1, max_tokens=4, pre_drafts=True, out=tmp_path / "out"
-    )
-    code, text = bench(options)
+def test_the_pre_draft_study_writes_tables_and_a_plot(options, out):
+    code, text = bench(options, limit=1, pre_drafts=True)
     assert code == 0
     assert "Hit rate of pre-drafts" in text and "8 pre-drafts" in text
-    names = ["pre_drafts.json", "pre_drafts.md", "pre_drafts.png"]
-    assert sorted(path.name for path in options.out.iterdir()) == names
-    data = json.loads((options.out / "pre_drafts.json").read_text())
+    assert names_in(out) == ["pre_drafts.json", "pre_drafts.md", "pre_drafts.png"]
+    data = found_in(out / "pre_drafts.json")
     assert list(data) == ["machine", "hit_rates", "overlap"]
     assert len(data["overlap"]) == 7
 
@@ -215,11 +198,11 @@ def test_a_study_loads_the_pairs_own_drafter_alone():
     assert config.drafter == engine_config(BenchOptions()).drafter and config.drafters == {}
 
 
-def test_one_request_runs_at_a_time(pair, tmp_path):
+def test_one_request_runs_at_a_time(options, tmp_path):
     (tmp_path / "x.bin").touch()
-    config = engine_config(BenchOptions(*pair, ngram=tmp_path / "x.bin"))
+    config = engine_config(replace(options, ngram=tmp_path / "x.bin"))
     assert config.target.max_sequences == 1
-    assert (config.target.path, config.search.ngram) == (pair[0], tmp_path / "x.bin")
+    assert (config.target.path, config.search.ngram) == (options.target, tmp_path / "x.bin")
 
 
 @pytest.mark.parametrize(
@@ -253,7 +236,7 @@ def test_wrong_options_are_found_before_anything_is_loaded(options, message, mon
     Path("n").touch()
     monkeypatch.setattr(Engine, "from_config", lambda *_: pytest.fail("loaded"))
     with pytest.raises(ConfigError, match=message):
-        run_benchmark(BenchOptions(**options))  # type: ignore[arg-type]
+        run_benchmark(BenchOptions(**options))
     assert {path.name for path in tmp_path.iterdir()} == {"t", "d", "n"}, "nothing is written"
 
 
@@ -265,9 +248,7 @@ def test_wrong_names_are_found_by_the_options_themselves(options):
         BenchOptions(**options)
 
 
-def test_a_folder_that_cannot_be_made_is_found_before_anything_is_loaded(
-    pair, questions, monkeypatch
-):
+def test_a_folder_that_cannot_be_made_is_found_before_anything_is_loaded(options, monkeypatch):
     monkeypatch.setattr(Engine, "from_config", lambda *_: pytest.fail("loaded"))
     with pytest.raises(ConfigError, match=r"cannot write into .*questions\.jsonl"):
-        run_benchmark(BenchOptions(*pair, questions=questions, out=questions / "out"))
+        bench(options, out=options.questions / "out")

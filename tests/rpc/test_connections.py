@@ -8,19 +8,17 @@ import struct
 import sys
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 from diffuspec.core.errors import VerifierUnavailableError
-from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import EMPTY_TREE, VerifyRequest
 from diffuspec.rpc.client.roles import RemoteVerifier
 from diffuspec.rpc.limits import RpcLimits
 from diffuspec.rpc.server.servicers import VerifierServicer
+from tests.rpc.requests import verify_request
 from tests.support.fakes import FakeVerifier
 from tests.support.serving import Wire, serving
 
-REQUEST = VerifyRequest("a", np.array([1], np.int32), 1, EMPTY_TREE, SamplingParams())
+REQUEST = verify_request(1)
 RESET = struct.pack("ii", 1, 0)  # closing answers with RST
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])

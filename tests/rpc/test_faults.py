@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
 from diffuspec.core.errors import (
@@ -21,11 +20,8 @@ from diffuspec.core.errors import (
     VerifierUnavailableError,
 )
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import (
-    EMPTY_TREE,
     Draft,
-    DraftRequest,
     DraftTree,
     TokenLogprobs,
     VerifyRequest,
@@ -40,18 +36,9 @@ from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import DrafterServicer, VerifierServicer
 from diffuspec.rpc.services import DRAFTER_SERVICE
 from diffuspec.v1 import drafter_pb2
+from tests.rpc.requests import GREEDY, draft_request, verify_request
 from tests.support.fakes import FAKE_TARGET, FakeDrafter, FakeVerifier, always_right, oracle_of
 from tests.support.serving import serving
-
-GREEDY = SamplingParams()
-
-
-def verify_request(*prefix: int, request_id: str = "a") -> VerifyRequest:
-    return VerifyRequest(request_id, np.array(prefix, np.int32), 1, EMPTY_TREE, GREEDY)
-
-
-def draft_request(*prefix: int) -> DraftRequest:
-    return DraftRequest("a", np.array(prefix, np.int32), 4, "path", 4, 1.0, GREEDY)
 
 
 class SlowVerifier(FakeVerifier):

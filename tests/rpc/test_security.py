@@ -6,19 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from diffuspec.core.errors import ConfigError, VerifierUnavailableError
-from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import EMPTY_TREE, VerifyRequest
 from diffuspec.rpc.client.roles import RemoteVerifier
 from diffuspec.rpc.security import Security, TlsFiles, is_loopback, new_token
 from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import VerifierServicer
 from diffuspec.rpc.services import HEALTH_SERVICE, VERIFIER_SERVICE
 from tests.rpc.certificates import Authority
+from tests.rpc.requests import verify_request
 from tests.support.fakes import FAKE_TARGET, FakeVerifier
 from tests.support.serving import serving
 
@@ -115,14 +113,13 @@ def client_files(authority: Authority) -> TlsFiles:
 
 async def test_both_sides_show_certificates(server_files, client_files):
     token = new_token()
-    request = VerifyRequest("a", np.array([1], np.int32), 1, EMPTY_TREE, SamplingParams())
     async with serving(
         VerifierServicer(FakeVerifier()), security=Security(token, server_files)
     ) as wire:
         wire.security = Security(token, client_files)
         remote = await wire.connect(RemoteVerifier)
         assert remote.info == FAKE_TARGET
-        assert await remote.verify([request])
+        assert await remote.verify([verify_request(1)])
         assert await remote.check_health(5)
 
 

@@ -17,6 +17,7 @@ from diffuspec.core.errors import (
 from diffuspec.core.interfaces import RequestStatus, RoleStatus, ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import FinishReason, Prompt, RequestOutput, StepStats, TokenLogprobs
+from diffuspec.rpc.client.connection import Connection
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.messages.status import TransportError
@@ -24,7 +25,7 @@ from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.coordinator import CoordinatorServicer
 from diffuspec.rpc.services import COORDINATOR_SERVICE
 from diffuspec.v1 import coordinator_pb2, types_pb2
-from tests.support.serving import serving
+from tests.support.serving import Wire, serving
 
 STATUS = ServiceStatus(
     (RoleStatus("verifier", "10.0.0.1:5"), RoleStatus("drafter", is_healthy=False, reason="gone")),
@@ -142,6 +143,17 @@ async def test_committed_tokens_arrive_as_they_were_sent(security):
     assert len(found) == 2 and frontend.committed == committed
 
 
+async def generate(wire: Wire, request: coordinator_pb2.GenerateRequest) -> None:
+    """Send a request as it is."""
+    connection = Connection(wire.address, wire.security, wire.limits)
+    answer = (COORDINATOR_SERVICE, "Generate", request, coordinator_pb2.GenerateResponse)
+    try:
+        async for _ in connection.stream(*answer, 10):
+            pass
+    finally:
+        await connection.close()
+
+
 async def test_a_request_that_sets_one_field_gets_the_others_as_the_service_has_them(security):
     frontend, configured = (
         FakeFrontend(),
@@ -151,10 +163,7 @@ async def test_a_request_that_sets_one_field_gets_the_others_as_the_service_has_
     request.speculation.tree_shape = types_pb2.TREE_SHAPE_PATH
     request.sampling.max_tokens = 1
     async with serving(CoordinatorServicer(frontend, configured), security=security) as wire:
-        connection = (await wire.connect(RemoteCoordinator))._connection
-        answer = (COORDINATOR_SERVICE, "Generate", request, coordinator_pb2.GenerateResponse)
-        async for _ in connection.stream(*answer, 10):
-            pass
+        await generate(wire, request)
     [(_, _, speculation, _)] = frontend.calls
     assert speculation == replace(configured, tree_shape="path")
 
@@ -242,12 +251,8 @@ async def test_a_call_whose_connection_is_closed_fails_and_does_not_cancel_its_c
 async def test_lists_that_are_too_long_are_refused(request_fields, problem, security):
     frontend, limits = FakeFrontend(), RpcLimits(max_prompt_tokens=4, max_chat_messages=2)
     async with serving(CoordinatorServicer(frontend), security=security, limits=limits) as wire:
-        connection = (await wire.connect(RemoteCoordinator))._connection
-        request = coordinator_pb2.GenerateRequest(**request_fields)
-        answer = (COORDINATOR_SERVICE, "Generate", request, coordinator_pb2.GenerateResponse)
         with pytest.raises(InvalidRequestError, match=problem):
-            async for _ in connection.stream(*answer, 10):
-                pass
+            await generate(wire, coordinator_pb2.GenerateRequest(**request_fields))
     assert not frontend.calls
 
 

@@ -4,23 +4,22 @@ import asyncio
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from diffuspec.core.errors import InvalidRequestError, VerifierError
-from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import EMPTY_TREE, VerifyRequest
+from diffuspec.rpc.client.connection import Connection
 from diffuspec.rpc.client.roles import RemoteVerifier
-from diffuspec.rpc.limits import RpcLimits
+from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.server.health import StepHealth
 from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import DrafterServicer, VerifierServicer
 from diffuspec.rpc.services import DRAFTER_SERVICE, HEALTH_SERVICE, VERIFIER_SERVICE
+from tests.rpc.requests import verify_request
 from tests.support.fakes import FAKE_TARGET, FakeDrafter, FakeVerifier, always_right, oracle_of
 from tests.support.serving import serving
 
-REQUEST = VerifyRequest("a", np.array([1], np.int32), 1, EMPTY_TREE, SamplingParams())
+REQUEST = verify_request(1)
 
 
 class Clock:
@@ -170,7 +169,7 @@ async def test_each_service_answers_for_itself(security):
         verifier.error = VerifierError("no")
         with pytest.raises(VerifierError):
             await remote.verify([REQUEST])
-        connection = remote._connection
+        connection = Connection(wire.address, security, DEFAULT_LIMITS)
         assert not await connection.check_health(VERIFIER_SERVICE, 5)
         assert await connection.check_health(DRAFTER_SERVICE, 5)
         assert not await connection.check_health("", 5)
@@ -179,6 +178,7 @@ async def test_each_service_answers_for_itself(security):
         assert await connection.check_health(VERIFIER_SERVICE, 5)
         assert await connection.check_health("", 5)
         assert not await connection.check_health("unknown.Service", 5)
+        await connection.close()
 
 
 async def test_a_role_that_hangs_is_not_serving_and_recovers_by_itself(security):

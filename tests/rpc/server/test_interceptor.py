@@ -7,17 +7,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
 from diffuspec.core.errors import VerifierUnavailableError
-from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import EMPTY_TREE, VerifyRequest
 from diffuspec.rpc.client.roles import RemoteVerifier
 from diffuspec.rpc.limits import RpcLimits
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.servicers import VerifierServicer
 from diffuspec.rpc.services import HEALTH_SERVICE, VERIFIER_SERVICE
+from tests.rpc.requests import verify_request
 from tests.support.fakes import FakeVerifier
 from tests.support.serving import Wire, serving
 
@@ -45,9 +43,8 @@ async def test_a_health_check_gets_through_any_number_of_open_calls(wire, channe
     for ended in itertools.islice(asyncio.as_completed(ends), 297):
         assert await ended == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert await remote.check_health(5)
-    request = VerifyRequest("a", np.array([1], np.int32), 1, EMPTY_TREE, SamplingParams())
     with pytest.raises(VerifierUnavailableError, match=f"3 calls of {VERIFY} are open"):
-        await remote.verify([request])
+        await remote.verify([verify_request(1)])
     for call in calls:
         call.cancel()
     await asyncio.gather(*ends)
@@ -76,8 +73,7 @@ async def test_a_client_that_goes_leaves_no_traceback(security, caplog):
         async with serving(VerifierServicer(verifier), security=security) as wire:
             remote = await wire.connect(RemoteVerifier)
             verifier.gate.close()
-            request = VerifyRequest("a", np.array([1], np.int32), 1, EMPTY_TREE, SamplingParams())
-            step = asyncio.create_task(remote.verify([request]))
+            step = asyncio.create_task(remote.verify([verify_request(1)]))
             await verifier.gate.arrival()
             await remote.close()
             with pytest.raises(VerifierUnavailableError):

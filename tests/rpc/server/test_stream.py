@@ -4,11 +4,8 @@ import asyncio
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
-from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import EMPTY_TREE, VerifyRequest
 from diffuspec.rpc.client.roles import RemoteVerifier
 from diffuspec.rpc.limits import RpcLimits
 from diffuspec.rpc.messages.batches import encode_verify_rows
@@ -18,20 +15,16 @@ from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.servicers import VerifierServicer
 from diffuspec.rpc.services import VERIFIER_SERVICE
 from diffuspec.v1 import verifier_pb2
+from tests.rpc.requests import GREEDY, verify_request
 from tests.support.fakes import FakeVerifier
 from tests.support.serving import serving
 
 SOON = RpcLimits(max_idle_seconds=0.05)
-SAMPLING = SamplingParams()
-
-
-def request(*prefix: int) -> VerifyRequest:
-    return VerifyRequest("a", np.array(prefix, np.int32), 1, EMPTY_TREE, SAMPLING)
 
 
 def message(step_id: int) -> bytes:
     batch = verifier_pb2.VerifyRequest(step_id=step_id)
-    encode_verify_rows(batch, [request(1)], PrefixStore(10, 100))
+    encode_verify_rows(batch, [verify_request(1)], PrefixStore(10, 100))
     return batch.SerializeToString()
 
 
@@ -60,7 +53,7 @@ async def test_a_stream_at_work_is_not_idle(security):
     async with serving(VerifierServicer(verifier), security=security, limits=SOON) as wire:
         remote = await wire.connect(RemoteVerifier)
         verifier.gate.close()
-        step = asyncio.create_task(remote.verify([request(1)]))
+        step = asyncio.create_task(remote.verify([verify_request(1)]))
         await asyncio.wait([step], timeout=0.3)
         verifier.gate.open()
         assert len(await step) == 1
@@ -72,10 +65,10 @@ async def test_a_client_outlives_its_idle_stream(security):
         remote = await wire.connect(RemoteVerifier)
         for length in range(1, 4):
             prefix = [1] * length
-            [found] = await remote.verify([request(*prefix)])
-            assert found.token_ids == (verifier.next_token(prefix, SAMPLING),)
+            [found] = await remote.verify([verify_request(*prefix)])
+            assert found.token_ids == (verifier.next_token(prefix, GREEDY),)
             async with asyncio.timeout(5):
-                while not remote._steps.is_lost:
+                while verifier.held:  # until the stream is closed
                     await asyncio.sleep(0.01)
 
 
@@ -93,7 +86,7 @@ async def test_a_step_that_meets_a_closing_stream_is_sent_on_another(security):
     servicer = ClosesTheFirst(FakeVerifier())
     async with serving(servicer, security=security) as wire:
         remote = await wire.connect(RemoteVerifier)
-        assert len(await remote.verify([request(1)])) == 1
+        assert len(await remote.verify([verify_request(1)])) == 1
         assert servicer.num_streams == 2
 
 
