@@ -1,6 +1,8 @@
 """The embedded pair as a pipeline, and what the roles must agree on."""
 
 import asyncio
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from diffuspec.rpc.security import new_token
 from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
 
 CPU = {"device": "cpu"}
+CERTIFICATES = Path(__file__).parents[2] / "deploy" / "cluster" / "certificates.sh"
 
 
 async def idle_status(pipeline: Pipeline) -> ServiceStatus:
@@ -28,6 +31,14 @@ def tiny_pipeline(engine: dict[str, Any] | None = None, **sections: Any) -> Pipe
     """Return the embedded pair's pipeline on CPUs, two requests at a time."""
     given = {"preset": "tiny", "target": {**CPU, "max_sequences": 2}, "drafter": CPU}
     return parse_pipeline({"engine": {**given, **(engine or {})}, **sections})
+
+
+def make_certificates(folder: Path) -> dict[str, Path]:
+    """Make an authority and a node's certificate as on a cluster; return the node's files."""
+    authority, node = folder / "authority", folder / "node"
+    for arguments in (("authority", authority), ("node", authority, node)):
+        subprocess.run(["bash", CERTIFICATES, *arguments], check=True, capture_output=True)
+    return {"ca": node / "ca.pem", "certificate": node / "node.pem", "key": node / "node.key"}
 
 
 @pytest.fixture(scope="session")

@@ -30,24 +30,24 @@ def test_roles_that_belong_together_share_a_bundle():
     assert found[2].labels == {"role": "verifier"}
 
 
-def test_every_drafter_of_a_pool_has_a_bundle_of_its_own():
-    assert [bundle.name for bundle in bundles(drafter={"count": 2})] == [
-        "coordinator",
-        "drafter 0",
-        "drafter 1",
-        "verifier",
-    ]
+@pytest.mark.parametrize(
+    ("engine", "placement", "expected"),
+    [
+        ({}, {"drafter": {"count": 2}}, ["coordinator", "drafter 0", "drafter 1", "verifier"]),
+        ({"drafter": None}, {}, ["coordinator", "verifier"]),
+    ],
+)
+def test_every_drafter_of_a_pool_has_a_bundle_of_its_own_and_plain_decoding_none(
+    engine, placement, expected
+):
+    given = {"engine": {"preset": "tiny"} | engine, "placement": placement}
+    assert [bundle.name for bundle in make_bundles(parse_pipeline(given))] == expected
 
 
 def test_a_drafter_that_needs_no_path_scorer_reserves_nothing_for_one():
     config = parse_pipeline({"engine": {"preset": "tiny", "drafter": {"kind": "sps", "path": "m"}}})
     _, drafter, _ = make_bundles(config)
     assert drafter.resources == {"CPU": 1}
-
-
-def test_plain_decoding_has_no_drafter_bundle():
-    config = parse_pipeline({"engine": {"preset": "tiny", "drafter": None}})
-    assert [bundle.name for bundle in make_bundles(config)] == ["coordinator", "verifier"]
 
 
 def test_ranks_that_no_node_can_hold_together_are_named():

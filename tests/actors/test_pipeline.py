@@ -6,10 +6,8 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,14 +23,13 @@ from actors.settings import PipelineConfig
 from actors.supervision.role_actor import ActorLostError
 from diffuspec.core.errors import ConfigError, RequestCancelledError
 from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import RequestOutput
 from diffuspec.engine import Engine
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.telemetry.trace import numbered
-from tests.actors.conftest import tiny_pipeline
+from tests.actors.conftest import make_certificates, tiny_pipeline
 from tests.support.ports import free_port
 from tests.support.ray_cluster import NODE
-
-CERTIFICATES = Path(__file__).parents[2] / "deploy" / "cluster" / "certificates.sh"
 
 pytestmark = [
     pytest.mark.process,
@@ -94,23 +91,14 @@ def make_config(engine: dict[str, Any] | None = None, **sections: Any) -> Pipeli
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Certificates for this machine; with them the roles listen at its own address."""
-    authority, node = tmp_path_factory.mktemp("authority"), tmp_path_factory.mktemp("node")
-    for arguments in (("authority", authority), ("node", authority, node)):
-        subprocess.run(["bash", CERTIFICATES, *arguments], check=True, capture_output=True)
-    files = {"ca": "ca.pem", "certificate": "node.pem", "key": "node.key"}
-    return {key: node / name for key, name in files.items()} | {"server_name": "diffuspec"}
+    return make_certificates(tmp_path_factory.mktemp("tls")) | {"server_name": "diffuspec"}
 
 
 @pytest.fixture(scope="module")
 def expected() -> Callable[[SamplingParams], tuple[int, ...]]:
     """Plain decoding in one process."""
-    config = make_config({"drafter": None}).engine
-
-    def answer(sampling: SamplingParams) -> tuple[int, ...]:
-        with Engine.from_config(config) as engine:
-            return engine.generate([MESSAGES], sampling)[0].token_ids
-
-    answers = {sampling: answer(sampling) for sampling in (SHORT, LONG)}
+    with Engine.from_config(make_config({"drafter": None}).engine) as engine:
+        answers = {one: engine.generate([MESSAGES], one)[0].token_ids for one in (SHORT, LONG)}
     return answers.__getitem__
 
 
@@ -120,6 +108,16 @@ async def pipeline(nodes, expected, tls, tmp_path_factory) -> AsyncIterator[Pipe
     rpc = {"tls": tls, "port": free_port()}
     async with Pipeline(make_config(rpc=rpc, trace=trace), "a-token-for-tests") as pipeline:
         yield pipeline
+
+
+async def tokens_of(stream: AsyncIterator[RequestOutput]) -> list[int]:
+    return [i async for step in stream for i in step.token_ids]
+
+
+async def begun(pipeline: Pipeline) -> tuple[tuple[int, ...], AsyncIterator[RequestOutput]]:
+    """Return the first tokens of a long answer, and the rest of it."""
+    stream = pipeline.stream(MESSAGES, LONG, DRAFTED)
+    return (await anext(stream)).token_ids, stream
 
 
 async def answer(pipeline: Pipeline, sampling: SamplingParams) -> tuple[tuple[int, ...], int]:
@@ -168,7 +166,7 @@ async def test_programs_with_the_token_reach_the_coordinator_at_its_port(pipelin
     assert pipeline.address.endswith(f":{config.rpc.port}")
     security = config.security("a-token-for-tests")
     client = await RemoteCoordinator.connect(pipeline.address, security)
-    tokens = [i async for step in client.stream(MESSAGES, SHORT) for i in step.token_ids]
+    tokens = await tokens_of(client.stream(MESSAGES, SHORT))
     await client.close()
     assert tuple(tokens) == expected(SHORT)
     with pytest.raises(ConfigError, match="token is missing or wrong"):
@@ -189,11 +187,9 @@ async def test_a_scorer_that_dies_is_replaced_beside_the_same_drafter(pipeline, 
 async def test_answers_go_on_without_the_drafter_s_node_and_with_another(
     pipeline, cluster, nodes, expected
 ):
-    stream = pipeline.stream(MESSAGES, LONG, DRAFTED)
-    tokens = [*(await anext(stream)).token_ids]
+    begin, rest = await begun(pipeline)
     cluster.remove_node(nodes.pop("drafter"))
-    tokens += [i async for step in stream for i in step.token_ids]
-    assert tuple(tokens) == expected(LONG)
+    assert (*begin, *await tokens_of(rest)) == expected(LONG)
     while not (await pipeline.status()).degraded_reasons:
         await asyncio.sleep(0.1)
     nodes["drafter"] = add_drafter_node(cluster)
@@ -204,12 +200,10 @@ async def test_answers_go_on_without_the_drafter_s_node_and_with_another(
 async def test_an_answer_waits_for_another_verifier_s_node_and_goes_on(
     pipeline, cluster, nodes, expected
 ):
-    stream = pipeline.stream(MESSAGES, LONG, DRAFTED)
-    tokens = [*(await anext(stream)).token_ids]
+    begin, rest = await begun(pipeline)
     cluster.remove_node(nodes.pop("verifier"))
     nodes["verifier"] = add_verifier_node(cluster)
-    tokens += [i async for step in stream for i in step.token_ids]
-    assert tuple(tokens) == expected(LONG)
+    assert (*begin, *await tokens_of(rest)) == expected(LONG)
     assert (await places(pipeline))["verifier rank 0"].place.node_id == nodes["verifier"].node_id
 
 
@@ -228,16 +222,14 @@ async def hang_coordinator(pipeline: Pipeline) -> None:
 
 @pytest.mark.parametrize("lose", [kill_coordinator, hang_coordinator])
 async def test_an_answer_goes_on_when_the_coordinator_is_lost(pipeline, expected, lose):
-    stream = pipeline.stream(MESSAGES, LONG, DRAFTED)
-    tokens = [*(await anext(stream)).token_ids]
+    begin, rest = await begun(pipeline)
     victim = pipeline.stream(MESSAGES, LONG, request_id="victim")
     await anext(victim)
     await lose(pipeline)
     assert await pipeline.cancel("victim") and not await pipeline.cancel("unknown")
     with pytest.raises(RequestCancelledError):
         await anext(victim)
-    tokens += [i async for step in stream for i in step.token_ids]
-    assert tuple(tokens) == expected(LONG)
+    assert (*begin, *await tokens_of(rest)) == expected(LONG)
     assert await drafting_again(pipeline, SHORT) == expected(SHORT)
     number = pipeline.coordinator.num_starts
     first, last = pipeline.config.trace, numbered(pipeline.config.trace, number)
@@ -246,11 +238,9 @@ async def test_an_answer_goes_on_when_the_coordinator_is_lost(pipeline, expected
 
 async def test_when_it_stops_answers_are_finished_and_nothing_stays(pipeline, expected):
     found = await places(pipeline)
-    stream = pipeline.stream(MESSAGES, LONG, DRAFTED)
-    tokens = [*(await anext(stream)).token_ids]
+    begin, rest = await begun(pipeline)
     stopping = asyncio.create_task(pipeline.stop())
-    tokens += [i async for step in stream for i in step.token_ids]
-    assert tuple(tokens) == expected(LONG)
+    assert (*begin, *await tokens_of(rest)) == expected(LONG)
     await stopping
     with pytest.raises(ActorLostError, match="was stopped"):
         await anext(pipeline.stream(MESSAGES, SHORT))

@@ -15,7 +15,7 @@ from tests.support.ray_cluster import NODE
 
 pytestmark = pytest.mark.process
 
-DEADLINES = {"placement_seconds": 2}
+DEADLINES = {"placement_seconds": 1}
 
 
 async def test_ranks_are_on_one_node_with_a_gpu_each_however_gpus_are_named(cluster, token):
@@ -43,9 +43,8 @@ async def test_ranks_are_on_one_node_with_a_gpu_each_however_gpus_are_named(clus
     ],
 )
 async def test_what_the_cluster_lacks_is_named_at_once_and_in_time(
-    cluster, placement, message, caplog, monkeypatch
+    cluster, placement, message, caplog
 ):
-    monkeypatch.setattr("actors.placement._PATIENCE_SECONDS", 1)
     pipeline = Pipeline(tiny_pipeline(placement=placement, deadlines=DEADLINES))
     with pytest.raises(PlacementError, match=message):
         await pipeline.start()

@@ -107,9 +107,8 @@ def test_labels_may_be_ray_s_selectors(key, value):
 
 
 def test_resources_have_ray_s_resolution():
-    assert pipeline(placement={"drafter": {"num_cpus": 0.33336}}).placement.drafter.num_cpus == (
-        0.3334
-    )
+    config = pipeline(placement={"drafter": {"num_cpus": 0.33336}})
+    assert config.placement.drafter.num_cpus == 0.3334
 
 
 def test_a_drafter_of_another_kind_takes_nothing_of_the_preset():

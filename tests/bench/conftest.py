@@ -9,7 +9,9 @@ import pytest
 
 from diffuspec.bench.run import Record
 from diffuspec.bench.systems.answer import Answer
+from diffuspec.core.config import EngineConfig
 from diffuspec.core.types import StepStats
+from diffuspec.pairs import parse_config
 from tests.support.checkpoints import EOS_IDS, MASK_TOKEN_ID
 
 
@@ -84,6 +86,12 @@ def pair(
     target = _copy(target_path("qwen2"), folder / "target", fields)
     fields |= {"mask_token_id": MASK_TOKEN_ID, "diffusion_attention": "block_causal"}
     return target, _copy(target, folder / "drafter", fields)
+
+
+@pytest.fixture(scope="session")
+def pair_config(pair: tuple[Path, Path]) -> EngineConfig:
+    target, drafter = ({"path": path, "device": "cpu"} for path in pair)
+    return parse_config({"target": target | {"max_sequences": 1}, "drafter": drafter})
 
 
 def _copy(source: Path, path: Path, fields: dict[str, object]) -> Path:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from diffuspec.bench.journal import Journal
+from diffuspec.bench.run import Record
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.types import StepStats
 from tests.bench.conftest import make_record
@@ -17,52 +18,53 @@ RECORDS = [
 ]
 
 
-def test_answers_are_read_back_as_they_were(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "j", PLAN)
-    for record in RECORDS:
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "j"
+
+
+def write(path: Path, *records: Record) -> None:
+    journal = Journal(path, PLAN)
+    for record in records:
         journal.add(record)
     journal.close()
-    again = Journal(tmp_path / "j", PLAN, resume=True)
+
+
+def test_answers_are_read_back_as_they_were(path):
+    write(path, *RECORDS)
+    again = Journal(path, PLAN, resume=True)
     again.close()
     assert list(again.records.values()) == RECORDS
 
 
-def test_without_resume_a_run_begins_anew(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "j", PLAN)
-    journal.add(RECORDS[0])
-    journal.close()
-    again = Journal(tmp_path / "j", PLAN)
+def test_without_resume_a_run_begins_anew(path):
+    write(path, RECORDS[0])
+    again = Journal(path, PLAN)
     again.close()
-    assert not again.records and len((tmp_path / "j").read_text().splitlines()) == 1
+    assert not again.records and len(path.read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize("num_lost", [1, 20])
-def test_a_line_that_was_being_written_is_asked_again(num_lost: int, tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "j", PLAN)
-    for record in RECORDS:
-        journal.add(record)
-    journal.close()
-    data = (tmp_path / "j").read_bytes()
-    (tmp_path / "j").write_bytes(data[:-num_lost])
-    again = Journal(tmp_path / "j", PLAN, resume=True)
+def test_a_line_that_was_being_written_is_asked_again(num_lost, path):
+    write(path, *RECORDS)
+    data = path.read_bytes()
+    path.write_bytes(data[:-num_lost])
+    again = Journal(path, PLAN, resume=True)
     assert list(again.records.values()) == RECORDS[:1]
     again.add(RECORDS[1])
     again.close()
-    assert (tmp_path / "j").read_bytes() == data
+    assert path.read_bytes() == data
 
 
-def test_an_answer_is_written_once(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "j", PLAN)
-    journal.add(RECORDS[0])
-    journal.add(RECORDS[0])
-    journal.close()
-    assert len((tmp_path / "j").read_text().splitlines()) == 2
+def test_an_answer_is_written_once(path):
+    write(path, RECORDS[0], RECORDS[0])
+    assert len(path.read_text().splitlines()) == 2
 
 
-def test_answers_of_another_run_are_refused_with_what_differs(tmp_path: Path) -> None:
-    Journal(tmp_path / "j", PLAN).close()
+def test_answers_of_another_run_are_refused_with_what_differs(path):
+    Journal(path, PLAN).close()
     with pytest.raises(ConfigError, match="is of a run with another max tokens; choose another"):
-        Journal(tmp_path / "j", {**PLAN, "max_tokens": 9}, resume=True)
-    (tmp_path / "j").write_text("nonsense\n")
+        Journal(path, {**PLAN, "max_tokens": 9}, resume=True)
+    path.write_text("nonsense\n")
     with pytest.raises(ConfigError, match="is no journal of a run"):
-        Journal(tmp_path / "j", PLAN, resume=True)
+        Journal(path, PLAN, resume=True)

@@ -24,13 +24,9 @@ def coloured_share(path: Path) -> float:
     return float(np.mean(np.ptp(image, axis=-1) > 0.1))
 
 
-def test_speed_ups_are_bars(tmp_path):
-    plot_speedup(make_results().rows, tmp_path / "plot.png")
-    assert coloured_share(tmp_path / "plot.png") > 0.05
-
-
-def test_time_shares_are_bars(tmp_path):
-    plot_time_share(make_results().rows, tmp_path / "plot.png")
+@pytest.mark.parametrize("plot", [plot_speedup, plot_time_share])
+def test_speed_ups_and_time_shares_are_bars(plot, tmp_path):
+    plot(make_results().rows, tmp_path / "plot.png")
     assert coloured_share(tmp_path / "plot.png") > 0.05
 
 

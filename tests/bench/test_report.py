@@ -1,13 +1,16 @@
 """Tables and files, from rows that are known."""
 
 import io
+import itertools
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
-from diffuspec.bench.machine import _command_line, cpu_model, describe_machine
+from diffuspec.bench.machine import cpu_model, describe_machine
 from diffuspec.bench.overhead import DraftCost, StepOverhead
 from diffuspec.bench.report import (
     Results,
@@ -28,24 +31,12 @@ SYSTEMS = ("plain", "paper", "transformers_greedy")
 
 def make_results(mismatches: tuple[Mismatch, ...] = (), fallback: str | None = None) -> Results:
     step = StepStats(20, 20, 3, 4, 20, 0.2, 0.1, 0.4, 0.8, fallback)
+    drafted = {"steps": (step,), "forward_seconds": 0.5}
+    given: Any = ("plain", 2.0, {}), ("paper", 1.0, drafted), ("transformers_greedy", 2.5, {})
     records = [
-        record
+        make_record(system, range(4), seconds, family=family, question_id=question_id, **more)
         for question_id, family in enumerate(("qa", "code"))
-        for record in (
-            make_record("plain", range(4), 2.0, family=family, question_id=question_id),
-            make_record(
-                "paper",
-                range(4),
-                1.0,
-                family=family,
-                question_id=question_id,
-                steps=(step,),
-                forward_seconds=0.5,
-            ),
-            make_record(
-                "transformers_greedy", range(4), 2.5, family=family, question_id=question_id
-            ),
-        )
+        for system, seconds, more in given
     ]
     return Results(
         machine=describe_machine(torch.device("cpu"), torch.float32),
@@ -79,11 +70,8 @@ def test_the_time_table_is_about_our_systems() -> None:
 def test_tokens_that_differ_are_counted_and_located() -> None:
     mismatches = tuple(Mismatch("paper", number, 1, 0, 17) for number in (3, 4))
     results = make_results(mismatches)
-    assert [row[-1] for row in speed_table(results.rows, mismatches).cells] == [
-        "yes",
-        "no: 2",
-        "yes",
-    ]
+    marks = [row[-1] for row in speed_table(results.rows, mismatches).cells]
+    assert marks == ["yes", "no: 2", "yes"]
     expected = "paper: 2 answers differ from plain's, first in question 3, turn 2, token 17."
     assert expected in notes(results)
 
@@ -98,10 +86,9 @@ def test_files_parse_back(tmp_path: Path) -> None:
     results = make_results((Mismatch("paper", 3, 1, 0, 17),))
     write_report(tmp_path, "results", results.to_json(), results.tables(), notes(results))
     data = json.loads((tmp_path / "results.json").read_text())
-    assert [(row["system"], row["family"]) for row in data["rows"]] == [
-        (system, family) for family in ("qa", "code", "spec_bench", "all") for system in SYSTEMS
-    ]
-    paper = next(r for r in data["rows"] if (r["system"], r["family"]) == ("paper", "all"))
+    rows = {(row["family"], row["system"]): row for row in data["rows"]}
+    assert [*rows] == [*itertools.product(("qa", "code", "spec_bench", "all"), SYSTEMS)]
+    paper, greedy = rows["all", "paper"], rows["qa", "transformers_greedy"]
     expected = {
         "num_questions": 2,
         "num_output_tokens": 8,
@@ -114,7 +101,6 @@ def test_files_parse_back(tmp_path: Path) -> None:
         "num_fallbacks": 0,
     }
     assert {key: paper[key] for key in expected} == expected
-    greedy = next(row for row in data["rows"] if row["system"] == "transformers_greedy")
     assert greedy.keys() == paper.keys()
     assert greedy["verify_share"] is None
     assert data["mismatches"][0]["position"] == 17
@@ -167,11 +153,11 @@ def test_a_table_that_a_line_has_no_room_for_is_printed_in_parts_with_whole_figu
         assert text.count("cost_aware_best_first") == text.count("Speed-up")
 
 
-def test_the_machine_is_described(tmp_path: Path) -> None:
+def test_the_machine_is_described(tmp_path, monkeypatch):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor : 0\nmodel name\t: Some CPU @ 2 GHz\n")
     assert cpu_model(cpuinfo) == "Some CPU @ 2 GHz"
     assert cpu_model(tmp_path / "none")
-    assert _command_line(["/somewhere/bin/diffuspec", "bench", "--out", "a b"]) == (
-        "diffuspec bench --out 'a b'"
-    )
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/diffuspec", "bench", "--out", "a b"])
+    machine = describe_machine(torch.device("cpu"), torch.float32)
+    assert machine.command_line == "diffuspec bench --out 'a b'"

@@ -138,8 +138,17 @@ def diffuspec(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return run
 
 
-def error_line(result: Any) -> str:
+def printed(result: Any) -> str:
+    """What a command that did not fail has on stdout."""
+    assert result.exit_code == 0, result.stderr
+    text: str = result.stdout
+    return text
+
+
+def error_line(result: Any, code: int = 2) -> str:
     """The message of a command that failed with one line, and nothing on stdout."""
+    ended = result.returncode if hasattr(result, "returncode") else result.exit_code
+    assert ended == code, result.stderr
     assert result.stdout == ""
     lines: Sequence[str] = result.stderr.splitlines()
     assert len(lines) == 1, result.stderr

@@ -1,5 +1,4 @@
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,8 @@ import pytest
 from diffuspec.bench.systems.engine_system import EngineSystem
 from diffuspec.core.config import EngineConfig
 from diffuspec.pairs import PAIRS, parse_config
-from tests.cli.test_ngram import write_lines
-
-Run = Callable[..., Any]
+from tests.bench.conftest import write_lines
+from tests.cli.conftest import printed
 
 
 @pytest.fixture
@@ -19,12 +17,8 @@ def embedded(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.Monkey
     """Let a random pair and two families of questions stand for the embedded ones."""
 
     def config(**_: object) -> EngineConfig:
-        return parse_config(
-            {
-                "target": {"path": pair[0], "device": "cpu"},
-                "drafter": {"path": pair[1], "device": "cpu"},
-            }
-        )
+        target, drafter = ({"path": path, "device": "cpu"} for path in pair)
+        return parse_config({"target": target, "drafter": drafter})
 
     questions = [
         {"question_id": 1, "category": "qa", "turns": ["Who?"]},
@@ -37,21 +31,18 @@ def embedded(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("embedded")
-def test_a_line_per_family_and_the_same_tokens(diffuspec: Run) -> None:
-    result = diffuspec("demo", "--repeats", "1", "--max-tokens", "12")
-    assert result.exit_code == 0, result.stderr
-    assert result.stdout.startswith("> One and\none?\n")
+def test_a_line_per_family_and_the_same_tokens(diffuspec):
+    said = printed(diffuspec("demo", "--repeats", "1", "--max-tokens", "12"))
+    assert said.startswith("> One and\none?\n")
     figures = r"(\d+) +(\d+) +\d+\.\d\dx +\d+\.\d\d +(yes|NO)"
     for start in ("qa +Who\\?", "math_reasoning +One and one\\?", "all"):
-        [row] = re.findall(rf"^ *{start} +{figures} *$", result.stdout, re.MULTILINE)
+        [row] = re.findall(rf"^ *{start} +{figures} *$", said, re.MULTILINE)
         plain_speed, drafted_speed, is_same = row
-        assert int(plain_speed) > 0
-        assert int(drafted_speed) > 0
-        assert is_same == "yes"
+        assert int(plain_speed) > 0 and int(drafted_speed) > 0 and is_same == "yes"
 
 
 @pytest.mark.usefixtures("embedded")
-def test_other_tokens_are_a_failure(diffuspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_tokens_are_a_failure(diffuspec, monkeypatch):
     answer = EngineSystem.answer
 
     def wrong(system: EngineSystem, prompt_ids: Any, max_tokens: int) -> Any:
@@ -60,5 +51,4 @@ def test_other_tokens_are_a_failure(diffuspec: Run, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(EngineSystem, "answer", wrong)
     result = diffuspec("demo", "--repeats", "1", "--max-tokens", "4")
-    assert result.exit_code == 1
-    assert "NO" in result.stdout
+    assert result.exit_code == 1 and "NO" in result.stdout

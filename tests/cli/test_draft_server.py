@@ -3,24 +3,26 @@
 import pytest
 
 from diffuspec.pairs.tiny import DRAFTER, TARGET
-from tests.cli.conftest import error_line
+from tests.cli.conftest import error_line, printed
 
 
 def test_it_explains_what_it_would_serve(diffuspec):
-    result = diffuspec("draft-server", "--pair", "tiny", "--explain", "--max-requests", "7")
-    assert result.exit_code == 0
-    lines = dict(line.split(None, 1) for line in result.stdout.splitlines())
+    said = printed(diffuspec("draft-server", "--pair", "tiny", "--explain", "--max-requests", "7"))
+    lines = dict(line.split(None, 1) for line in said.splitlines())
     assert lines["address"] == "127.0.0.1:9500"
     assert lines["drafter"] == f"diffuspec, {DRAFTER}"
     assert lines["requests"].startswith("7 at a time")
     assert lines["vocabulary"].startswith("4095 tokens, digest ")
 
 
-def test_a_file_is_overridden_by_options(diffuspec, tmp_path):
-    file = tmp_path / "drafts.yaml"
-    file.write_text(f"drafter: {{kind: pld}}\ntokenizer: {TARGET}\ntenants: {{a: 2}}\n")
-    result = diffuspec("draft-server", "--config", str(file), "--drafter-kind", "samd", "--explain")
+def test_a_file_is_overridden_by_options_and_its_shares_are_checked(diffuspec, tmp_path):
+    file, text = tmp_path / "drafts.yaml", f"drafter: {{kind: pld}}\ntokenizer: {TARGET}\n"
+    file.write_text(f"{text}tenants: {{a: 2}}\n")
+    result = diffuspec("draft-server", "--config", file, "--drafter-kind", "samd", "--explain")
     assert "samd" in result.stdout and "a 2" in result.stdout
+    file.write_text(f"{text}tenants: {{a: 0}}\n")
+    line = error_line(diffuspec("draft-server", "--config", file))
+    assert "the share of 'a' must be above 0, got 0" in line
 
 
 @pytest.mark.parametrize(
@@ -43,12 +45,4 @@ def test_a_file_is_overridden_by_options(diffuspec, tmp_path):
 )
 def test_what_cannot_be_served_is_refused(diffuspec, arguments, message):
     result = diffuspec("draft-server", *arguments)
-    assert result.exit_code in (1, 2)
-    assert message in error_line(result)
-
-
-def test_a_share_of_nothing_is_refused(diffuspec, tmp_path):
-    file = tmp_path / "drafts.yaml"
-    file.write_text(f"drafter: {{kind: pld}}\ntokenizer: {TARGET}\ntenants: {{a: 0}}\n")
-    line = error_line(diffuspec("draft-server", "--config", str(file)))
-    assert "the share of 'a' must be above 0, got 0" in line
+    assert result.exit_code in (1, 2) and message in error_line(result, result.exit_code)

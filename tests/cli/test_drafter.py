@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import printed
 from tests.pairs.factory.conftest import assert_drafts
 from tests.support.checkpoints import save_target
 
@@ -35,22 +36,20 @@ def test_a_drafter_is_made_from_prompts_and_goes_on_after_its_end(
     options = ["--target", target, "--prompts", prompts, "--num-answers", str(NUM_ANSWERS)]
     options += ["--layers", "1", *SMALL, "--out", out]
     first = diffuspec("drafter", "train", *options, "--chunks", "1")
-    assert first.exit_code == 0, first.stderr
-    assert "GiB" in first.stderr and "acceptance" in first.stdout
+    assert "acceptance" in printed(first) and "GiB" in first.stderr
     answers = out / "training" / "answers.jsonl"
     written = answers.read_bytes()
     assert written.count(b"\n") == NUM_ANSWERS
     with answers.open("ab") as file:
         file.write(b'{"prompt": [1')  # a writer was killed here
-    again = diffuspec("drafter", "train", *options, "--chunks", "2")
-    assert again.exit_code == 0, again.stderr
+    again = printed(diffuspec("drafter", "train", *options, "--chunks", "2"))
     assert answers.read_bytes() == written
     curve = (out / "training" / "curve.jsonl").read_text().splitlines()
     assert [json.loads(point)["chunk"] for point in curve] == [1, 2]
     assert (out / "ngram.arpa").is_file()
 
-    measured = diffuspec("drafter", "evaluate", out, "--answers", answers)
-    assert again.stdout.splitlines()[-1] in measured.stdout
+    measured = printed(diffuspec("drafter", "evaluate", out, "--answers", answers))
+    assert again.splitlines()[-1] in measured
     assert_drafts(target, {"path": out, "device": "cpu"})
 
 
@@ -62,17 +61,16 @@ def test_drafters_of_each_form_are_made_from_answers_and_measured(
     diffuspec, target, answers, tmp_path, options
 ):
     given = ["--target", target, "--answers", answers, "--out", tmp_path, "--chunks", "1"]
-    made = diffuspec("drafter", "train", *given, *SMALL, *options.split())
-    assert made.exit_code == 0, made.stderr
+    made = printed(diffuspec("drafter", "train", *given, *SMALL, *options.split()))
     if "medusa" in options:
-        assert "right so far by position" in made.stdout
+        assert "right so far by position" in made
         assert_drafts(target, {"kind": "medusa", "path": tmp_path})
         return
     assert (tmp_path / "ngram.arpa").exists() == ("sps" not in options)
-    measured = diffuspec("drafter", "evaluate", tmp_path, "--answers", answers)
-    assert made.stdout.splitlines()[-1] in measured.stdout
+    measured = printed(diffuspec("drafter", "evaluate", tmp_path, "--answers", answers))
+    assert made.splitlines()[-1] in measured
     if "aligned" in options:
-        explained = diffuspec("model", "explain", tmp_path).stdout
+        explained = printed(diffuspec("model", "explain", tmp_path))
         assert "attention         block_aligned" in explained
         assert "block             8 tokens" in explained
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from diffuspec.cli import display
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.errors import DrafterError, ModelLoadError, OverloadedError, VerifierError
@@ -50,9 +49,15 @@ def test_terminal_tells_accepted_from_own_tokens(diffuspec, engine, monkeypatch)
     assert "drafted and accepted" in result.stderr
 
 
-def test_terminal_gets_no_commands_from_the_model():
-    increment = RequestOutput((1,), 0, ("\x1b[2J",), "\x1b[2J", None, None, STEP)
-    assert display._styled(increment).plain == "␛[2J"
+def test_terminal_gets_no_commands_from_the_model(diffuspec, engine, monkeypatch):
+    async def erase(self: FakeEngine, prompt: object, sampling: object):
+        yield RequestOutput((1,), 0, ("\x1b[2J",), "\x1b[2J", None, None, STEP)
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(engine, "stream", erase)
+    result = diffuspec("generate", "Hi there", "--quiet")
+    assert "␛[2J" in result.stdout and "\x1b[2J" not in result.stdout
 
 
 def test_json_holds_tokens_text_and_statistics(diffuspec, engine):
@@ -191,6 +196,7 @@ def test_options_override_a_field_and_keep_the_others_of_the_file(diffuspec, eng
         ("--draft-length off", {"policy": "off"}),
         ("--draft-length 12", {"policy": "fixed", "num_draft_tokens": 12}),
         ("--tree path --max-nodes 7", {"tree_shape": "path", "max_nodes": 7}),
+        ("--max-nodes 200", {"max_nodes": 200}),  # large trees make room for themselves
         ("--drafter-weight 0.25", {"drafter_weight": 0.25}),
         ("--drafter-weight adaptive", {"drafter_weight": "adaptive"}),
     ],
@@ -199,12 +205,6 @@ def test_drafting_options_arrive(diffuspec, engine, options, expected):
     result = diffuspec("generate", "Hi", *options.split())
     assert result.exit_code == 0, result.stderr
     assert engine.last.config.speculation == SpeculationParams(**expected)
-
-
-def test_large_trees_make_room_for_themselves(diffuspec, engine):
-    result = diffuspec("generate", "Hi", "--max-nodes", "200")
-    assert result.exit_code == 0, result.stderr
-    assert engine.last.config.speculation.max_nodes == 200
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,6 @@ def test_large_trees_make_room_for_themselves(diffuspec, engine):
 def test_wrong_values_are_named_in_one_line(diffuspec, engine, options, message):
     result = diffuspec("generate", "Hi", *options.split())
     assert error_line(result).startswith(message)
-    assert result.exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -263,7 +262,6 @@ def test_wrong_values_are_named_in_one_line(diffuspec, engine, options, message)
 def test_prompts_that_cannot_be_read(diffuspec, engine, arguments, stdin, message):
     result = diffuspec("generate", *arguments, stdin=stdin)
     assert error_line(result).startswith(message)
-    assert result.exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -281,9 +279,7 @@ def test_prompts_that_cannot_be_read(diffuspec, engine, arguments, stdin, messag
 def test_usage_errors_are_one_line_that_names_the_help(diffuspec, engine, options, message):
     result = diffuspec("generate", "Hi", *options.split())
     line = error_line(result)
-    assert line.startswith(message)
-    assert line.endswith(" generate --help)")
-    assert result.exit_code == 2
+    assert line.startswith(message) and line.endswith(" generate --help)")
 
 
 @pytest.mark.parametrize(
@@ -299,8 +295,7 @@ def test_usage_errors_are_one_line_that_names_the_help(diffuspec, engine, option
 def test_errors_are_one_line_and_an_exit_code(diffuspec, engine, error, code, options):
     engine.error = error
     result = diffuspec("generate", "Hi", *options)
-    assert error_line(result) == "the target failed"
-    assert result.exit_code == code
+    assert error_line(result, code) == "the target failed"
     assert engine.last.is_closed
 
 

@@ -22,7 +22,7 @@ NOBODY = "http://127.0.0.1:1"
 )
 def test_wrong_numbers_are_refused_by_name(diffuspec: Run, arguments: str, named: str) -> None:
     result = diffuspec("load", NOBODY, *arguments.split())
-    assert result.exit_code == 2 and named in error_line(result)
+    assert named in error_line(result)
 
 
 def test_a_service_that_is_not_there_is_named(diffuspec: Run, tmp_path: Path) -> None:

@@ -51,25 +51,25 @@ def test_keys_that_serve_would_ignore_are_refused(tmp_path):
         read_serve_file(path)
 
 
+OTHER = "no file of Ray Serve, .*, but "
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("engine: {preset: tiny}\n", "a pipeline's: name it as `pipeline` in the args"),
-        ("preset: tiny\nserve: {port: 8000}\n", "an engine's, for `diffuspec serve --config`"),
-        ("target: {path: here}\n", "an engine's"),
+        ("engine: {preset: tiny}", f"{OTHER}a pipeline's: name it as `pipeline` in the args"),
+        (
+            "preset: tiny\nserve: {port: 8000}",
+            f"{OTHER}an engine's, for `diffuspec serve --config`",
+        ),
+        ("target: {path: here}", f"{OTHER}an engine's"),
+        ("http_options: {port: high}\napplications: []", r"http_options\.port: "),
     ],
 )
-def test_another_file_of_ours_is_told_from_one_of_serve(text, told, tmp_path):
-    path = tmp_path / "other.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=f"no file of Ray Serve, .*, but {told}"):
-        read_serve_file(path)
-
-
-def test_a_value_that_serve_refuses_is_named(tmp_path):
+def test_another_file_of_ours_and_a_value_that_serve_refuses_are_named(text, told, tmp_path):
     path = tmp_path / "serve.yaml"
-    path.write_text("http_options: {port: high}\napplications: []\n")
-    with pytest.raises(ConfigError, match=r"http_options\.port: "):
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=told):
         read_serve_file(path)
 
 

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy.batch import app
+from deploy.batches.locks import locked
 from deploy.forked import forked
 from diffuspec.serve.settings import ServeSettings
 from tests.support.batches import chat, results_in, texts
@@ -34,11 +34,8 @@ def batch(service: Service, tmp_path: Path) -> Batch:
     def run(*rows: object, **given: object) -> Any:
         lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
         (tmp_path / "in.jsonl").write_text("".join(f"{line}\n" for line in lines))
-        values: dict[str, object] = {
-            "input": tmp_path / "in.jsonl",
-            "output": tmp_path / "out.jsonl",
-        }
-        values |= {"address": service.url, "max_tokens": 8} | given
+        files = {"input": tmp_path / "in.jsonl", "output": tmp_path / "out.jsonl"}
+        values: dict[str, object] = {**files, "address": service.url, "max_tokens": 8, **given}
         arguments = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
         return CliRunner().invoke(app, [one.removesuffix("=True") for one in arguments])
 
@@ -62,11 +59,8 @@ def test_all_rows_answered_is_exit_code_0_with_a_summary(batch, tmp_path):
     assert first["response"]["body"]["usage"]["completion_tokens"] == 5
     assert third["response"]["body"]["object"] == "text_completion"
     shown = figures(result.stdout)
-    assert (shown["rows answered"], shown["rows failed"], shown["output tokens"]) == (
-        "3",
-        "0",
-        "21",
-    )
+    counts = [shown[name] for name in ("rows answered", "rows failed", "output tokens")]
+    assert counts == ["3", "0", "21"]
     assert float(shown["acceptance length"]) > 1
     assert str(tmp_path / "out.jsonl") in result.stdout
 
@@ -155,37 +149,28 @@ def test_an_address_may_end_in_v1(batch, service):
 @pytest.mark.process
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_keeps_what_is_done_and_says_how_to_go_on(batch, service, tmp_path, number, code):
-    rows = [chat(str(number), max_tokens=40) for number in range(120)]
+    rows = [chat(str(number), max_tokens=40) for number in range(60)]
     batch(*rows, limit=1, max_tokens=256)
     path = tmp_path / "out.jsonl"
     command = forked("-m", "deploy.batch", "--address", service.url, "--concurrency", 2)
     command += ["--input", str(tmp_path / "in.jsonl"), "--output", str(path)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        assert process.stderr.readline() == "answering 119 rows\n"
+        assert process.stderr.readline() == "answering 59 rows\n"
         process.send_signal(number)
         _, stderr = process.communicate()
     assert process.returncode == code, stderr
     num_done = len(results_in(path))
-    assert f"interrupted: {num_done} of 120 rows are in {path}; the same command" in stderr
-    assert stderr.count("interrupted") == 1 and num_done < 120
+    assert f"interrupted: {num_done} of 60 rows are in {path}; the same command" in stderr
+    assert stderr.count("interrupted") == 1 and num_done < 60
     assert batch(*rows, max_tokens=256).exit_code == 0
-    assert len(texts(results_in(path))) == 120
+    assert len(texts(results_in(path))) == 60
 
 
-@pytest.mark.process
-def test_an_output_is_one_batch_s_until_its_process_is_killed(batch, service, tmp_path):
-    rows, path = [chat(str(number)) for number in range(12)], tmp_path / "out.jsonl"
-    assert batch(*rows, limit=1, max_tokens=200).exit_code == 0
-    command = [sys.executable, "-m", "deploy.batch", "--address", service.url, "--concurrency", "1"]
-    command += ["--input", str(tmp_path / "in.jsonl"), "--output", str(path), "--max-tokens", "200"]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as first:
-        assert first.stderr is not None
-        assert first.stderr.readline() == "answering 11 rows\n"
-        first.send_signal(signal.SIGSTOP)  # it ends only when it is killed
-        second = batch(*rows, max_tokens=200)
-        first.kill()
-    assert (first.returncode, second.exit_code) == (-signal.SIGKILL, 2)
-    assert second.stderr == f"error: the output {path} is in use by another batch\n"
-    assert batch(*rows, max_tokens=200).exit_code == 0
-    assert len(texts(results_in(path))) == 12
+def test_an_output_is_one_batch_s(batch, tmp_path):
+    """The system frees the lock of a process that is killed: see batches/test_kills.py."""
+    path = tmp_path / "out.jsonl"
+    with locked(path, path):
+        result = batch(chat("a"))
+    assert result.exit_code == 2
+    assert result.stderr == f"error: the output {path} is in use by another batch\n"

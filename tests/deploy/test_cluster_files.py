@@ -38,14 +38,19 @@ def read(path: Path) -> dict[str, Any]:
     return config
 
 
-@pytest.mark.parametrize("path", [AWS, LOCAL], ids=lambda path: path.name)
-def test_ray_takes_the_cluster_file(path):
+both = pytest.mark.parametrize("path", [AWS, LOCAL], ids=lambda path: path.name)
+
+
+@both
+def test_ray_takes_the_cluster_file_and_its_dashboard_listens_to_its_own_machine_alone(path):
     config = prepare_config(read(path))
     validate_config(config)
     assert config["cluster_name"] == "diffuspec"
+    heads = [one for one in read(path)["head_start_ray_commands"] if "--head" in one]
+    assert heads and all("--dashboard-host=127.0.0.1" in command for command in heads)
 
 
-@pytest.mark.parametrize("path", [AWS, LOCAL], ids=lambda path: path.name)
+@both
 def test_every_ray_process_has_tls_and_a_token(path):
     config = read(path)
     assert "~/.ray/auth_token" in config["file_mounts"]
@@ -57,7 +62,7 @@ def test_every_ray_process_has_tls_and_a_token(path):
     assert "RAY_AUTH_MODE=token" in environment and "RAY_USE_TLS=1" in environment
 
 
-@pytest.mark.parametrize("path", [AWS, LOCAL], ids=lambda path: path.name)
+@both
 def test_certificates_are_signed_on_the_head_alone(path):
     config = read(path)
     assert not any("authority" in one or "certificates" in one for one in config["file_mounts"])
@@ -67,12 +72,6 @@ def test_certificates_are_signed_on_the_head_alone(path):
     assert "deploy.cluster.certificates serve ~/authority" in head
     assert "authority" not in worker
     assert "deploy.cluster.certificates fetch $RAY_HEAD_IP ~/tls" in worker
-
-
-@pytest.mark.parametrize("path", [AWS, LOCAL], ids=lambda path: path.name)
-def test_the_dashboard_listens_to_its_own_machine_alone(path):
-    heads = [c for c in read(path)["head_start_ray_commands"] if "--head" in c]
-    assert heads and all("--dashboard-host=127.0.0.1" in command for command in heads)
 
 
 def test_directories_of_certificates_are_neither_copied_nor_committed():
@@ -243,14 +242,12 @@ def head(tmp_path: Path, token: Path) -> Iterator[str]:
         thread.join()
 
 
-def test_a_node_s_certificate_names_the_address_that_asked(head, token, tmp_path):
+def test_a_certificate_names_the_address_that_asked_and_stays_where_one_asks_without_the_token(
+    head, token, tmp_path
+):
     fetch_certificate(head, tmp_path / "node", read_token(token))
     check_certificate(tmp_path / "node")
     assert names(tmp_path / "node" / "node.pem") == {"localhost", "diffuspec", "127.0.0.1"}
-
-
-def test_without_the_token_no_certificate_is_signed_and_an_old_one_stays(head, token, tmp_path):
-    fetch_certificate(head, tmp_path / "node", read_token(token))
     before = (tmp_path / "node" / "node.pem").read_bytes()
     with pytest.raises(ConfigError, match="not made with this cluster's token"):
         fetch_certificate(head, tmp_path / "node", b"another-token")

@@ -100,12 +100,8 @@ def roles(config) -> Iterator[dict[str, Role]]:
         to_drafter = ("--drafter", drafter_address)
         coordinator, address = start("coordinator", *to_verifier, *to_drafter, *metrics)
         coordinator.address, coordinator.metrics_port = address, metrics[1]
-        yield {
-            "verifier": verifier,
-            "path_scorer": scorer,
-            "drafter": drafter,
-            "coordinator": coordinator,
-        }
+        names = ("verifier", "path_scorer", "drafter", "coordinator")
+        yield dict(zip(names, (verifier, scorer, drafter, coordinator), strict=True))
 
 
 async def answer(address: str, drafter: str) -> tuple[list[int], int]:
@@ -162,6 +158,14 @@ def test_sigterm_drains_a_role_and_ends_it_with_0(roles, name):
     assert code == 0 and "Traceback" not in said
 
 
+def refusal(config: Path, *arguments: object, token: str | None = TOKEN) -> str:
+    """Return what a role says that does not start."""
+    with Role(config, *map(str, arguments), token=token) as role:
+        code, said = role.end()
+    assert (code, said.count("\n")) == (2, 1)
+    return said
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -172,18 +176,13 @@ def test_sigterm_drains_a_role_and_ends_it_with_0(roles, name):
     ],
 )
 def test_wrong_options_are_refused_in_one_line(config, arguments, message):
-    with Role(config, *arguments) as role:
-        code, said = role.end()
-    assert (code, said.count("\n")) == (2, 1)
-    assert message in said
+    assert message in refusal(config, *arguments)
 
 
 def test_a_port_in_use_is_refused_before_models_are_loaded(config):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with Role(config, "--role", "verifier", "--port", str(port)) as role:
-            code, said = role.end()
-    assert code == 2
+        said = refusal(config, "--role", "verifier", "--port", port)
     assert said.startswith(
         f"error: --host and --port: cannot listen at 127.0.0.1:{port}: address already in use; "
         f"process {os.getpid()} ("
@@ -191,21 +190,16 @@ def test_a_port_in_use_is_refused_before_models_are_loaded(config):
 
 
 def test_without_a_token_nothing_starts(config, tmp_path):
-    with Role(config, "--role", "verifier", token=None) as role:
-        code, said = role.end()
-    assert code == 2 and "set DIFFUSPEC_TOKEN, or give --token-file" in said
-    missing = ("--token-file", str(tmp_path / "none"))
-    with Role(config, "--role", "verifier", *missing, token=None) as role:
-        code, said = role.end()
-    assert code == 2 and "cannot read the token" in said
+    verifier = ("--role", "verifier")
+    assert "set DIFFUSPEC_TOKEN, or give --token-file" in refusal(config, *verifier, token=None)
+    missing = ("--token-file", tmp_path / "none")
+    assert "cannot read the token" in refusal(config, *verifier, *missing, token=None)
 
 
 def test_unknown_keys_of_the_configuration_are_named(tmp_path):
     path = tmp_path / "pipeline.yaml"
     path.write_text("engine: {preset: tiny}\nplacements: {}\n")
-    with Role(path, "--role", "verifier") as role:
-        code, said = role.end()
-    assert code == 2 and "unknown key `placements`" in said
+    assert "unknown key `placements`" in refusal(path, "--role", "verifier")
 
 
 def test_a_waiting_role_ends_on_sigterm(config):

@@ -33,7 +33,11 @@ from tests.support.service import MODEL, fake_engine, serving
 pytestmark = pytest.mark.process
 
 SETTINGS = ServeSettings(header_seconds=0.5, body_seconds=0.5)
-BODY: dict[str, Any] = {"model": MODEL, "prompt": "Once", "max_tokens": 4}
+BODY: dict[str, Any] = {"model": MODEL, "prompt": "Once", "max_tokens": 4, "temperature": 0}
+POST = (
+    "POST /v1/completions HTTP/1.1\nhost: 127.0.0.1\ncontent-type: application/json\n"
+    f"content-length: {len(json.dumps(BODY))}"
+)
 
 
 @pytest.fixture
@@ -74,10 +78,11 @@ def lost_ingress() -> Iterator[int]:
         thread.join()
 
 
-def ask(proxy: Proxy, text: str) -> tuple[HTTPResponse, Any]:
-    """Send the text of a request; return the response and its JSON."""
+def ask(proxy: Proxy, head: str, body: str = "") -> tuple[HTTPResponse, Any]:
+    """Send a request, its body apart as many clients do; return the response and its JSON."""
     with proxy.connect() as connection:
-        connection.sendall(text.replace("\n", "\r\n").encode())
+        connection.sendall(f"{head}\n\n".replace("\n", "\r\n").encode())
+        connection.sendall(body.encode())
         response = HTTPResponse(connection)
         response.begin()
         return response, json.loads(response.read())
@@ -85,7 +90,7 @@ def ask(proxy: Proxy, text: str) -> tuple[HTTPResponse, Any]:
 
 def test_until_haproxy_knows_an_application_clients_are_told_to_try_again(proxy):
     proxy.start()
-    response, answer = ask(proxy, "GET /v1/models HTTP/1.1\nhost: 127.0.0.1\n\n")
+    response, answer = ask(proxy, "GET /v1/models HTTP/1.1\nhost: 127.0.0.1")
     assert (response.status, response.headers["retry-after"]) == (503, "1")
     error = answer["error"]
     assert error.keys() == {"message", "type", "param", "code"}
@@ -120,25 +125,14 @@ def test_the_retries_of_openai_s_client_outlast_a_start_of_haproxy(proxy, servic
 def test_a_request_that_an_ingress_has_not_begun_to_answer_goes_to_another(proxy, service_port):
     with lost_ingress() as port:
         proxy.start([port, service_port])
-        body = json.dumps(BODY)
-        with proxy.connect() as connection:
-            head = f"content-length: {len(body)}\r\ncontent-type: application/json\r\n\r\n"
-            connection.sendall(
-                f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n{head}".encode()
-            )
-            connection.sendall(body.encode())  # apart, as many clients send it
-            response = HTTPResponse(connection)
-            response.begin()
-            assert response.status == 200
-            assert json.loads(response.read())["usage"]["completion_tokens"] == 4
+        response, answer = ask(proxy, POST, json.dumps(BODY))
+    assert (response.status, answer["usage"]["completion_tokens"]) == (200, 4)
 
 
 def test_an_ingress_that_is_lost_without_another_is_told_as_openai_does(proxy):
     with lost_ingress() as port:
         proxy.start([port])
-        body = json.dumps(BODY)
-        head = f"POST /v1/completions HTTP/1.1\nhost: 127.0.0.1\ncontent-length: {len(body)}"
-        response, answer = ask(proxy, f"{head}\n\n{body}")
+        response, answer = ask(proxy, POST, json.dumps(BODY))
     assert (response.status, response.headers["retry-after"]) == (503, "1")
     assert response.headers["content-type"] == "application/json"
     assert answer["error"]["code"] == "unavailable"
@@ -156,7 +150,7 @@ def test_a_client_that_sends_its_headers_too_slowly_is_dropped(proxy):
 
 def test_a_body_that_comes_too_slowly_is_told_as_openai_does(proxy):
     proxy.start()
-    response, answer = ask(proxy, "POST / HTTP/1.1\nhost: 127.0.0.1\ncontent-length: 2\n\n{")
+    response, answer = ask(proxy, "POST / HTTP/1.1\nhost: 127.0.0.1\ncontent-length: 2", "{")
     assert (response.status, response.headers["content-type"]) == (408, "application/json")
     assert answer["error"]["code"] == "timeout"
 

@@ -21,7 +21,6 @@ from diffuspec.core.errors import ConfigError
 INTERRUPTED_START = """
 import signal
 import ray
-from actors.settings import parse_pipeline
 from deploy.local_ray import ray_cluster
 
 start = ray.init
@@ -32,16 +31,15 @@ def interrupted(**options):
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 ray.init = interrupted
-with ray_cluster("", parse_pipeline({"engine": {"preset": "tiny"}})):
+with ray_cluster("", None):
     print("entered")
 """
 
 LASTING = """
 import time
-from actors.settings import parse_pipeline
 from deploy.local_ray import ray_cluster
 
-with ray_cluster("", parse_pipeline({"engine": {"preset": "tiny"}}), num_pipelines=0):
+with ray_cluster("", None):
     print("entered", flush=True)
     time.sleep(1000)
 """

@@ -48,6 +48,17 @@ async def call(
     return sent[0]["status"], json.loads(b"".join(one.get("body", b"") for one in sent[1:]))
 
 
+async def sent_by(app: ASGIApp, path: str = "/") -> list[Message]:
+    """Return the messages of an answer to a request without a body."""
+    sent: list[Message] = []
+
+    async def keep(message: Message) -> None:
+        sent.append(message)
+
+    await ProxyGuard(app)({"type": "http", "path": path, "headers": []}, no_body, keep)
+    return sent
+
+
 async def test_headers_that_steer_serve_do_not_reach_it():
     headers = {
         "X-Request-Timeout-Seconds": "0",
@@ -73,13 +84,8 @@ async def test_a_response_has_one_request_id():
         response.headers.append("x-request-id", "serve's")
         await response(scope, receive, send)
 
-    sent: list[Message] = []
-
-    async def keep(message: Message) -> None:
-        sent.append(message)
-
-    await ProxyGuard(twice)({"type": "http", "path": "/", "headers": []}, no_body, keep)
-    assert Headers(raw=sent[0]["headers"]).getlist("x-request-id") == ["ours"]
+    [start, *_] = await sent_by(twice)
+    assert Headers(raw=start["headers"]).getlist("x-request-id") == ["ours"]
 
 
 @pytest.mark.parametrize("pieces", [[b"x" * LIMIT], [b"x" * 50, b"x" * 50], [b""]], ids=len)
@@ -131,26 +137,13 @@ async def test_an_error_of_serve_itself_is_told_as_openai_does(status, routes, t
 
 
 async def test_an_error_of_serve_that_passes_says_when_to_try_again():
-    sent: list[Message] = []
-
-    async def keep(message: Message) -> None:
-        sent.append(message)
-
-    await ProxyGuard(refusing(500, "{}"))(
-        {"type": "http", "path": "/", "headers": []}, no_body, keep
-    )
-    assert Headers(raw=sent[0]["headers"])["retry-after"] == "1"
+    [start, *_] = await sent_by(refusing(500, "{}"))
+    assert Headers(raw=start["headers"])["retry-after"] == "1"
 
 
 async def test_proxies_tell_their_health_and_routes_as_serve_does():
-    sent: list[Message] = []
-
-    async def keep(message: Message) -> None:
-        sent.append(message)
-
-    draining = PlainTextResponse("draining", 503)
-    await ProxyGuard(draining)({"type": "http", "path": "/-/healthz", "headers": []}, no_body, keep)
-    assert (sent[0]["status"], sent[1]["body"]) == (503, b"draining")
+    start, body = await sent_by(PlainTextResponse("draining", 503), "/-/healthz")
+    assert (start["status"], body["body"]) == (503, b"draining")
 
 
 async def test_an_error_of_the_application_stays_one():

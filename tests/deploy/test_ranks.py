@@ -29,14 +29,16 @@ def test_a_following_rank_ends_on_sigterm(config):
         rank = ("--rank", "1", "--meeting-point", meeting_point)
         with Role(config, "--role", "verifier", *rank) as second:
             assert first.line().startswith("127.0.0.1:")  # both serve
-            second.process.send_signal(signal.SIGTERM)
-            code, said = second.end()
-            assert code == 0 and "Traceback" not in said
+            ends_on_sigterm(second)
 
 
 def test_a_rank_waiting_for_the_others_ends_on_sigterm(config):
     with Role(config, "--role", "verifier") as first:
         assert first.line().startswith("meeting point ")
-        first.process.send_signal(signal.SIGTERM)
-        code, said = first.end()
-        assert code == 0 and "Traceback" not in said
+        ends_on_sigterm(first)
+
+
+def ends_on_sigterm(role: Role) -> None:
+    role.process.send_signal(signal.SIGTERM)
+    code, said = role.end()
+    assert code == 0 and "Traceback" not in said

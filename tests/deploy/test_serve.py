@@ -45,12 +45,8 @@ STORIES = [
     for one in ("an owl named Rex", "a fox named Ada", "a bear named Tom", "a cat named Eva")
 ]
 SAMPLED = SamplingParams(max_tokens=160, ignore_eos=True, temperature=1.0, seed=1694)
-LONG: Any = {
-    "max_tokens": 160,
-    "temperature": 1.0,
-    "seed": 1694,
-    "extra_body": {"ignore_eos": True},
-}
+LONG: Any = {"max_tokens": 160, "temperature": 1.0, "seed": 1694}
+LONG |= {"extra_body": {"ignore_eos": True}}
 ENGINE = {
     "target": {"device": "cpu", "max_sequences": 4},
     "drafter": {"kind": "pld"},
@@ -140,25 +136,19 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_answers_are_those_of_the_library_with_and_without_a_stream(client, expected):
+async def test_answers_of_all_apis_are_those_of_the_library(app, client, expected):
     whole: Any = await client.chat.completions.create(model="tiny", messages=MESSAGES, **LONG)
     streamed = await read(*await begun(client, MESSAGES))
     assert whole.choices[0].message.content == streamed == expected(MESSAGES)
-
-
-async def test_the_other_apis_give_the_same_answer(app, client, expected):
     sampling = {"temperature": 1.0, "seed": 1694, "ignore_eos": True}
     answer = await client.responses.create(
         model="tiny", input=MESSAGES, max_output_tokens=160, extra_body=sampling
     )
     assert answer.output_text == expected(MESSAGES)
-    async with (
-        AsyncAnthropic(base_url=app.url, api_key="none", max_retries=0) as other,
-        other.messages.stream(
-            model="tiny", messages=MESSAGES, max_tokens=160, extra_body=sampling
-        ) as stream,
-    ):
-        assert await stream.get_final_text() == expected(MESSAGES)
+    async with AsyncAnthropic(base_url=app.url, api_key="none", max_retries=0) as other:
+        asked = {"messages": MESSAGES, "max_tokens": 160, "extra_body": sampling}
+        async with other.messages.stream(model="tiny", **asked) as stream:
+            assert await stream.get_final_text() == expected(MESSAGES)
         with pytest.raises(anthropic.NotFoundError):
             await other.messages.count_tokens(model="another", messages=MESSAGES)
 
@@ -245,11 +235,9 @@ def request(app: ServeApp, method: str, path: str, body: bytes, **headers: str) 
 
 async def test_what_serve_would_do_by_itself_is_done_as_openai_does(app, client):
     body = json.dumps({"model": "tiny", "messages": MESSAGES, "max_tokens": 60}).encode()
-    path = "/v1/chat/completions"
-    ask = asyncio.to_thread
-    assert (await ask(request, app, "POST", path, body, x_request_timeout_seconds="0.001"))[
-        0
-    ] == 200
+    path, ask = "/v1/chat/completions", asyncio.to_thread
+    soon = {"x_request_timeout_seconds": "0.001"}
+    assert (await ask(request, app, "POST", path, body, **soon))[0] == 200
     status, answer = await ask(request, app, "POST", path, b"{" + b" " * 2**20)
     assert status == 413 and answer["error"]["code"] == "body_too_large"
     status, answer = await ask(request, app, "GET", "/none", b"")

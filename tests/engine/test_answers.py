@@ -175,8 +175,9 @@ async def test_prompts_are_answered_where_a_loop_runs_as_in_a_notebook(target_pa
             engine.generate([PROMPT], SHORT)  # the loop that runs is the engine's now
 
 
-async def test_a_closed_engine_says_so(target_path):
-    engine = make_engine(target_path("qwen2"))
+async def test_an_engine_may_be_closed_inside_a_coroutine_and_twice_and_says_so(target_path):
+    with make_engine(target_path("qwen2")) as engine:
+        assert len((await engine.complete(PROMPT, SHORT)).token_ids) == 12
     engine.close()
     with pytest.raises(RuntimeError, match="this engine is closed"):
         engine.generate([PROMPT], SHORT)
@@ -184,11 +185,6 @@ async def test_a_closed_engine_says_so(target_path):
         await engine.complete(PROMPT, SHORT)
     with pytest.raises(RuntimeError, match="this engine is closed"):
         await anext(engine.stream(PROMPT, SHORT))
-
-
-async def test_an_engine_may_be_closed_inside_a_coroutine(target_path):
-    with make_engine(target_path("qwen2")) as engine:
-        assert len((await engine.complete(PROMPT, SHORT)).token_ids) == 12
 
 
 async def test_leaving_an_engine_in_a_coroutine_ends_its_tasks_and_threads(target_path):
@@ -213,13 +209,6 @@ async def test_an_engine_used_without_an_event_loop_may_be_left_in_one(target_pa
         pass
     with pytest.raises(RuntimeError, match="this engine is closed"):
         engine.generate([PROMPT], SHORT)
-
-
-def test_closing_twice_is_fine(target_path):
-    engine = make_engine(target_path("qwen2"))
-    engine.generate([PROMPT], SHORT)
-    engine.close()
-    engine.close()
 
 
 def test_closing_ends_running_requests(target_path):

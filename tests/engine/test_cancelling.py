@@ -41,13 +41,9 @@ async def test_a_request_that_waits_can_be_cancelled_too(target_path):
         await engine.stop()
 
 
-def test_cancelling_before_any_request_returns_false(target_path):
+async def test_an_engine_that_never_ran_has_nothing_to_cancel_and_can_be_stopped(target_path):
     with make_engine(target_path("qwen2")) as engine:
         assert not engine.cancel("a")
-
-
-async def test_stopping_an_engine_that_never_ran_is_fine(target_path):
-    with make_engine(target_path("qwen2")) as engine:
         await engine.stop(drain_seconds=60)
 
 

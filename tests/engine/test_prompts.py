@@ -101,17 +101,19 @@ def test_prompts_that_the_target_cannot_read_are_refused(engine, prompt, error, 
         engine.generate([prompt], SHORT)
 
 
-def test_messages_need_a_chat_template(engine, monkeypatch):
-    monkeypatch.setattr(engine.tokenizer, "chat_template", None)
-    with pytest.raises(InvalidRequestError, match="no chat template"):
-        engine.encode(MESSAGES)
-
-
-def test_the_reason_of_a_chat_template_that_refuses_is_passed_on(engine, monkeypatch):
-    monkeypatch.setattr(
-        engine.tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}"
-    )
-    with pytest.raises(InvalidRequestError, match="refused the messages: roles must alternate"):
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (None, "no chat template"),
+        (
+            "{{ raise_exception('roles must alternate') }}",
+            "refused the messages: roles must alternate",
+        ),
+    ],
+)
+def test_messages_need_a_chat_template_that_takes_them(engine, monkeypatch, template, reason):
+    monkeypatch.setattr(engine.tokenizer, "chat_template", template)
+    with pytest.raises(InvalidRequestError, match=reason):
         engine.encode(MESSAGES)
 
 

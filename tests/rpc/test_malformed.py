@@ -1,7 +1,8 @@
 """Bytes that are no message, and messages that make no sense: an error, and the server goes on."""
 
+import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from diffuspec.drafters.path_search import make_path_search
 from diffuspec.models.diffusion import DiffusionDrafter
 from diffuspec.models.target import CausalTarget
 from diffuspec.pairs.tiny import DRAFTER, TARGET, tiny_config
-from diffuspec.rpc.limits import RpcLimits
+from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.messages import answers as convert_answers, values as convert
 from diffuspec.rpc.messages.batches import encode_draft_rows, encode_verify_rows
 from diffuspec.rpc.messages.prefixes import PrefixStore
@@ -145,9 +146,12 @@ class RawClient:
         self._channel = channel
         self._metadata = security.metadata
 
-    async def send(self, method: str, data: bytes) -> tuple[grpc.StatusCode, list[str]]:
+    def open(self, method: str) -> Any:
         stub: Any = self._channel.stream_stream(f"/diffuspec.v1.{method}")
-        call = stub(metadata=self._metadata, timeout=20)
+        return stub(metadata=self._metadata, timeout=20)
+
+    async def send(self, method: str, data: bytes) -> tuple[grpc.StatusCode, list[str]]:
+        call = self.open(method)
         errors: list[str] = []
         try:
             await call.write(data)
@@ -168,16 +172,21 @@ class RawClient:
         return [f"{code.name} {message.error.reason}"]
 
 
+@contextlib.asynccontextmanager
+async def client_of(
+    servicers: Sequence[RoleServicer], security: Security, limits: RpcLimits = DEFAULT_LIMITS
+) -> AsyncIterator[RawClient]:
+    async with serving(*servicers, security=security, limits=limits) as wire:
+        channel = wire.channel()
+        yield RawClient(channel, security)
+
+
 @pytest.mark.no_cover
 @pytest.mark.parametrize("method", MESSAGES)
 async def test_no_bytes_bring_a_server_down(method, servicers, security):
     rng = random.Random(method)
     message = MESSAGES[method]
-    async with (
-        serving(*servicers, security=security) as wire,
-        grpc.aio.insecure_channel(wire.address) as channel,
-    ):
-        client = RawClient(channel, security)
+    async with client_of(servicers, security) as client:
         for data in mutations(message, rng):
             code, errors = await client.send(method, data)
             if not is_message(type(message), data):
@@ -190,35 +199,25 @@ async def test_no_bytes_bring_a_server_down(method, servicers, security):
         assert (code, errors) == (grpc.StatusCode.OK, [])
 
 
-@pytest.mark.parametrize("method", STREAMS)
-async def test_a_stream_of_nonsense_ends_with_invalid_argument(method, servicers, security):
-    async with (
-        serving(*servicers, security=security) as wire,
-        grpc.aio.insecure_channel(wire.address) as channel,
-    ):
-        call: Any = channel.stream_stream(f"/diffuspec.v1.{method}")(metadata=security.metadata)
-        await call.write(b"\xff\xff")
-        with pytest.raises(grpc.aio.AioRpcError, match="no message of this method") as caught:
-            await call.read()
-        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+def releasing(*request_ids: str) -> bytes:
+    return drafter_pb2.DraftRequest(released_request_ids=request_ids).SerializeToString()
 
 
 @pytest.mark.parametrize(
-    ("released", "complaint"),
-    [(["r"] * 65, "at most 64 requests, got 65"), (["r" * 33], "from 0 to 32, got 33")],
+    ("method", "data", "complaint"),
+    [
+        *[(method, b"\xff\xff", "no message of this method") for method in STREAMS],
+        ("DrafterService/Draft", releasing(*["r"] * 65), "at most 64 requests, got 65"),
+        ("DrafterService/Draft", releasing("r" * 33), "from 0 to 32, got 33"),
+    ],
 )
-async def test_a_message_releases_no_more_than_a_stream_holds(
-    servicers, security, released, complaint
+async def test_nonsense_and_more_than_a_stream_holds_end_it_with_invalid_argument(
+    servicers, security, method, data, complaint
 ):
     limits = RpcLimits(max_prefixes=64, max_id_length=32)
-    message = drafter_pb2.DraftRequest(released_request_ids=released)
-    async with (
-        serving(*servicers, security=security, limits=limits) as wire,
-        grpc.aio.insecure_channel(wire.address) as channel,
-    ):
-        method = "/diffuspec.v1.DrafterService/Draft"
-        call: Any = channel.stream_stream(method)(metadata=security.metadata)
-        await call.write(message.SerializeToString())
+    async with client_of(servicers, security, limits) as client:
+        call = client.open(method)
+        await call.write(data)
         with pytest.raises(grpc.aio.AioRpcError, match=complaint) as caught:
             await call.read()
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -227,11 +226,7 @@ async def test_a_message_releases_no_more_than_a_stream_holds(
 async def test_the_id_of_a_prefix_is_bounded(servicers, security):
     message = drafter_pb2.DraftRequest(step_id=1)
     encode_draft_rows(message, [replace(DRAFT, request_id="r" * 33)], store())
-    async with (
-        serving(*servicers, security=security, limits=RpcLimits(max_id_length=32)) as wire,
-        grpc.aio.insecure_channel(wire.address) as channel,
-    ):
-        client = RawClient(channel, security)
+    async with client_of(servicers, security, RpcLimits(max_id_length=32)) as client:
         _, errors = await client.send("DrafterService/Draft", message.SerializeToString())
         assert errors == ["INVALID_ARGUMENT InvalidRequestError"]
 
@@ -269,11 +264,7 @@ def spoilt_verify() -> list[tuple[str, Message]]:
 async def test_what_is_beyond_a_role_is_refused_before_work_and_leaves_it_healthy(
     servicers, security
 ):
-    async with (
-        serving(*servicers, security=security) as wire,
-        grpc.aio.insecure_channel(wire.address) as channel,
-    ):
-        client = RawClient(channel, security)
+    async with client_of(servicers, security) as client:
         for method, message in (*spoilt_search(), *spoilt_draft(), *spoilt_verify()):
             _, errors = await client.send(method, message.SerializeToString())
             assert errors == ["INVALID_ARGUMENT InvalidRequestError"], method

@@ -33,10 +33,8 @@ WRONG = (
 @pytest.mark.parametrize("metadata", WRONG, ids=[str(one) for one in WRONG])
 async def test_every_call_needs_the_token(metadata, security):
     metadata = tuple((key, value.format(token=security.token)) for key, value in metadata)
-    async with (
-        serving(VerifierServicer(FakeVerifier()), security=security) as wire,
-        grpc.aio.insecure_channel(wire.address) as channel,
-    ):
+    async with serving(VerifierServicer(FakeVerifier()), security=security) as wire:
+        channel = wire.channel()
         unary: Any = channel.unary_unary
         calls = [
             unary(f"/{VERIFIER_SERVICE}/GetInfo")(b"", metadata=metadata),
@@ -111,50 +109,42 @@ def client_files(authority: Authority) -> TlsFiles:
     return authority.issue("client", "coordinator")
 
 
-async def test_both_sides_show_certificates(server_files, client_files):
-    token = new_token()
-    async with serving(
-        VerifierServicer(FakeVerifier()), security=Security(token, server_files)
-    ) as wire:
-        wire.security = Security(token, client_files)
-        remote = await wire.connect(RemoteVerifier)
+TOKEN = new_token()
+
+
+def server_of(files: TlsFiles, host: str = "127.0.0.1", token: str = TOKEN) -> RoleServer:
+    return RoleServer([VerifierServicer(FakeVerifier())], Security(token, files), host=host)
+
+
+async def client_of(address: str, files: TlsFiles | None, token: str = TOKEN) -> RemoteVerifier:
+    return await RemoteVerifier.connect(address, Security(token, files), deadline_seconds=5)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+async def test_both_sides_show_certificates_also_to_the_network(server_files, client_files, host):
+    async with server_of(server_files, host) as server:
+        remote = await client_of(server.address.replace("0.0.0.0", "127.0.0.1"), client_files)
         assert remote.info == FAKE_TARGET
         assert await remote.verify([verify_request(1)])
         assert await remote.check_health(5)
-
-
-async def test_tls_lets_a_role_serve_the_network(server_files, client_files):
-    token = new_token()
-    servicer = VerifierServicer(FakeVerifier())
-    async with RoleServer([servicer], Security(token, server_files), host="0.0.0.0") as server:
-        address = server.address.replace("0.0.0.0", "127.0.0.1")
-        remote = await RemoteVerifier.connect(address, Security(token, client_files))
         await remote.close()
 
 
 async def test_one_certificate_can_serve_unknown_addresses(authority, client_files):
-    token = new_token()
-    files = authority.issue("shared", "roles.diffuspec.internal")
-    async with RoleServer([VerifierServicer(FakeVerifier())], Security(token, files)) as server:
+    async with server_of(authority.issue("shared", "roles.diffuspec.internal")) as server:
         with pytest.raises(VerifierUnavailableError):
-            await RemoteVerifier.connect(server.address, Security(token, client_files))
+            await client_of(server.address, client_files)
         named = replace(client_files, server_name="roles.diffuspec.internal")
-        remote = await RemoteVerifier.connect(server.address, Security(token, named))
-        await remote.close()
+        await (await client_of(server.address, named)).close()
 
 
 async def test_who_does_not_belong_is_refused(server_files, tmp_path):
-    token = new_token()
     stranger = Authority(tmp_path).issue("stranger", "127.0.0.1")
     strangers_key = replace(stranger, ca=server_files.ca)  # trusts us, is not trusted
-    async with RoleServer(
-        [VerifierServicer(FakeVerifier())], Security(token, server_files)
-    ) as server:
+    async with server_of(server_files) as server:
         for tls in (None, stranger, strangers_key):
             with pytest.raises(VerifierUnavailableError):
-                await RemoteVerifier.connect(
-                    server.address, Security(token, tls), deadline_seconds=5
-                )
+                await client_of(server.address, tls)
         await refused_without_certificate(server.address, server_files)
 
 
@@ -172,16 +162,14 @@ async def refused_without_certificate(address: str, files: TlsFiles) -> None:
 
 
 async def test_tls_without_the_token_is_not_enough(server_files, client_files):
-    servicer = VerifierServicer(FakeVerifier())
-    async with RoleServer([servicer], Security("right", server_files)) as server:
+    async with server_of(server_files) as server:
         with pytest.raises(ConfigError, match="token"):
-            await RemoteVerifier.connect(server.address, Security("wrong", client_files))
+            await client_of(server.address, client_files, "wrong")
 
 
 def test_missing_tls_files_are_named(server_files):
-    files = replace(server_files, key=Path("/no/such.key"))
     with pytest.raises(ConfigError, match=r"/no/such\.key"):
-        RoleServer([VerifierServicer(FakeVerifier())], Security("a", files))
+        server_of(replace(server_files, key=Path("/no/such.key")))
 
 
 async def test_a_port_in_use_is_named(security):

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import ray
+from ray._private import utils
+from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
 from deploy import forked
@@ -43,6 +45,7 @@ def local_cluster(dashboard_port: int | None = None) -> Iterator[Cluster]:
             "RAY_enable_worker_prestart": "0",  # workers that no test needs
             "RAY_prestart_worker_first_driver": "0",
             "RAY_worker_niceness": "0",  # actors are as quick as the processes around them
+            "REPORTER_UPDATE_INTERVAL_MS": "60000",  # how often processes are measured, for nobody
             "RAY_health_check_period_ms": "1000",  # a node that is stopped is missed within seconds
             "RAY_health_check_timeout_ms": "2000",
         }
@@ -50,14 +53,17 @@ def local_cluster(dashboard_port: int | None = None) -> Iterator[Cluster]:
         for name, value in variables.items():
             patch.setenv(name, value)
         head = {**NODE, "num_cpus": 8, "include_dashboard": dashboard_port is not None}
-        head |= {
-            "include_log_monitor": False,
-            "no_monitor": True,
-        }  # tests read neither
-        if dashboard_port is not None:
-            head["dashboard_port"] = dashboard_port
-            head["dashboard_agent_listen_port"] = free_port()  # Ray's own is the same for all
-        cluster = Cluster(initialize_head=True, head_node_args=head)
+        head |= {"include_log_monitor": False, "no_monitor": True}  # tests read neither
+        with pytest.MonkeyPatch.context() as start:
+            if dashboard_port is None:  # no process of a dashboard either, for which Ray would wait
+                start.setattr(Node, "start_api_server", lambda *_, **__: None)
+            else:
+                start.setattr(utils, "get_dashboard_dependency_error", lambda: None)
+                head["dashboard_port"] = dashboard_port
+                head["dashboard_agent_listen_port"] = free_port()  # Ray's own is the same for all
+            cluster = Cluster(initialize_head=True, head_node_args=head)
+        # Agents of further nodes measure nothing, as where Ray is installed without its dashboard.
+        patch.setattr(utils, "get_dashboard_dependency_error", ImportError)
         stack.callback(cluster.shutdown)
         if dashboard_port is None:
             ray.init(address=cluster.address, log_to_driver=False)

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
+
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.server import RoleServer
@@ -27,6 +29,12 @@ class Wire:
         client = await kind.connect(self.address, self.security, **options)
         self.clients.append(client)
         return client
+
+    def channel(self) -> Any:
+        """Open a channel for calls that no client of ours makes."""
+        channel = grpc.aio.insecure_channel(self.address)
+        self.clients.append(channel)
+        return channel
 
 
 @asynccontextmanager

@@ -1,5 +1,12 @@
-"""Virtual time for tests: see `diffuspec.bench.virtual_time.loop`."""
+"""Virtual time for tests, and a clock that is set by hand."""
 
 from diffuspec.bench.virtual_time.loop import VirtualTimeLoop, run_in_virtual_time
 
-__all__ = ["VirtualTimeLoop", "run_in_virtual_time"]
+__all__ = ["Clock", "VirtualTimeLoop", "run_in_virtual_time"]
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now

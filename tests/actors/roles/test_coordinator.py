@@ -17,6 +17,7 @@ from actors.roles.coordinator import CoordinatorActor, verifier_at
 from actors.roles.drafter import DrafterActor
 from actors.roles.path_scorer import PathScorerActor
 from actors.roles.verifier import VerifierRank
+from actors.settings import PipelineConfig
 from diffuspec.core.errors import (
     ConfigError,
     DrafterError,
@@ -67,12 +68,21 @@ async def drafter_address(pipeline, token, target_info, vocabulary) -> AsyncIter
     await scorer.stop()
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def coordinator(pipeline, token, verifier_address) -> AsyncIterator[CoordinatorActor]:
-    actor: Any = CoordinatorActor(pipeline, token)
-    actor.ready = await actor.start(partial(verifier_at, verifier_address, pipeline, token), HOST)
+@contextlib.asynccontextmanager
+async def serving(config: PipelineConfig, token: str, verifier: str) -> AsyncIterator[Any]:
+    """A coordinator that is `ready`, and a `client` of it."""
+    actor: Any = CoordinatorActor(config, token)
+    actor.ready = await actor.start(partial(verifier_at, verifier, config, token), HOST)
+    actor.client = await RemoteCoordinator.connect(actor.ready.address, Security(token))
     yield actor
+    await actor.client.close()
     await actor.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def coordinator(pipeline, token, verifier_address) -> AsyncIterator[Any]:
+    async with serving(pipeline, token, verifier_address) as actor:
+        yield actor
 
 
 async def test_answers_are_plain_and_the_status_says_so_until_a_drafter_connects(
@@ -96,17 +106,15 @@ async def test_a_drafter_that_connects_is_used_at_once(coordinator, drafter_addr
     assert any(step.num_tree_nodes for step in answer.steps)
 
 
-async def test_clients_are_answered_over_grpc(coordinator, token, expected):
-    client = await RemoteCoordinator.connect(coordinator.ready.address, Security(token))
-    increments = [increment async for increment in client.stream(MESSAGES, SHORT)]
+async def test_clients_are_answered_over_grpc(coordinator, expected):
+    increments = [increment async for increment in coordinator.client.stream(MESSAGES, SHORT)]
     assert tuple(i for increment in increments for i in increment.token_ids) == expected
     with pytest.raises(InvalidRequestError, match="empty"):
-        await anext(client.stream([], SHORT))
-    await client.close()
+        await anext(coordinator.client.stream([], SHORT))
 
 
-async def test_while_it_drains_it_answers_and_is_not_serving(coordinator, token):
-    client = await RemoteCoordinator.connect(coordinator.ready.address, Security(token))
+async def test_while_it_drains_it_answers_and_is_not_serving(coordinator):
+    client = coordinator.client
     answer = client.stream(MESSAGES, LONG, PLAIN, "long")
     await anext(answer)
     draining = asyncio.create_task(coordinator.drain(30))
@@ -124,7 +132,6 @@ async def test_while_it_drains_it_answers_and_is_not_serving(coordinator, token)
         async for _ in answer:
             pass
     await draining
-    await client.close()
 
 
 async def test_a_disconnected_drafter_is_named_in_the_status(coordinator, drafter_address):
@@ -157,10 +164,11 @@ async def test_several_drafters_share_the_requests(
     token, expected, verifier_address, drafter_address
 ):
     config = tiny_pipeline(placement={"drafter": {"count": 2}})
-    actor = CoordinatorActor(config, token)
-    async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(actor.stop)
-        ready = await actor.start(partial(verifier_at, verifier_address, config, token), HOST)
+    async with (
+        serving(config, token, verifier_address) as actor,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        ready = actor.ready
         scorer, drafter = PathScorerActor(config, token), DrafterActor(config, token)
         stack.push_async_callback(scorer.stop)
         stack.push_async_callback(drafter.stop)
@@ -175,47 +183,34 @@ async def test_several_drafters_share_the_requests(
         assert all(now > before for now, before in zip(asked_now, asked, strict=True))
 
 
-async def test_metrics_are_prometheus_text(coordinator):
-    await coordinator.engine.complete(MESSAGES, SHORT)
-    text = await coordinator.metrics()
-    assert "diffuspec_generation_tokens_total" in text
-
-
 async def test_it_audits_answers_also_those_that_began_at_another_one(
     token, verifier_address, expected
 ):
     config = tiny_pipeline({"drafter": {"kind": "pld"}}, audit_rate=1.0)
-    actor = CoordinatorActor(config, token)
-    ready = await actor.start(partial(verifier_at, verifier_address, config, token), HOST)
-    client = await RemoteCoordinator.connect(ready.address, Security(token))
-    for committed in ((), expected[:9], (expected[0] + 1,)):  # the last is not plain decoding's
-        answer = client.stream(MESSAGES, SHORT, None, "a", committed)
-        assert [one async for one in answer]
-    assert actor.auditor is not None
-    await actor.auditor.finish()
-    text = await actor.metrics()
+    async with serving(config, token, verifier_address) as actor:
+        for committed in ((), expected[:9], (expected[0] + 1,)):  # the last is not plain decoding's
+            answer = actor.client.stream(MESSAGES, SHORT, None, "a", committed)
+            assert [one async for one in answer]
+        await actor.auditor.finish()
+        text = await actor.metrics()
     assert 'audits_total{result="same"} 2.0' in text
     assert 'audits_total{result="different"} 1.0' in text
-    await client.close()
-    await actor.stop()
 
 
 async def test_it_is_not_healthy_while_its_event_loop_hangs(token, verifier_address):
     config = tiny_pipeline({"drafter": None}, deadlines={"health_seconds": 0.05})
-    actor = CoordinatorActor(config, token)
-    await actor.start(partial(verifier_at, verifier_address, config, token), HOST)
-    found = []
+    async with serving(config, token, verifier_address) as actor:
+        found = []
 
-    def watch() -> None:
-        time.sleep(0.6)
-        found.append(asyncio.run(actor.is_healthy()))
+        def watch() -> None:
+            time.sleep(0.6)
+            found.append(asyncio.run(actor.is_healthy()))
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    watcher.join()  # nothing else is done in this event loop
-    await asyncio.sleep(0.3)
-    assert found == [False] and await actor.is_healthy()
-    await actor.stop()
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        watcher.join()  # nothing else is done in this event loop
+        await asyncio.sleep(0.3)
+        assert found == [False] and await actor.is_healthy()
 
 
 @pytest.fixture
@@ -233,18 +228,15 @@ async def becomes_healthy(client: RemoteCoordinator, is_healthy: bool) -> None:
 
 async def test_an_idle_coordinator_serves_while_its_verifier_does(token, impatient):
     config = tiny_pipeline({"drafter": None})
-    verifier, actor = VerifierRank(config, token), CoordinatorActor(config, token)
-    address = await verifier.start("", HOST)
-    ready = await actor.start(partial(verifier_at, address, config, token), HOST)
-    client = await RemoteCoordinator.connect(ready.address, Security(token))
-    await becomes_healthy(client, True)
-    await verifier.stop()
-    await becomes_healthy(client, False)
     verifier = VerifierRank(config, token)
-    await verifier.start("", HOST, int(address.rpartition(":")[2]))
-    await becomes_healthy(client, True)
-    await client.close()
-    await actor.stop()
+    address = await verifier.start("", HOST)
+    async with serving(config, token, address) as actor:
+        await becomes_healthy(actor.client, True)
+        await verifier.stop()
+        await becomes_healthy(actor.client, False)
+        verifier = VerifierRank(config, token)
+        await verifier.start("", HOST, int(address.rpartition(":")[2]))
+        await becomes_healthy(actor.client, True)
     await verifier.stop()
 
 
@@ -292,9 +284,7 @@ async def test_off_loopback_without_tls_no_verifier_is_made(pipeline, token):
 
 async def test_a_trace_is_whole_once_the_coordinator_stops(token, verifier_address, tmp_path):
     config = tiny_pipeline({"drafter": None}, trace=tmp_path / "trace.json")
-    actor = CoordinatorActor(config, token)
-    await actor.start(partial(verifier_at, verifier_address, config, token), HOST)
-    await actor.engine.complete(MESSAGES, SHORT)
-    await actor.stop()
+    async with serving(config, token, verifier_address) as actor:
+        await actor.engine.complete(MESSAGES, SHORT)
     events = json.loads((tmp_path / "trace.json").read_text())
     assert any(event["ph"] == "X" for event in events)

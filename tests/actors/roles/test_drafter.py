@@ -105,12 +105,15 @@ async def test_a_role_is_not_healthy_while_its_event_loop_hangs(token, target_in
     await actor.stop()
 
 
-async def test_a_drafter_that_does_not_share_the_vocabulary_is_refused(
-    pipeline, token, target_info, scorer
+async def test_a_drafter_without_its_scorer_or_of_another_vocabulary_does_not_serve(
+    pipeline, token, target_info, vocabulary, scorer
 ):
     actor = DrafterActor(pipeline, token)
     with pytest.raises(VocabularyError, match="different meanings"):
         await actor.start(target_info, "of another target", scorer.address, HOST)
+    with pytest.raises(DrafterError, match=r"127\.0\.0\.1:1"):
+        await actor.start(target_info, vocabulary, "127.0.0.1:1", HOST)
+    assert not await actor.is_healthy()
     await actor.stop()
 
 
@@ -118,16 +121,6 @@ async def test_a_scorer_whose_model_is_missing_is_refused(token, target_info, tm
     config = tiny_pipeline({"search": {"ngram": tmp_path / "none.bin"}})
     with pytest.raises(NgramError, match=r"none\.bin"):
         await PathScorerActor(config, token).start(target_info, HOST)
-
-
-async def test_a_drafter_without_its_scorer_does_not_serve(
-    pipeline, token, target_info, vocabulary
-):
-    actor = DrafterActor(pipeline, token)
-    with pytest.raises(DrafterError, match=r"127\.0\.0\.1:1"):
-        await actor.start(target_info, vocabulary, "127.0.0.1:1", HOST)
-    assert not await actor.is_healthy()
-    await actor.stop()
 
 
 async def test_off_loopback_without_tls_nothing_is_even_loaded(token, target_info, tmp_path):

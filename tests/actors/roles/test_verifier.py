@@ -143,6 +143,12 @@ async def test_when_a_step_and_the_self_test_fail_the_verifier_has_to_be_replace
     verifier.error = None  # too late
     with pytest.raises(VerifierUnavailableError, match="an illegal memory access"):
         await watched.verify(STEP)
+    verifier.error = VerifierUnavailableError("rank 0 lost another rank")
+    watched = WatchedVerifier(verifier)
+    with pytest.raises(VerifierUnavailableError):
+        await watched.verify(STEP)
+    with pytest.raises(VerifierUnavailableError, match="lost another rank"):  # without a self-test
+        await watched.watch()
 
 
 async def test_when_the_self_test_succeeds_the_request_is_at_fault():
@@ -209,16 +215,6 @@ async def test_answers_wait_for_other_ranks_when_every_step_fails(num_requests):
     assert found == [decode_plainly(verifier.ranks, prompt, sampling) for prompt in prompts]
     assert verifier.num_builds > 1
     keeping.cancel()
-
-
-async def test_when_a_rank_is_lost_no_self_test_is_needed():
-    verifier = FakeVerifier()
-    watched = WatchedVerifier(verifier)
-    verifier.error = VerifierUnavailableError("rank 0 lost another rank")
-    with pytest.raises(VerifierUnavailableError):
-        await watched.verify(STEP)
-    with pytest.raises(VerifierUnavailableError, match="lost another rank"):
-        await watched.watch()
 
 
 async def test_the_age_of_a_running_step_is_known():

@@ -33,6 +33,7 @@ INFO = TargetInfo(1000, max_model_len=512, max_sequences=2, eos_token_ids=(0,))
 PROMPT = np.arange(40, dtype=np.int32)
 NUM_TOKENS = 12
 SAMPLED = SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0)
+NO_RANKS = VerifierUnavailableError("no ranks")
 
 
 class Counting:
@@ -182,31 +183,28 @@ async def rest(stream) -> list[int]:
     return [i async for step in stream for i in step.token_ids]
 
 
-async def test_an_answer_goes_on_elsewhere_with_the_same_seed(pipelines, backend):
+def announce_end(pipelines: Pipelines, name: str) -> None:
+    pipelines.servers[name].announce_end()
+    break_off(pipelines, name, RequestCancelledError("no time left"))
+
+
+def break_off(pipelines: Pipelines, name: str, error: Exception = NO_RANKS) -> None:
+    pipelines.frontends[name].error = error
+    pipelines.frontends[name].may_go_on.set()
+
+
+def lose_verifier(pipelines: Pipelines, name: str) -> None:
+    """Lose the ranks, for which the answer would wait if there were no other pipeline."""
+    pipelines.frontends[name].lose_verifier()
+
+
+@pytest.mark.parametrize("lose", [announce_end, break_off, lose_verifier])
+async def test_an_answer_goes_on_elsewhere_with_the_same_seed(pipelines, backend, lose):
     async with halfway(pipelines, backend) as (stream, first, second):
-        pipelines.servers[first].announce_end()
-        pipelines.frontends[first].error = RequestCancelledError("no time left")
-        pipelines.frontends[first].may_go_on.set()
+        lose(pipelines, first)
         assert await rest(stream) == [*range(1, NUM_TOKENS)]
         seeds = [pipelines.frontends[name].seeds for name in (first, second)]
-        assert seeds[0] == seeds[1] != [None]
-
-
-async def test_an_answer_leaves_a_pipeline_without_a_verifier(pipelines, backend):
-    async with halfway(pipelines, backend) as (stream, first, second):
-        pipelines.frontends[first].error = VerifierUnavailableError("no ranks")
-        pipelines.frontends[first].may_go_on.set()
-        assert await rest(stream) == [*range(1, NUM_TOKENS)]
-        assert len(pipelines.frontends[second].seeds) == 1
-
-
-async def test_an_answer_does_not_wait_for_new_ranks_if_there_is_another_pipeline(
-    pipelines, backend
-):
-    async with halfway(pipelines, backend) as (stream, first, second):
-        pipelines.frontends[first].lose_verifier()
-        assert await rest(stream) == [*range(1, NUM_TOKENS)]
-        assert len(pipelines.frontends[second].seeds) == 1
+        assert seeds[0] == seeds[1] != [None] and len(seeds[1]) == 1
 
 
 async def test_an_answer_waits_for_new_ranks_if_no_pipeline_serves(pipelines, backend):
@@ -222,8 +220,7 @@ async def test_an_answer_waits_for_new_ranks_if_no_pipeline_serves(pipelines, ba
 
 async def test_an_answer_that_somebody_cancelled_ends(pipelines, backend):
     async with halfway(pipelines, backend) as (stream, first, _):
-        pipelines.frontends[first].error = RequestCancelledError("by an operator")
-        pipelines.frontends[first].may_go_on.set()
+        break_off(pipelines, first, RequestCancelledError("by an operator"))
         with pytest.raises(RequestCancelledError, match="by an operator"):
             await rest(stream)
 
@@ -323,10 +320,8 @@ async def test_status_and_metrics_are_those_of_all_pipelines(pipelines, backend)
     assert names == ["verifier", *(f"pipeline {x}{y}" for x in "ab" for y in ("", ": verifier"))]
     assert all(role.is_healthy for role in status.roles) and status.num_running == 2
     assert status.degraded_reasons == tuple(f"pipeline {x}: drafter 0: gone" for x in "ab")
-    assert (
-        await backend.metrics()
-        == '# HELP tokens \n# TYPE tokens untyped\ntokens{pipeline="a"} 1.0\n'
-    )
+    series = '# HELP tokens \n# TYPE tokens untyped\ntokens{pipeline="a"} 1.0\n'
+    assert await backend.metrics() == series
 
 
 async def test_a_service_that_cannot_answer_names_what_is_missing(pipelines, backend):

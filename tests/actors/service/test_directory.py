@@ -5,13 +5,7 @@ from dataclasses import replace
 import pytest
 
 from actors.service.directory import EXPIRY_SECONDS, Directory, Member
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.virtual_time import Clock
 
 
 def member(name: str) -> Member:

@@ -193,27 +193,20 @@ async def test_after_one_late_step_healthy_ranks_are_kept(service, builder):
     assert builder.num_builds == 1 and not service.ranks.is_dead
 
 
-async def test_after_two_late_steps_ranks_are_replaced(service):
+@pytest.mark.parametrize(("num_late", "wrong"), [(2, ""), (1, "rank 1 did not answer")])
+async def test_after_two_late_steps_or_one_of_unhealthy_ranks_they_are_replaced(
+    service, num_late, wrong
+):
     service.target.gate.close()
-    for _ in range(2):
+    service.ranks.wrong = wrong
+    for _ in range(num_late):
         with pytest.raises(VerifierUnavailableError):
             await service.verifier.verify(STEP)
     service.target.gate.open()
     await until(lambda: service.ranks.is_dead)
     assert len(await service.verifier.verify(STEP)) == 1
     [recovery] = service.verifier.group.recoveries
-    assert "did not answer" in recovery.reason
-
-
-async def test_after_a_late_step_unhealthy_ranks_are_replaced(service):
-    service.target.gate.close()
-    service.ranks.wrong = "rank 1 did not answer"
-    with pytest.raises(VerifierUnavailableError):
-        await service.verifier.verify(STEP)
-    service.target.gate.open()
-    await until(lambda: service.ranks.is_dead)
-    assert len(await service.verifier.verify(STEP)) == 1
-    assert service.verifier.group.recoveries[0].reason == "rank 1 did not answer"
+    assert recovery.reason == wrong if wrong else "did not answer" in recovery.reason
 
 
 async def test_ranks_are_kept_when_requests_are_at_fault(service, builder):

@@ -24,7 +24,7 @@ from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.models.target import CausalTarget
 from diffuspec.rpc.security import Security
 from diffuspec.scheduler.coordinator import Coordinator
-from tests.actors.chaos import fail_every_step
+from tests.actors.chaos import fail_every_step, gone
 
 NUM_TOKENS = 60
 PLAIN = SpeculationParams(policy="off")
@@ -81,12 +81,6 @@ async def pids(group: VerifierGroup) -> list[int]:
     ranks = await group.ready(90)
     statuses: list[RankStatus] = [await handle.status.remote() for handle in ranks.handles]
     return [status.pid for status in statuses]
-
-
-async def gone(processes: list[int]) -> None:
-    async with asyncio.timeout(10):
-        while any(Path(f"/proc/{pid}").exists() for pid in processes):
-            await asyncio.sleep(0.05)
 
 
 async def answers(verifier: Verifier, halfway: Callable[[], None] = lambda: None) -> Answers:

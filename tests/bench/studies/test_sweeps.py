@@ -1,9 +1,5 @@
 """The paper's ablations, and a sweep on a small random pair."""
 
-from pathlib import Path
-
-import pytest
-
 from diffuspec.bench.questions import Question
 from diffuspec.bench.run import RunSettings, find_mismatches
 from diffuspec.bench.studies.ablations import PAPER, PaperFigures, Sweep, Variant, sweeps
@@ -14,19 +10,10 @@ from diffuspec.bench.studies.sweeps import (
     run_settings,
     sweep_results,
 )
-from diffuspec.core.config import EngineConfig
 from diffuspec.engine import Engine
 from diffuspec.pairs import parse_config
 
 QUESTIONS = [Question(1, "qa", ("hello",)), Question(2, "writing", ("well", "so?"))]
-
-
-@pytest.fixture
-def config(pair: tuple[Path, Path]) -> EngineConfig:
-    target, drafter = pair
-    return parse_config(
-        {"target": {"path": target, "device": "cpu"}, "drafter": {"path": drafter, "device": "cpu"}}
-    )
 
 
 def test_the_sweeps_are_the_papers() -> None:
@@ -41,12 +28,12 @@ def test_the_sweeps_are_the_papers() -> None:
     }
 
 
-def test_a_default_is_the_papers_best_and_changes_nothing(config: EngineConfig) -> None:
+def test_a_default_is_the_papers_best_and_changes_nothing(pair_config):
     defaults = {"refinement_steps": "1", "beam_width": "3", "max_candidates": "15"}
     for sweep in sweeps():
         for variant in sweep.variants:
             if variant.label == defaults.get(sweep.name):
-                assert variant.apply(config) == config
+                assert variant.apply(pair_config) == pair_config
                 assert variant.paper == PaperFigures(6.99, 3.08)
 
 
@@ -61,15 +48,15 @@ def test_switching_off_cps_trusts_the_drafter_and_switching_off_adl_fixes_the_le
     assert {s.tree_shape for s in (both, no_adl, no_cps, neither)} == {"path"}
 
 
-def test_every_change_is_a_valid_configuration(config: EngineConfig) -> None:
+def test_every_change_is_a_valid_configuration(pair_config):
     for sweep in sweeps():
         for variant in sweep.variants:
-            changed = variant.apply(ablation_config(config))
+            changed = variant.apply(ablation_config(pair_config))
             assert parse_config(changed.model_dump()) == changed
 
 
-def test_what_sweeps_have_in_common_is_measured_once(config: EngineConfig) -> None:
-    found = distinct_settings(sweeps(), ablation_config(config))
+def test_what_sweeps_have_in_common_is_measured_once(pair_config):
+    found = distinct_settings(sweeps(), ablation_config(pair_config))
     papers = next(one for one in found if one.name == "cps_adl CPS and ADL")
     assert papers.places == [
         ("cps_adl", "CPS and ADL"),
@@ -84,14 +71,14 @@ def test_what_sweeps_have_in_common_is_measured_once(config: EngineConfig) -> No
     assert num_answers(len(found), QUESTIONS, num_repeats=2) == 3 * 2 * (1 + len(found))
 
 
-def test_a_sweep_is_measured_tabulated_and_drawn(config: EngineConfig, tmp_path: Path) -> None:
+def test_a_sweep_is_measured_tabulated_and_drawn(pair_config, tmp_path):
     variants = tuple(
         Variant(str(steps), steps, PAPER, ("drafter", "num_refinement_steps", steps), paper)
         for steps, paper in ((1, PaperFigures(6.99, 3.08)), (4, None))
     )
     sweep = Sweep("refinement", "Refinement", "steps", variants, shows_families=True)
     answers: list[str] = []
-    with Engine.from_config(ablation_config(config)) as engine:
+    with Engine.from_config(ablation_config(pair_config)) as engine:
         settings = RunSettings(max_tokens=16, max_model_len=192)
         measured = distinct_settings([sweep], engine.config)
         run = run_settings(

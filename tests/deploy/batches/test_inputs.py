@@ -43,15 +43,16 @@ def test_digests_depend_on_the_options_that_shape_answers(written):
     assert one.digest != other.digest
 
 
-def test_a_custom_id_that_is_used_twice_is_refused_with_both_lines(written):
-    rows = [{"custom_id": name, "prompt": "a"} for name in ("a", "b", "c", "b", "a")]
-    with pytest.raises(ConfigError, match=r"line 4: custom_id 'b' was used in line 2 already"):
-        scan(jsonl_file(written(*rows)))
-
-
-def test_an_id_may_not_equal_the_default_id_of_another_row(written):
-    rows = [{"prompt": "a"}, {"custom_id": "line-1", "prompt": "a"}]
-    with pytest.raises(ConfigError, match=r"line 2: custom_id 'line-1' was used in line 1"):
+@pytest.mark.parametrize(
+    ("ids", "place"),
+    [
+        ("abcba", "line 4: custom_id 'b' was used in line 2 already"),
+        ((None, "line-1"), "line 2: custom_id 'line-1' was used in line 1"),  # by default
+    ],
+)
+def test_an_id_that_is_used_twice_is_refused_with_both_lines(written, ids, place):
+    rows = [{"prompt": "a"} | ({} if one is None else {"custom_id": one}) for one in ids]
+    with pytest.raises(ConfigError, match=place):
         scan(jsonl_file(written(*rows)))
 
 

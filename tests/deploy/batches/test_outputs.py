@@ -20,15 +20,19 @@ def index(written) -> Index:
     return scan(jsonl_file(written({"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"})))
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "out.jsonl"
+
+
 def result(index: Index, number: int) -> dict[str, object]:
     reply = Reply(200, "r", {"choices": []})
     return answered(number, index.digests[number], f"line-{number}", reply)
 
 
 def failure(index: Index, number: int) -> dict[str, object]:
-    return failed(
-        number, index.digests[number], f"line-{number}", "invalid_json", "the line is not JSON"
-    )
+    digest = index.digests[number]
+    return failed(number, digest, f"line-{number}", "invalid_json", "the line is not JSON")
 
 
 def ignore(result: object) -> None: ...
@@ -38,8 +42,7 @@ def contents(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-async def test_results_are_in_the_file_when_append_returns(tmp_path, index):
-    path = tmp_path / "out.jsonl"
+async def test_results_are_in_the_file_when_append_returns(path, index):
     with open_output(path, index, ignore) as output:
         await asyncio.gather(*(output.append(result(index, number), ignore) for number in (2, 1)))
         assert contents(path) == [result(index, 2), result(index, 1)]
@@ -47,8 +50,7 @@ async def test_results_are_in_the_file_when_append_returns(tmp_path, index):
     assert len(contents(path)) == 3
 
 
-async def test_a_result_whose_writer_is_cancelled_is_written(tmp_path, index):
-    path = tmp_path / "out.jsonl"
+async def test_a_result_whose_writer_is_cancelled_is_written(path, index):
     with open_output(path, index, ignore) as output:
         seen: list[object] = []
         appending = asyncio.create_task(output.append(result(index, 1), seen.append))
@@ -59,8 +61,7 @@ async def test_a_result_whose_writer_is_cancelled_is_written(tmp_path, index):
 
 
 @pytest.mark.parametrize("length", [1, 20, 10_000_000])
-def test_a_line_that_a_kill_cut_off_is_removed_wherever_it_was_cut(tmp_path, index, length):
-    path = tmp_path / "out.jsonl"
+def test_a_line_that_a_kill_cut_off_is_removed_wherever_it_was_cut(path, index, length):
     first, second = encode(result(index, 1)), encode(result(index, 2))
     torn = second[:length] if length < len(second) else b"x" * length  # beyond a block
     path.write_bytes(first + torn)
@@ -71,8 +72,7 @@ def test_a_line_that_a_kill_cut_off_is_removed_wherever_it_was_cut(tmp_path, ind
     assert path.read_bytes() == first
 
 
-async def test_a_disk_that_is_full_is_one_error_and_the_next_run_goes_on(tmp_path, index):
-    path = tmp_path / "out.jsonl"
+async def test_a_disk_that_is_full_is_one_error_and_the_next_run_goes_on(path, index):
     line = encode(result(index, 1))
     with pytest.raises(OSError, match="File too large"), open_output(path, index, ignore) as output:
         await output.append(result(index, 1), ignore)
@@ -95,8 +95,7 @@ def at_most(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_an_output_that_is_one_torn_line_is_empty(tmp_path, index):
-    path = tmp_path / "out.jsonl"
+def test_an_output_that_is_one_torn_line_is_empty(path, index):
     path.write_bytes(b'{"id": "batch')
     with open_output(path, index, ignore) as output:
         assert not any(output.done)
@@ -111,29 +110,25 @@ def assert_refused(path: Path, index: Index, message: str) -> None:
 @pytest.mark.parametrize(
     "line", ['{"prompt": "a"}', "[]", "{", '{"id": "batch_req_0_12", "custom_id": null}']
 )
-def test_a_file_of_something_else_is_refused_and_kept(tmp_path, index, line):
-    path = tmp_path / "out.jsonl"
+def test_a_file_of_something_else_is_refused_and_kept(path, index, line):
     path.write_text(f"{line}\n")
     assert_refused(path, index, "line 1 is no result of a batch; give another --output")
     assert path.read_text() == f"{line}\n"
 
 
 @pytest.mark.parametrize(("number", "change"), [(1, 1), (7, 0)])
-def test_an_output_of_another_input_is_refused(tmp_path, index, number, change):
-    path = tmp_path / "out.jsonl"
+def test_an_output_of_another_input_is_refused(path, index, number, change):
     digest = index.digests[1] ^ change
     path.write_bytes(encode(answered(number, digest, "a", Reply(200, "r", {}))))
     assert_refused(path, index, f"of another input, or of other options: line {number}")
 
 
-def test_two_results_for_one_row_are_refused(tmp_path, index):
-    path = tmp_path / "out.jsonl"
+def test_two_results_for_one_row_are_refused(path, index):
     path.write_bytes(encode(result(index, 2)) * 2)
     assert_refused(path, index, "line 2 is a second result for line 2")
 
 
-def test_two_batches_do_not_share_an_output(tmp_path, index):
-    path = tmp_path / "out.jsonl"
+def test_two_batches_do_not_share_an_output(path, index):
     with open_output(path, index, ignore):
         assert_refused(path, index, "in use by another batch")
 
@@ -142,14 +137,13 @@ def test_an_output_that_cannot_be_written_is_refused(tmp_path, index):
     assert_refused(tmp_path, index, r"the output must be a file; .* is none")
 
 
-def test_results_of_failed_rows_can_be_dropped(tmp_path, index):
-    path = tmp_path / "out.jsonl"
+def test_results_of_failed_rows_can_be_dropped(path, index):
     assert drop_failures(path) == 0
     lines = [result(index, 1), failure(index, 2), result(index, 3)]
     path.write_bytes(b"".join(map(encode, lines)) + b'{"torn')
     assert drop_failures(path) == 1
     assert contents(path) == [result(index, 1), result(index, 3)]
-    assert list(tmp_path.glob("out*")) == [path]
+    assert list(path.parent.glob("out*")) == [path]
 
 
 def test_half_a_surrogate_pair_in_an_id_is_escaped(index):

@@ -20,9 +20,9 @@ def make_plan(target: Path, out: Path, answers: Path, **more: object) -> Drafter
         out,
         (answers,),
         layers=1,
-        num_chunks=12,
+        num_chunks=8,
         tokens_per_batch=400,
-        report_every=6,
+        report_every=4,
         matrix_lr=0.05,
         other_lr=0.01,
         **more,  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from diffuspec.core.errors import InvalidRequestError, StalePrefixError
 from diffuspec.core.interfaces import TargetInfo
@@ -73,19 +73,19 @@ def assert_same(found, sent):
 
 
 @pytest.mark.no_cover
-@given(st.lists(st.lists(strategies.draft_requests, max_size=4), max_size=5))
-def test_drafting_batches_arrive_as_they_were_sent(batches):
+@pytest.mark.parametrize(
+    ("send", "requests"),
+    [
+        (Pipe.draft, strategies.draft_requests),
+        (Pipe.verify, strategies.verify_requests()),
+    ],
+)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_batches_arrive_as_they_were_sent(send, requests, data):
     pipe = Pipe()
-    for batch in batches:
-        assert_same(pipe.draft(*batch), batch)
-
-
-@pytest.mark.no_cover
-@given(st.lists(st.lists(strategies.verify_requests(), max_size=4), max_size=5))
-def test_verifying_batches_arrive_as_they_were_sent(batches):
-    pipe = Pipe()
-    for batch in batches:
-        assert_same(pipe.verify(*batch), batch)
+    for batch in data.draw(st.lists(st.lists(requests, max_size=4), max_size=5)):
+        assert_same(send(pipe, *batch), batch)
 
 
 @given(st.lists(st.lists(strategies.draft_requests, max_size=3), max_size=6))
@@ -169,12 +169,8 @@ def delta(**changes: Any) -> PrefixDelta:
     return message
 
 
-ROW: dict[str, Any] = {
-    "num_draft_tokens": 4,
-    "max_nodes": 4,
-    "tree_shape": 1,
-    "drafter_weight": 0.5,
-}
+ROW: dict[str, Any] = {"num_draft_tokens": 4, "max_nodes": 4, "tree_shape": 1}
+ROW |= {"drafter_weight": 0.5}
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,10 @@ from diffuspec.rpc.messages.prefixes import PrefixStore
 from diffuspec.rpc.messages.values import lattice_to_proto, sampling_to_proto
 from diffuspec.v1 import drafter_pb2, path_scorer_pb2, verifier_pb2
 from diffuspec.v1.types_pb2 import DraftRow, DraftTree, PrefixDelta
+from tests.rpc.messages.test_batches import ROW
 
 TARGET = TargetInfo(50, max_model_len=8, max_sequences=2, eos_token_ids=(0,), max_tree_nodes=3)
 GREEDY = sampling_to_proto(SamplingParams())
-ROW: dict[str, Any] = {
-    "num_draft_tokens": 4,
-    "max_nodes": 4,
-    "tree_shape": 1,
-    "drafter_weight": 0.5,
-}
 
 
 def reader() -> BatchReader:

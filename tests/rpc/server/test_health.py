@@ -18,16 +18,9 @@ from diffuspec.rpc.services import DRAFTER_SERVICE, HEALTH_SERVICE, VERIFIER_SER
 from tests.rpc.requests import verify_request
 from tests.support.fakes import FAKE_TARGET, FakeDrafter, FakeVerifier, always_right, oracle_of
 from tests.support.serving import serving
+from tests.support.virtual_time import Clock
 
 REQUEST = verify_request(1)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -45,12 +38,9 @@ def fail(health: StepHealth, error: BaseException) -> None:
         raise error
 
 
-def test_a_role_that_was_never_asked_is_taken_for_healthy(health, clock):
+def test_a_role_that_idles_is_healthy_before_the_first_step_and_after_success(health, clock):
     clock.now += 1000
     assert health.is_healthy
-
-
-def test_a_role_that_idles_after_success_is_healthy(health, clock):
     with health.step():
         pass
     clock.now += 1000

@@ -65,21 +65,22 @@ async def test_a_client_gets_all_outputs_in_order():
 
 
 @pytest.mark.virtual_time
-async def test_a_fast_request_ends_soon_after_its_client_stops_reading():
-    client, decoder = Client(num_read=5), Decoder(0.01, 10_000)
-    with pytest.raises(ClientStalledError, match="8 outputs are waiting for it"):
+@pytest.mark.parametrize(
+    ("seconds", "reason", "num_decoded"),
+    [
+        # Read, being written, waiting, too many.
+        (0.01, "8 outputs are waiting for it", 5 + 1 + 8 + 1),
+        (20.0, "it took no output in 30 s", 7),
+    ],
+)
+async def test_a_request_ends_when_its_client_stops_reading_or_takes_too_long(
+    seconds, reason, num_decoded
+):
+    client, decoder = Client(num_read=5), Decoder(seconds, 10_000)
+    with pytest.raises(ClientStalledError, match=reason):
         await send_outputs(decoder.outputs(), client, LIMITS)
     assert decoder.is_closed
-    assert decoder.num_decoded == 5 + 1 + 8 + 1  # read, being written, waiting, too many
-
-
-@pytest.mark.virtual_time
-async def test_a_slow_request_ends_when_its_client_takes_an_output_for_too_long():
-    client, decoder = Client(num_read=5), Decoder(20.0, 10_000)
-    with pytest.raises(ClientStalledError, match="it took no output in 30 s"):
-        await send_outputs(decoder.outputs(), client, LIMITS)
-    assert decoder.is_closed
-    assert decoder.num_decoded == 7
+    assert decoder.num_decoded == num_decoded
 
 
 @pytest.mark.virtual_time

@@ -34,10 +34,8 @@ def open_stream(channel: Any, security: Security) -> Any:
 
 async def test_an_idle_stream_is_closed_and_its_requests_released(security):
     verifier = FakeVerifier()
-    async with (
-        serving(VerifierServicer(verifier), security=security, limits=SOON) as wire,
-        grpc.aio.insecure_channel(wire.address) as channel,
-    ):
+    async with serving(VerifierServicer(verifier), security=security, limits=SOON) as wire:
+        channel = wire.channel()
         call = open_stream(channel, security)
         await call.write(message(1))
         await call.read()
@@ -99,10 +97,8 @@ async def test_a_step_that_meets_a_closing_stream_is_sent_on_another(security):
     ],
 )
 async def test_a_step_id_is_used_once(step_ids, problem, security):
-    async with (
-        serving(VerifierServicer(FakeVerifier()), security=security) as wire,
-        grpc.aio.insecure_channel(wire.address) as channel,
-    ):
+    async with serving(VerifierServicer(FakeVerifier()), security=security) as wire:
+        channel = wire.channel()
         call = open_stream(channel, security)
         for step_id in step_ids:
             await call.write(message(step_id))

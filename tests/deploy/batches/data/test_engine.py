@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,18 +23,12 @@ from deploy.batches.run import Options
 from deploy.batches.summary import Tally
 from deploy.forked import forked
 from diffuspec.core.errors import ConfigError
+from tests.deploy.batches.data import sigterm
 from tests.support.batches import Echo, Stuck, chat, results_in, texts
 
 PIPELINE = """
 engine: {preset: tiny, target: {device: cpu}, drafter: {kind: pld}}
 placement: {coordinator: {num_cpus: 0.25}, drafter: {num_cpus: 0.25}, verifier: {num_cpus: 0.25}}
-"""
-SIGTERM_IN_INIT = """
-import signal
-
-def stop(environment):
-    signal.raise_signal(signal.SIGTERM)
-    return environment
 """
 Command = Callable[..., list[str]]
 ROOT = Path(__file__).parents[4]
@@ -130,29 +123,13 @@ def command(written, tmp_path) -> Command:
 
 @pytest.mark.process
 @pytest.mark.timeout(300)
-def test_pipelines_of_a_pool_share_a_batch(cluster, command, tmp_path):
-    done = subprocess.run(
-        forked("-m", "deploy.batch", *command(6, "--pipelines", 2, "--max-tokens", 8)),
-        cwd=ROOT,
-        env={**os.environ, "RAY_ADDRESS": cluster.address},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "rows answered" in done.stdout
-    parts = sorted((tmp_path / "out").glob("*.jsonl"))
-    assert len(parts) == 3
-    assert len(texts([one for part in parts for one in results_in(part)])) == 6
-
-
-@pytest.mark.process
-@pytest.mark.timeout(300)
-def test_a_folder_is_one_batch_s_until_its_process_is_killed(cluster, command, tmp_path):
-    arguments, out = command(12, "--concurrency", 1, "--max-tokens", 64), tmp_path / "out"
-    program = [sys.executable, "-m", "deploy.batch", *arguments]
+def test_a_folder_is_one_batch_s_until_it_is_killed_and_pipelines_of_a_pool_share_the_rest(
+    cluster, command, tmp_path
+):
+    arguments, out = command(8, "--concurrency", 1, "--max-tokens", 64), tmp_path / "out"
+    program = ["-m", "deploy.batch", *arguments]
     environment = {**os.environ, "RAY_ADDRESS": cluster.address}
-    with subprocess.Popen(program, cwd=ROOT, env=environment) as first:
+    with subprocess.Popen([sys.executable, *program], cwd=ROOT, env=environment) as first:
         while not any(path.stat().st_size for path in out.glob("*.partial")):
             assert first.poll() is None
             time.sleep(0.05)
@@ -162,32 +139,30 @@ def test_a_folder_is_one_batch_s_until_its_process_is_killed(cluster, command, t
     assert first.returncode == -signal.SIGKILL
     assert second.exit_code == 2
     assert second.stderr == f"error: the output {out} is in use by another batch\n"
-    third = subprocess.run(
-        program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    rest = run(*program, "--pipelines", 2, address=cluster.address)
+    assert rest.returncode == 0, rest.stderr
+    assert "rows answered" in rest.stdout
+    parts = sorted(out.glob("*.jsonl"))
+    assert len(parts) == 4
+    assert len(texts([one for part in parts for one in results_in(part)])) == 8
+
+
+def run(*program: object, address: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        forked(*program),
+        cwd=ROOT,
+        env={**os.environ, "RAY_ADDRESS": address, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert third.returncode == 0, third.stderr
-    assert len([one for part in out.glob("*.jsonl") for one in results_in(part)]) == 12
 
 
 @pytest.mark.process
-def test_sigterm_while_ray_starts_ends_a_batch_as_at_any_time(command, tmp_path):
-    (tmp_path / "hook.py").write_text(SIGTERM_IN_INIT)
-    search = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with tempfile.TemporaryDirectory(prefix="d") as folder:  # pytest's are too long for sockets
-        ended = subprocess.run(
-            [sys.executable, "-m", "deploy.batch", *command(2)],
-            cwd=ROOT,
-            env={
-                **os.environ,
-                "PYTHONPATH": search,
-                "RAY_ADDRESS": "local",
-                "RAY_RUNTIME_ENV_HOOK": "hook.stop",  # called by ray.init
-                "TMPDIR": folder,
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert os.listdir(folder) == []
+def test_sigterm_while_ray_connects_ends_a_batch_as_at_any_time(cluster, command):
+    hook = f"{sigterm.__name__}.{sigterm.stop.__name__}"  # called by ray.init
+    program = ("-m", "deploy.batch", *command(2))
+    ended = run(*program, address=cluster.address, RAY_RUNTIME_ENV_HOOK=hook)
     assert ended.returncode == 143
-    assert ended.stderr.startswith("interrupted: 0 rows are in ")
+    *_, last = ended.stderr.splitlines()  # Ray says where it connects
+    assert last.startswith("interrupted: 0 rows are in ") and ended.stderr.count("interrupted") == 1
