@@ -70,7 +70,7 @@ class Learner:
             self.skip(call)  # Clients chose these lengths, not the schedule.
         elif call.num_running:
             is_measured = self._account(call, verdicts, interval_seconds, drafting, num_read)
-        # The first plain steps after drafts have the drafter's weights in the cache: they tell little.
+        # The first plain steps after drafts find the drafter's weights in the cache: not typical.
         is_plain = num_rows == call.num_running and not beside
         if is_measured or not is_plain or not self.costs.verification.curve.is_known_near(num_rows):
             how = {"is_plain": is_measured, "reads": num_read > 0}
