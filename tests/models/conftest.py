@@ -34,7 +34,7 @@ def drafters_do_not_round() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def family_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return where a random target of a family is, with its tokenizer; made once, not to be edited."""
+    """Return where a family's random target is, with its tokenizer: made once, not to be edited."""
 
     @cache
     def path(family: str) -> Path:

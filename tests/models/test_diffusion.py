@@ -107,9 +107,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("prefix_cache", [False, True])
-async def test_first_draft_equals_the_reference(
-    load: Load, kind: str, prefix_cache: bool
-) -> None:
+async def test_first_draft_equals_the_reference(load: Load, kind: str, prefix_cache: bool) -> None:
     drafter = load(kind, prefix_cache=prefix_cache)
     for length in (40, 3, 1):
         [lattice] = await drafter.lattices([request(PREFIX[:length], f"{length}")])
@@ -240,9 +238,7 @@ async def test_many_hypotheses_are_spread_over_segments(
         assert_lattice(lattice, reference_logits(kind, prefix))
 
 
-async def test_prefixes_of_one_request_may_have_nothing_in_common(
-    load: Load, kind: str
-) -> None:
+async def test_prefixes_of_one_request_may_have_nothing_in_common(load: Load, kind: str) -> None:
     drafter = load(kind)
     prefixes = [PREFIX[:9], PREFIX[1:20], [77], *([[5 + i, *PREFIX] for i in range(12)])]
     lattices = await drafter.lattices([request(prefix) for prefix in prefixes])
@@ -257,9 +253,7 @@ async def test_more_requests_than_slots_in_one_batch(load: Load, kind: str) -> N
         assert_lattice(lattice, reference_logits(kind, PREFIX[i:20]))
 
 
-async def test_refinement_fixes_the_most_confident_masks_first(
-    load: Load, kind: str
-) -> None:
+async def test_refinement_fixes_the_most_confident_masks_first(load: Load, kind: str) -> None:
     k, num_steps = 7, 3
     drafter = load(kind, num_refinement_steps=num_steps, prefix_cache=False)
     [lattice] = await drafter.lattices([request(PREFIX, k=k)])
@@ -287,7 +281,9 @@ async def test_sampled_requests_are_drafted_with_the_targets_own_noise(load: Loa
     assert_lattice(lattice, reference_logits("block_causal", PREFIX) / 0.8 + noise)
 
 
-async def test_prefix_beyond_the_drafters_context_is_cut(load: Load, save_drafter: SaveDrafter) -> None:
+async def test_prefix_beyond_the_drafters_context_is_cut(
+    load: Load, save_drafter: SaveDrafter
+) -> None:
     edit_json(save_drafter("block_causal") / "config.json", max_position_embeddings=130)
     drafter = load("block_causal")
     prefix = np.random.default_rng(4).integers(3, NUM_KNOWN_IDS, 140).tolist()
