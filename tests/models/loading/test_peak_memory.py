@@ -17,7 +17,7 @@ from tests.support.models import edit_json
 from tests.support.quantized_models import FILE, FORMATS, save_quantized
 
 HIDDEN, NUM_LAYERS, GROUP = 1024, 26, 128
-MOST = 1.2  # memory per byte of the file
+MOST = 1.25  # memory per byte of the file; of one so small, a few MiB of the allocator count
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="needs Linux's count of memory"
