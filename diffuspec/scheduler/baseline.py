@@ -177,7 +177,10 @@ class Baseline:
         return is_measured
 
     def _settle(self, plain: _Plain, slower: float = 1.0) -> None:
-        """Compare the intervals held, by plain steps that take so many times what was expected."""
+        """Compare the held intervals with plain steps.
+
+        `slower`: by what factor plain steps now take longer than was expected when they were held.
+        """
         for one in plain.held:
             step, base = slower * one.plain_seconds, slower * one.base_seconds
             self._compare(replace(one, plain_seconds=step, base_seconds=base))

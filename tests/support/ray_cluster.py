@@ -45,7 +45,7 @@ def local_cluster(dashboard_port: int | None = None) -> Iterator[Cluster]:
             "RAY_enable_worker_prestart": "0",  # workers that no test needs
             "RAY_prestart_worker_first_driver": "0",
             "RAY_worker_niceness": "0",  # actors are as quick as the processes around them
-            "REPORTER_UPDATE_INTERVAL_MS": "60000",  # how often processes are measured, for nobody
+            "REPORTER_UPDATE_INTERVAL_MS": "60000",  # ms between measurements of processes
             "RAY_health_check_period_ms": "1000",  # a node that is stopped is missed within seconds
             "RAY_health_check_timeout_ms": "2000",
         }

@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import json
-import threading
-import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
@@ -34,6 +32,7 @@ from diffuspec.rpc.server import health
 from diffuspec.text.tokenizer import load_tokenizer
 from tests.actors.conftest import tiny_pipeline
 from tests.support.fakes import FAKE_TARGET, FakeVerifier
+from tests.support.hanging import answers_while_hanging
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -200,17 +199,8 @@ async def test_it_audits_answers_also_those_that_began_at_another_one(
 async def test_it_is_not_healthy_while_its_event_loop_hangs(token, verifier_address):
     config = tiny_pipeline({"drafter": None}, deadlines={"health_seconds": 0.05})
     async with serving(config, token, verifier_address) as actor:
-        found = []
-
-        def watch() -> None:
-            time.sleep(0.6)
-            found.append(asyncio.run(actor.is_healthy()))
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        watcher.join()  # nothing else is done in this event loop
-        await asyncio.sleep(0.3)
-        assert found == [False] and await actor.is_healthy()
+        _, at_the_end = await answers_while_hanging(actor.is_healthy)
+        assert not at_the_end and await actor.is_healthy()
 
 
 @pytest.fixture

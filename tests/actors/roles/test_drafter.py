@@ -1,8 +1,5 @@
 """A drafter and a path scorer behind gRPC, as plain objects: Ray is not needed."""
 
-import asyncio
-import threading
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,6 +18,7 @@ from diffuspec.models.diffusion import DiffusionDrafter
 from diffuspec.rpc.client.roles import RemoteDrafter
 from diffuspec.rpc.security import Security
 from tests.actors.conftest import tiny_pipeline
+from tests.support.hanging import answers_while_hanging
 
 HOST = "127.0.0.1"
 
@@ -90,18 +88,8 @@ async def test_a_role_is_not_healthy_while_its_event_loop_hangs(token, target_in
     deadlines = {"search_seconds": 0.2, "health_seconds": 0.02}
     actor = PathScorerActor(tiny_pipeline(deadlines=deadlines), token)
     await actor.start(target_info, HOST)
-    found = []
-
-    def watch() -> None:
-        found.append(asyncio.run(actor.is_healthy()))
-        time.sleep(0.6)
-        found.append(asyncio.run(actor.is_healthy()))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    watcher.join()  # nothing else is done in this event loop
-    await asyncio.sleep(0.3)
-    assert found == [True, False] and await actor.is_healthy()
+    found = await answers_while_hanging(actor.is_healthy)
+    assert found == (True, False) and await actor.is_healthy()
     await actor.stop()
 
 
