@@ -15,8 +15,8 @@ import grpc
 
 from diffuspec.rpc.client.connection import Connection
 from diffuspec.rpc.limits import RpcLimits
-from diffuspec.rpc.messages.status import TransportError
 from diffuspec.rpc.security import Security
+from diffuspec.rpc.server.interceptor import write_within
 from diffuspec.rpc.server.servicers import RoleServicer
 from diffuspec.rpc.services import DRAFT_SERVICE
 
@@ -130,10 +130,5 @@ class DraftProxy(RoleServicer):
         await stream.done_writing()
 
     async def _receive(self, stream: Any, context: Any) -> None:
-        seconds = self._limits.max_stall_seconds
         while (message := await stream.read()) is not grpc.aio.EOF:
-            try:
-                async with asyncio.timeout(seconds):
-                    await context.write(message)
-            except TimeoutError as error:
-                raise TransportError(f"no response taken in {seconds:g} s") from error
+            await write_within(self._limits.max_stall_seconds, context, message)

@@ -21,8 +21,9 @@ from diffuspec.models.diffusion import DiffusionDrafter
 from diffuspec.models.target import CausalTarget
 from diffuspec.pairs.tiny import DRAFTER, TARGET, tiny_config
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
-from diffuspec.rpc.messages import answers as convert_answers, values as convert
+from diffuspec.rpc.messages import values as convert
 from diffuspec.rpc.messages.batches import encode_draft_rows, encode_verify_rows
+from diffuspec.rpc.messages.parameters import parameters_to_proto
 from diffuspec.rpc.messages.prefixes import PrefixStore
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.coordinator import CoordinatorServicer
@@ -73,7 +74,8 @@ def generating() -> Message:
     message = coordinator_pb2.GenerateRequest(request_id="a")
     message.chat.messages.add(role="user", content="hello")
     message.sampling.CopyFrom(convert.sampling_to_proto(SAMPLING))
-    message.speculation.CopyFrom(convert_answers.speculation_to_proto(SpeculationParams()))
+    speculation = parameters_to_proto(SpeculationParams(), coordinator_pb2.SpeculationParams)
+    message.speculation.CopyFrom(speculation)
     return message
 
 

@@ -55,7 +55,7 @@ class _RemoteRole:
         self._connection = connection
         self._deadline_seconds = deadline_seconds
         self._greeting_seconds = min(deadline_seconds, _MAX_GREETING_SECONDS)
-        self._steps: StepClient[Any, Any] = StepClient(connection, self.method)
+        self._steps: StepClient[Any, Any] = StepClient(connection, self.method, self._meet)
 
     @classmethod
     async def connect(
@@ -106,8 +106,6 @@ class _RemoteRole:
     ) -> Step[Any]:
         ids = (request.request_id for request in requests)
         try:
-            if self._steps.is_lost:
-                await self._meet()
             step = await self._steps.step(fill, ids, self._deadline_seconds)
         except DiffuspecError as error:
             raise self._role_error(error) from error

@@ -8,7 +8,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -58,18 +58,20 @@ class StepClient(Generic[Request, Response]):
     every waiting step fails at once.
     """
 
-    def __init__(self, connection: Connection, method: Method[Request, Response]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        method: Method[Request, Response],
+        meet: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`meet` raises unless the server after a lost stream is the one known from before."""
         self.num_bytes_sent = 0
         self.num_bytes_received = 0
         self._connection = connection
         self._method = method
+        self._meet = meet
         self._step_ids = itertools.count(1)
         self._stream: _Stream | None = None
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the stream broke: the next step goes to a server that may be another one."""
-        return self._stream is not None and self._stream.error is not None
 
     async def step(
         self,
@@ -89,9 +91,9 @@ class StepClient(Generic[Request, Response]):
         try:
             return await self._attempt(fill, deadline)
         except StalePrefixError:
-            stream = self._opened()
-            for request_id in request_ids:
-                stream.prefixes.forget(request_id)
+            if self._stream is not None:
+                for request_id in request_ids:
+                    self._stream.prefixes.forget(request_id)
         except IdleStreamError:
             logger.debug("%s: the stream was idle and is opened again", self._method.name)
         return await self._attempt(fill, deadline)
@@ -115,7 +117,7 @@ class StepClient(Generic[Request, Response]):
     async def _attempt(
         self, fill: Callable[[Request, PrefixStore], None], deadline: float
     ) -> Step[Response]:
-        stream = self._opened()
+        stream = await self._opened()
         if len(stream.waiting) >= self._connection.limits.max_calls_in_flight:
             raise OverloadedError(f"{len(stream.waiting)} steps are waiting for an answer")
         started = time.perf_counter()
@@ -140,7 +142,9 @@ class StepClient(Generic[Request, Response]):
         seconds = time.perf_counter() - started
         return Step(response, max(seconds - response.worker_seconds, 0.0))
 
-    def _opened(self) -> _Stream:
+    async def _opened(self) -> _Stream:
+        if self._stream is not None and self._stream.error is not None:
+            await self._meet()
         if self._stream is None or self._stream.error is not None:
             self._stream = _Stream(self._connection, self._method, self._received)
         return self._stream
@@ -179,6 +183,7 @@ class _Stream:
         self._received = received
         self._outgoing: deque[bytes] = deque()
         self._has_outgoing: asyncio.Future[None] | None = None  # the writer waits for it
+        self._is_writing = False
         # Only the tasks refer to the call, and they are dropped when it ends: a failed step may
         # keep this stream alive by its traceback, and a live call keeps its connection open.
         call = connection.open_stream(method.service, method.name)
@@ -209,6 +214,9 @@ class _Stream:
                 self._take(data)
         except grpc.aio.AioRpcError as status:
             error = self._failure(status)
+            # What gRPC makes of a write that meets the server's end of the stream.
+            if self._is_writing and status.code() is grpc.StatusCode.INTERNAL:
+                error = IdleStreamError(f"{self._address} ended the stream during a write")
         except DecodeError:
             error = TransportError(f"{self._address} sent bytes that are no response")
         finally:  # close() and the server may cancel, too
@@ -227,8 +235,10 @@ class _Stream:
     async def _write(self, call: BytesStream) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while True:
+                self._is_writing = True
                 while self._outgoing:
                     await call.write(self._outgoing.popleft())
+                self._is_writing = False
                 self._has_outgoing = asyncio.get_running_loop().create_future()
                 await self._has_outgoing
 

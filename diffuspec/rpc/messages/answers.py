@@ -18,7 +18,7 @@ from diffuspec.core.types import (
     VerifiedDraft,
 )
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
-from diffuspec.rpc.messages.parameters import parameters_from_proto, parameters_to_proto
+from diffuspec.rpc.messages.parameters import parameters_to_proto
 from diffuspec.rpc.messages.values import (
     logprobs_from_proto,
     logprobs_to_proto,
@@ -45,10 +45,11 @@ _PRE_DRAFT_NAMES = {number: result for result, number in _PRE_DRAFTS.items()}
 _MAX_LISTED_REQUESTS = 1000
 
 _REQUEST_FIELDS = tuple(field.name for field in fields(RequestStatus))
+_STEP_FIELDS = tuple({field.name for field in fields(StepStats)} - {"fallback", "pre_draft"})
 
 
 def put_prompt(request: coordinator_pb2.GenerateRequest, prompt: Prompt) -> None:
-    """Raises InvalidRequestError for what is no prompt."""
+    """Raises InvalidRequestError for anything that is not a prompt."""
     try:
         if isinstance(prompt, str):
             request.text = prompt
@@ -79,7 +80,8 @@ def generate_request(
         raise InvalidRequestError(f"committed_token_ids must be token ids: {error}") from error
     request.sampling.CopyFrom(sampling_to_proto(sampling))
     if speculation is not None:
-        request.speculation.CopyFrom(speculation_to_proto(speculation))
+        kind = coordinator_pb2.SpeculationParams
+        request.speculation.CopyFrom(parameters_to_proto(speculation, kind))
     return request
 
 
@@ -111,27 +113,10 @@ def _message_to_proto(message: Any) -> coordinator_pb2.ChatMessage:
     return coordinator_pb2.ChatMessage(role=message["role"], content=message["content"])
 
 
-def speculation_to_proto(speculation: SpeculationParams) -> coordinator_pb2.SpeculationParams:
-    return parameters_to_proto(speculation, coordinator_pb2.SpeculationParams)
-
-
-def speculation_from_proto(
-    message: coordinator_pb2.SpeculationParams, defaults: SpeculationParams
-) -> SpeculationParams:
-    """Return the service's own parameters overlaid with a message's. Raises InvalidRequestError."""
-    return parameters_from_proto(message, defaults)
-
-
 def _known(names: Any, number: int, field: str) -> Any:
     if number not in names:
         raise InvalidRequestError(f"{field} must be one of {sorted(names)}, got {number}")
     return names[number]
-
-
-def request_output_to_proto(output: RequestOutput) -> coordinator_pb2.GenerateResponse:
-    message = coordinator_pb2.GenerateResponse()
-    put_output(message, output)
-    return message
 
 
 def put_output(message: coordinator_pb2.GenerateResponse, output: RequestOutput) -> None:
@@ -190,44 +175,19 @@ def _draft_from_proto(message: coordinator_pb2.VerifiedDraft) -> VerifiedDraft:
 
 
 def _put_step(message: coordinator_pb2.StepStats, step: StepStats) -> None:
-    message.num_draft_tokens = step.num_draft_tokens
-    message.num_tree_nodes = step.num_tree_nodes
-    message.num_accepted_tokens = step.num_accepted_tokens
-    message.num_committed_tokens = step.num_committed_tokens
-    message.tree_depth = step.tree_depth
-    message.draft_seconds = step.draft_seconds
-    message.search_seconds = step.search_seconds
-    message.verify_seconds = step.verify_seconds
-    message.step_seconds = step.step_seconds
+    for name in _STEP_FIELDS:
+        setattr(message, name, getattr(step, name))
     if step.fallback is not None:
         message.fallback = step.fallback
-    message.transport_seconds = step.transport_seconds
     message.pre_draft = _PRE_DRAFTS[step.pre_draft]
-    message.num_wasted_draft_tokens = step.num_wasted_draft_tokens
-    message.verify_idle_seconds = step.verify_idle_seconds
-    message.draft_idle_seconds = step.draft_idle_seconds
-    message.num_cached_tokens = step.num_cached_tokens
 
 
 def step_from_proto(message: coordinator_pb2.StepStats) -> StepStats:
     """Raises InvalidRequestError."""
     return StepStats(
-        num_draft_tokens=message.num_draft_tokens,
-        num_tree_nodes=message.num_tree_nodes,
-        num_accepted_tokens=message.num_accepted_tokens,
-        num_committed_tokens=message.num_committed_tokens,
-        tree_depth=message.tree_depth,
-        draft_seconds=message.draft_seconds,
-        search_seconds=message.search_seconds,
-        verify_seconds=message.verify_seconds,
-        step_seconds=message.step_seconds,
+        **{name: getattr(message, name) for name in _STEP_FIELDS},
         fallback=message.fallback if message.HasField("fallback") else None,
-        transport_seconds=message.transport_seconds,
         pre_draft=_known(_PRE_DRAFT_NAMES, message.pre_draft, "pre_draft"),
-        num_wasted_draft_tokens=message.num_wasted_draft_tokens,
-        verify_idle_seconds=message.verify_idle_seconds,
-        draft_idle_seconds=message.draft_idle_seconds,
-        num_cached_tokens=message.num_cached_tokens,
     )
 
 

@@ -81,7 +81,7 @@ class PrefixStore:
         self._num_tokens += held.num_tokens
 
     def trim(self) -> list[str]:
-        """Forget the prefixes that there is no room for; return their request ids."""
+        """Forget the prefixes beyond the limits; return their request ids."""
         forgotten = []
         while len(self._held) > self._max_prefixes or self._num_tokens > self._max_tokens:
             oldest = next(iter(self._held))

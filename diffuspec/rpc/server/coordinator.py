@@ -15,10 +15,10 @@ from diffuspec.core.types import RequestOutput
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.messages.answers import (
     check_prompt_size,
-    speculation_from_proto,
     status_to_proto,
     take_prompt,
 )
+from diffuspec.rpc.messages.parameters import parameters_from_proto
 from diffuspec.rpc.messages.values import sampling_from_proto
 from diffuspec.rpc.server.health import StepHealth
 from diffuspec.rpc.server.outputs import ClientStalledError, send_outputs
@@ -44,7 +44,7 @@ class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceS
         speculation: SpeculationParams = _DEFAULT_SPECULATION,
         health: StepHealth | None = None,
     ) -> None:
-        """`speculation` is for requests that set none; `health` is told of the frontend's steps.
+        """`speculation` is for requests that set none; `health` records the frontend's steps.
 
         Without a `health` the service is always SERVING.
         """
@@ -93,7 +93,7 @@ class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceS
         telemetry.request_id.set(request.request_id)
         speculation = None
         if request.HasField("speculation"):
-            speculation = speculation_from_proto(request.speculation, self._speculation)
+            speculation = parameters_from_proto(request.speculation, self._speculation)
         check_prompt_size(request, self._limits)
         return _closing(
             self._frontend.stream(

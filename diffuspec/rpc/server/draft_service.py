@@ -12,8 +12,8 @@ import grpc
 
 from diffuspec.core.errors import InvalidRequestError, ShuttingDownError
 from diffuspec.rpc.limits import RpcLimits
-from diffuspec.rpc.messages.status import IdleStreamError, TransportError
-from diffuspec.rpc.server.interceptor import refuse_malformed
+from diffuspec.rpc.messages.status import IdleStreamError
+from diffuspec.rpc.server.interceptor import refuse_malformed, write_within
 from diffuspec.rpc.server.servicers import RoleServicer
 from diffuspec.rpc.services import DRAFT_SERVICE
 from diffuspec.v1 import draft_service_pb2_grpc
@@ -150,10 +150,6 @@ class _Stream:
             await self._write(ConnectResponse(outcomes=await self._tables.get()))
 
     async def _write(self, response: ConnectResponse) -> None:
-        seconds = self._servicer.limits.max_stall_seconds
         async with self._writing:
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._context.write(response)
-            except TimeoutError as error:
-                raise TransportError(f"no response taken in {seconds:g} s") from error
+            seconds = self._servicer.limits.max_stall_seconds
+            await write_within(seconds, self._context, response)

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
@@ -77,25 +77,25 @@ class StepHealth:
         with self.step():
             await step()
 
-    def step(self) -> _WatchedStep:
-        """Return a context for one step."""
-        return _WatchedStep(self)
-
-    def begin(self) -> int:
-        """Returns the number to end the step with."""
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Count what is done in the context as one step."""
         self._num_started += 1
-        self._started[self._num_started] = self._clock()
-        return self._num_started
-
-    def end(self, number: int, error: type[BaseException] | None) -> None:
-        del self._started[number]
-        if error is None:
+        number = self._num_started
+        self._started[number] = self._clock()
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, _CALLERS_FAULT):
+                self._has_failed = True
+            if isinstance(error, VerifierUnavailableError):
+                self._succeeded_at = -math.inf
+            raise
+        else:
             self._has_failed = False
             self._succeeded_at = self._clock()
-        elif issubclass(error, Exception) and not issubclass(error, _CALLERS_FAULT):
-            self._has_failed = True
-            if issubclass(error, VerifierUnavailableError):
-                self._succeeded_at = -math.inf
+        finally:
+            del self._started[number]
 
     async def _keep_checking(self, step: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -106,21 +106,6 @@ class StepHealth:
                 await self.check(step)
             except Exception as error:
                 logger.debug("a health check failed: %s", error)
-
-
-class _WatchedStep:
-    """Tells a StepHealth when a step begins and how it ends."""
-
-    __slots__ = ("_health", "_number")
-
-    def __init__(self, health: StepHealth) -> None:
-        self._health = health
-
-    def __enter__(self) -> None:
-        self._number = self._health.begin()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._health.end(self._number, kind)
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]

@@ -76,7 +76,7 @@ class Guard(grpc.aio.ServerInterceptor):
     def _behaviour(self, handler: Handler) -> Behaviour:
         async def answer(context: Any) -> None:
             response = await handler.unary_unary(await self._request(context), context)
-            await self._write(context, response)
+            await write_within(self._limits.max_stall_seconds, context, response)
 
         async def stream(context: Any) -> None:
             request = await self._request(context)
@@ -119,13 +119,14 @@ class Guard(grpc.aio.ServerInterceptor):
         refuse_malformed(request)
         return request
 
-    async def _write(self, context: Any, response: Any) -> None:
-        seconds = self._limits.max_stall_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                await context.write(response)
-        except TimeoutError as error:
-            raise TransportError(f"the response was not taken within {seconds:g} s") from error
+
+async def write_within(seconds: float, context: Any, message: Any) -> None:
+    """Write a message of a call. Raises TransportError when its client does not take it in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await context.write(message)
+    except TimeoutError as error:
+        raise TransportError(f"no response taken in {seconds:g} s") from error
 
 
 async def _refuse(requests: AsyncIterator[bytes], context: Any) -> None:
@@ -135,7 +136,7 @@ async def _refuse(requests: AsyncIterator[bytes], context: Any) -> None:
 
 
 async def _begin_response(context: Any) -> None:
-    """Send the metadata by itself: a status cannot follow a first message that is held up."""
+    """Send the metadata first: no status can be sent while a first message is blocked."""
     await context.send_initial_metadata(())
 
 

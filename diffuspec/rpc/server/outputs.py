@@ -10,8 +10,10 @@ from typing import Any, TypeAlias
 from diffuspec.core.errors import RequestCancelledError, WorkerError
 from diffuspec.core.types import RequestOutput
 from diffuspec.rpc.limits import RpcLimits
-from diffuspec.rpc.messages.answers import request_output_to_proto
-from diffuspec.rpc.messages.status import is_task_cancelled
+from diffuspec.rpc.messages.answers import put_output
+from diffuspec.rpc.messages.status import TransportError, is_task_cancelled
+from diffuspec.rpc.server.interceptor import write_within
+from diffuspec.v1 import coordinator_pb2
 
 _FULL_SECONDS = 1.0  # time for the client to take an output when the most are unread
 
@@ -84,11 +86,9 @@ async def _send(unsent: _Queue, context: Any, max_seconds: float) -> None:
         # The next step's first message is sent in the turn of the event loop after this one, and
         # workers wait for it: to tell a client of the last step takes 0.1 to 0.2 ms.
         await asyncio.sleep(0)
-        response = request_output_to_proto(output)
+        response = coordinator_pb2.GenerateResponse()
+        put_output(response, output)
         try:
-            async with asyncio.timeout(max_seconds):
-                await context.write(response)
-        except TimeoutError as error:
-            raise ClientStalledError(
-                f"the client stopped reading: it took no output in {max_seconds:g} s"
-            ) from error
+            await write_within(max_seconds, context, response)
+        except TransportError as error:
+            raise ClientStalledError(f"the client stopped reading: {error}") from error

@@ -65,7 +65,11 @@ class DrafterServicer(RoleServicer, drafter_pb2_grpc.DrafterServiceServicer):
     def __init__(self, drafter: Drafter, target: TargetInfo) -> None:
         self._drafter = drafter
         self._drafting = StepService(
-            drafter_pb2.DraftResponse, _read_drafts, self._draft, drafter.release, target
+            drafter_pb2.DraftResponse,
+            lambda message, reader: reader.draft_requests(message),
+            self._draft,
+            drafter.release,
+            target,
         )
         self.steps = (self._drafting,)
 
@@ -117,7 +121,11 @@ class VerifierServicer(RoleServicer, verifier_pb2_grpc.VerifierServiceServicer):
         self._verifier = verifier
         self._drafters = drafters
         self._verifying = StepService(
-            verifier_pb2.VerifyResponse, _read_verify, self._verify, verifier.release, verifier.info
+            verifier_pb2.VerifyResponse,
+            lambda message, reader: reader.verify_requests(message),
+            self._verify,
+            verifier.release,
+            verifier.info,
         )
         self.steps = (self._verifying,)
 
@@ -138,18 +146,10 @@ class VerifierServicer(RoleServicer, verifier_pb2_grpc.VerifierServiceServicer):
         return verifier_pb2.VerifyResponse(verdicts=verifier_pb2.Verdicts(verdicts=messages))
 
 
-def _read_drafts(message: Any, reader: BatchReader) -> list[DraftRequest]:
-    return reader.draft_requests(message)
-
-
 def _read_search(
     message: path_scorer_pb2.SearchRequest, reader: BatchReader
 ) -> tuple[list[DraftRequest], list[Lattice]]:
     return reader.draft_requests(message), reader.lattices(message)
-
-
-def _read_verify(message: verifier_pb2.VerifyRequest, reader: BatchReader) -> list[VerifyRequest]:
-    return reader.verify_requests(message)
 
 
 async def _hold_nothing(request_id: str) -> None:

@@ -11,8 +11,9 @@ from hypothesis import given, strategies as st
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import RequestStatus, ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.core.types import Draft, Lattice
+from diffuspec.core.types import Draft, Lattice, RequestOutput
 from diffuspec.rpc.messages import answers as convert_answers, values as convert
+from diffuspec.rpc.messages.parameters import parameters_from_proto, parameters_to_proto
 from diffuspec.v1 import coordinator_pb2, types_pb2
 from tests.rpc.messages import strategies
 
@@ -26,6 +27,12 @@ def draft_to_proto(draft: Draft) -> types_pb2.Draft:
     message = types_pb2.Drafts()
     convert.put_drafts(message, [draft])
     return message.drafts[0]
+
+
+def output_to_proto(output: RequestOutput) -> coordinator_pb2.GenerateResponse:
+    message = coordinator_pb2.GenerateResponse()
+    convert_answers.put_output(message, output)
+    return message
 
 
 CONFIGURED = SpeculationParams(
@@ -45,12 +52,12 @@ ROUND_TRIPS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] =
     "info": (strategies.infos, convert.info_to_proto, convert.info_from_proto),
     "speculation": (
         strategies.speculations,
-        convert_answers.speculation_to_proto,
-        lambda message: convert_answers.speculation_from_proto(message, CONFIGURED),
+        lambda value: parameters_to_proto(value, coordinator_pb2.SpeculationParams),
+        lambda message: parameters_from_proto(message, CONFIGURED),
     ),
     "output": (
         strategies.outputs,
-        convert_answers.request_output_to_proto,
+        output_to_proto,
         convert_answers.request_output_from_proto,
     ),
     "status": (
@@ -120,7 +127,7 @@ def test_what_is_not_set_takes_its_default():
 )
 def test_what_a_request_leaves_open_is_as_the_service_is_configured(given, expected):
     message = again(coordinator_pb2.SpeculationParams(**given))
-    found = convert_answers.speculation_from_proto(message, CONFIGURED)
+    found = parameters_from_proto(message, CONFIGURED)
     assert found == replace(CONFIGURED, **expected)
 
 
@@ -184,7 +191,7 @@ def test_wrong_sampling_parameters_are_refused(message):
 )
 def test_wrong_speculation_parameters_are_refused(message):
     with pytest.raises(InvalidRequestError):
-        convert_answers.speculation_from_proto(message, CONFIGURED)
+        parameters_from_proto(message, CONFIGURED)
 
 
 def test_lists_that_do_not_fit_each_other_are_refused():
