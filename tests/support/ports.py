@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import socket
+import contextlib
+
+from deploy.ports import reserved_port
+
+_held = contextlib.ExitStack()
 
 
 def free_port() -> int:
-    """Return a port of loopback that nothing listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
+    """Return a port that no other test, in this process or another, is given."""
+    return _held.enter_context(reserved_port())

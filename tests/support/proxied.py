@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -21,8 +22,10 @@ class Proxy:
     """HAProxy on a port of loopback, with its files in a short directory."""
 
     def __init__(self, directory: Path, http: ServeSettings) -> None:
+        self._stack = contextlib.ExitStack()
+        found = self._stack.enter_context(variables(directory, http))
         self.port, self.path = free_port(), directory / "haproxy.cfg"
-        self.environment = {**os.environ, **variables(directory, http)}
+        self.environment = {**os.environ, **found}
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
 
