@@ -97,7 +97,8 @@ def _misfit(bundle: Bundle, nodes: Sequence[Node]) -> str | None:
     """Return the reason why no node can hold a bundle; None if one can when it is idle."""
     labelled = [node for node in nodes if _carries(node, bundle.labels)]
     if not labelled:
-        return f"{bundle.name} needs a node with labels {bundle.labels}, there is none"
+        there = "; ".join(_describe_label(key, nodes) for key in bundle.labels)
+        return f"{bundle.name} needs a node with labels {bundle.labels}, there is none: {there}"
     if any(_holds(node, bundle.resources) for node in labelled):
         return None
     wanted = _spell(bundle.resources)
@@ -127,6 +128,11 @@ def _sum(bundles: Sequence[Bundle]) -> Counter[str]:
 
 def _carries(node: Node, labels: Mapping[str, str]) -> bool:
     return all(_selects(value, node.labels.get(key)) for key, value in labels.items())
+
+
+def _describe_label(key: str, nodes: Sequence[Node]) -> str:
+    values = sorted({node.labels[key] for node in nodes if key in node.labels})
+    return f"nodes have {key} {', '.join(values)}" if values else f"no node has a label {key}"
 
 
 def _selects(selector: str, label: str | None) -> bool:

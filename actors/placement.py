@@ -246,7 +246,7 @@ async def _granted(group: PlacementGroup, config: PipelineConfig) -> None:
             return
         reason = "; ".join(explain_shortage(bundles, strategy, _nodes_alive()))
         if reason != told:
-            logger.warning("no room for the pipeline so far, waiting: %s", reason)
+            logger.warning("no room for the pipeline, waiting up to %g s: %s", seconds, reason)
             told = reason
     raise PlacementError(f"no room for the pipeline within {seconds:g} seconds: {told}")
 

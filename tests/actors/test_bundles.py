@@ -58,8 +58,13 @@ def test_ranks_that_no_node_can_hold_together_are_named():
 
 def test_labels_that_no_node_has_are_named():
     asked = bundles(verifier={"node": {"labels": {"role": "verifier"}}})
-    [reason] = explain_shortage(asked, "PACK", [node({"role": "drafter"}, CPU=8)])
-    assert reason == "verifier needs a node with labels {'role': 'verifier'}, there is none"
+    lacking = "verifier needs a node with labels {'role': 'verifier'}, there is none"
+    drafter, head = (node({"role": role}, CPU=8) for role in ("drafter", "head"))
+    reasons = explain_shortage(asked, "PACK", [head, drafter])
+    assert reasons == [f"{lacking}: nodes have role drafter, head"]
+    assert explain_shortage(asked, "PACK", [node(CPU=8)]) == [
+        f"{lacking}: no node has a label role"
+    ]
     here = node({"role": "verifier"}, CPU=8)
     assert "in use by others" in explain_shortage(asked, "PACK", [here])[0]
 
@@ -69,7 +74,7 @@ def test_selectors_are_ray_s(selector):
     asked = bundles(verifier={"node": {"labels": {"role": selector}}})
     assert find_shortages(asked, "PACK", [node({"role": "head"}, CPU=8)]) == []
     [reason] = find_shortages(asked, "PACK", [node({"role": "verifier"}, CPU=8)])
-    assert "there is none" in reason
+    assert "there is none: nodes have role verifier" in reason
 
 
 def test_an_excluding_selector_takes_a_node_without_the_label():

@@ -49,7 +49,7 @@ async def test_what_the_cluster_lacks_is_named_at_once_and_in_time(
     with pytest.raises(PlacementError, match=message):
         await pipeline.start()
     [warning] = [record.message for record in caplog.records]
-    assert "no room for the pipeline so far" in warning and message in warning
+    assert "no room for the pipeline, waiting up to 1 s" in warning and message in warning
     assert {group["state"] for group in placement_group_table().values()} <= {"REMOVED"}
 
 

@@ -39,6 +39,23 @@ def test_three_ways_of_decoding_give_the_same_tokens(cluster, tmp_path):
     assert {"verify", "draft"} <= {event["name"] for event in events if event["ph"] == "X"}
 
 
+def test_a_label_that_no_node_of_a_cluster_has_is_named_when_the_time_is_over(cluster, tmp_path):
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(
+        "engine: {preset: tiny}\n"
+        "placement: {verifier: {node: {labels: {role: nowhere}}}}\n"
+        "deadlines: {placement_seconds: 1}\n"
+    )
+    trace = tmp_path / "trace.json"
+    result = demo("--address", cluster.address, "--config", path, "--trace", trace)
+    assert result.returncode == 2
+    *_, line = result.stderr.splitlines()
+    needed = "verifier needs a node with labels {'role': 'nowhere'}, there is none"
+    assert line == (
+        f"error: no room for the pipeline within 1 seconds: {needed}: no node has a label role"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
