@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.processes import service_processes
+from diffuspec.command import Command
 
 TEXT = "/v1/completions"
 _GRAMMAR = "start: T0\n" + "\n".join(f"T{n}: T{n + 1} T{n + 1}" for n in range(60)) + '\nT60: "a"'
@@ -32,7 +33,7 @@ _MAX_WAIT_SECONDS = 120.0
 _MIB = 2**20
 _CLOSED = "connection closed"
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Finding:
     """What the service answered to one kind of abuse."""
 
     name: str
-    answer: str  # status and code or parameter, or what became of the connection
+    answer: str  # status and code or parameter, or how the connection ended
 
 
 class Target:
@@ -80,7 +81,7 @@ class Target:
         return "\r\n".join([f"POST {path} HTTP/1.1", *lines, "", ""]).encode()
 
     async def leave(self, *pieces: bytes, num_events: int = 0) -> None:
-        """Send pieces, read some events of the answer, and go without a word."""
+        """Send pieces, read some events of the answer, and abort the connection."""
         reader, writer = await asyncio.open_connection(self.host, self.port)
         for piece in pieces:
             writer.write(piece)
@@ -250,7 +251,7 @@ def memory(port: int) -> float:
     return float(sum(one.memory_info().rss for one in service_processes(port))) / _MIB
 
 
-@app.command()
+@app.command(cls=Command)
 def main(url: Annotated[str, typer.Argument(help="Of the service.")]) -> None:
     """Send a service what it must refuse, and print a table of what it answers."""
     port = Target(url).port

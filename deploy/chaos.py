@@ -27,6 +27,7 @@ from deploy.processes import listeners, raylet_of, workers_of
 from deploy.recoveries import Recovery, Tokens, table
 from diffuspec.bench.http_client import HttpClient
 from diffuspec.bench.questions import load_questions
+from diffuspec.command import Command
 from diffuspec.core.backoff import Backoff
 from diffuspec.core.errors import DiffuspecError, WorkerError
 from diffuspec.core.types import Prompt
@@ -242,7 +243,7 @@ async def study(
         return recoveries, load
 
 
-@app.command()
+@app.command(cls=Command)
 def main(
     url: Annotated[str, typer.Argument(help="Of the service, on this machine.")],
     kill: Annotated[list[Kind] | None, typer.Option(help="What to kill; default: all.")] = None,

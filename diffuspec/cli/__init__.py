@@ -5,9 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-__all__ = ["EXIT_INTERRUPTED", "main", "report_interrupt"]
-
-EXIT_INTERRUPTED = 128 + signal.SIGINT  # the convention of shells
+from diffuspec.signals import EXIT_INTERRUPTED, report_interrupt
 
 
 def main() -> None:
@@ -21,10 +19,3 @@ def main() -> None:
         sys.exit(EXIT_INTERRUPTED)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback from the interpreter's own end
-
-
-def report_interrupt() -> None:
-    """Print one line on stderr, below the ^C that a terminal shows."""
-    newline = "\n" if sys.stderr.isatty() else ""
-    sys.stderr.write(f"{newline}interrupted\n")
-    sys.stderr.flush()

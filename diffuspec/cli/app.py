@@ -26,7 +26,7 @@ from diffuspec.cli import (
     ngram,
     serve,
 )
-from diffuspec.cli.command import Command, Commands, Server
+from diffuspec.command import Command, Commands, Server
 
 app = typer.Typer(
     cls=Commands,

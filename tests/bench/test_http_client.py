@@ -9,7 +9,7 @@ from diffuspec.core.errors import ConfigError, WorkerError
 from diffuspec.core.types import Prompt
 from diffuspec.engine import Engine
 from diffuspec.serve.app import create_app
-from diffuspec.serve.local import EngineBackend
+from diffuspec.serve.server import EngineBackend
 from diffuspec.serve.settings import ServeSettings
 from tests.support.service import MODEL, fake_engine
 

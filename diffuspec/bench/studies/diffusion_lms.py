@@ -40,13 +40,14 @@ from diffuspec.bench.systems.answer import System
 from diffuspec.bench.systems.engine_system import EngineSystem, sibling
 from diffuspec.bench.systems.naming import BASELINE, WHOLE_DRAFT_NODES, speculation_for
 from diffuspec.bench.text_table import TextTable
+from diffuspec.command import Command
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.drafter_config import MAX_BLOCK_SIZE, DiffuSpecConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.engine import Engine
 from diffuspec.pairs import DEFAULT_PAIR, find_pair, parse_config
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 Drafters = Annotated[
     list[str],
@@ -151,7 +152,7 @@ def make_config(pair: str, target: Path | None, ngram: Path | None) -> EngineCon
     return parse_config(data | {"drafter": None, "drafters": {}})
 
 
-@app.command()
+@app.command(cls=Command)
 def main(
     drafters: Drafters,
     pair: Annotated[str, typer.Option(help="Whose target, search and questions.")] = DEFAULT_PAIR,

@@ -24,6 +24,7 @@ from rich.console import Console
 
 from diffuspec.bench.report import print_tables
 from diffuspec.bench.text_table import TextTable
+from diffuspec.command import Command
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import (
@@ -53,7 +54,7 @@ _PREFIX = np.ones(200, np.int32)
 _DRAFT = DraftRequest("a", _PREFIX, 8, "best_first", 16, 0.5, SamplingParams())
 _VERIFY = VerifyRequest("a", _PREFIX, 1, EMPTY_TREE, SamplingParams())
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,7 @@ def transfer_table(costs: Sequence[TransferCost]) -> TextTable:
     return TextTable(title, columns, tuple(cells))
 
 
-@app.command()
+@app.command(cls=Command)
 def main() -> None:
     """Measure what hidden states add to draft and verify calls; print a table."""
     print_tables([transfer_table(study_transfers())], [], Console())

@@ -22,6 +22,7 @@ from rich.console import Console
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.bench.report import print_tables
 from diffuspec.bench.text_table import TextTable
+from diffuspec.command import Command
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams
@@ -34,7 +35,7 @@ _NUM_STEPS = 6000  # steps of all sequences together, in one run
 _NUM_RUNS = 5
 _MAX_MODEL_LEN = 1 << 20
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ def own_cost_table(costs: Sequence[OwnCost]) -> TextTable:
     return TextTable(title, ("policy", "sequences", "median", "least"), tuple(cells))
 
 
-@app.command()
+@app.command(cls=Command)
 def main() -> None:
     """Measure what the coordinator itself takes per sequence and step; print a table."""
     print_tables([own_cost_table(study_own_cost())], [], Console())

@@ -24,6 +24,7 @@ from diffuspec.bench.studies.json_worker import started
 from diffuspec.bench.studies.peer_models import gguf_model, openvino_model
 from diffuspec.bench.studies.vllm import read_prompts
 from diffuspec.bench.text_table import TextTable
+from diffuspec.command import Command
 from diffuspec.core.errors import ConfigError
 from diffuspec.pairs import smollm2
 
@@ -148,7 +149,7 @@ def cells_of(bits: int, num_threads: int, sums: dict[str, Sums]) -> Iterator[tup
         )
 
 
-@app.command()
+@app.command(cls=Command)
 def run(
     questions: Annotated[Path, typer.Option(help="File in Spec-Bench's format.")] = (
         smollm2.QUESTIONS

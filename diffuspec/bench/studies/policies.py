@@ -27,6 +27,7 @@ from diffuspec.bench.questions import Question, first_per_family, load_questions
 from diffuspec.bench.report import print_tables
 from diffuspec.bench.systems.engine_system import sibling
 from diffuspec.bench.text_table import TextTable
+from diffuspec.command import Command
 from diffuspec.completion import Completion
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError
@@ -40,7 +41,7 @@ _LOADS = [1, 8]
 _TEMPERATURES = [0.0, 1.0]
 _LENGTHS = [4, 8, 12]
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ def policy_table(found: Mapping[Setting, Mapping[str, Sequence[Turn]]]) -> TextT
     return TextTable("Policies by load and temperature", columns, tuple(cells))
 
 
-@app.command()
+@app.command(cls=Command)
 def main(
     pair: Annotated[str, typer.Option(help="Whose models and questions.")] = DEFAULT_PAIR,
     questions: Annotated[Path | None, typer.Option(metavar="FILE.jsonl")] = None,

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from diffuspec.bench.report import print_tables
 from diffuspec.bench.text_table import TextTable
+from diffuspec.command import Command
 from diffuspec.models.kernels.products import Int8Matrix
 from diffuspec.models.kernels.quantized import Groups, Layout
 from diffuspec.models.kernels.triton.availability import is_available
@@ -31,7 +32,7 @@ _READ_BYTES = 600_000_000  # size of all copies of a weight
 _NUM_CALLS = 24  # calls in a launch
 _NUM_LAUNCHES = 9
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ FORMATS: dict[str, Callable[[tuple[int, int], torch.device], Weight]] = {
 }
 
 
-@app.command()
+@app.command(cls=Command)
 def main() -> None:
     """Time products of weights of real sizes in several formats; print a table."""
     if not is_available():

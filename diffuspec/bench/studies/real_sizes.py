@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from diffuspec.algorithm.search import PathSearch
 from diffuspec.bench.report import print_tables
 from diffuspec.bench.text_table import TextTable
+from diffuspec.command import Command
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.devices import Device
 from diffuspec.core.drafter_config import DiffuSpecConfig
@@ -49,7 +50,7 @@ _NUM_STEPS = 24
 _MAX_TREE_NODES = 64
 _MASK = 100  # any token
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +216,7 @@ def step_table(pair: tuple[Sizes, Sizes], times: Sequence[StepTimes]) -> TextTab
     return TextTable(title, columns, tuple(cells))
 
 
-@app.command()
+@app.command(cls=Command)
 def main(
     pair: Annotated[str, typer.Option(help=f"Sizes: {', '.join(PAIRS)}.")] = "32b",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",

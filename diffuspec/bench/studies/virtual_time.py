@@ -36,11 +36,12 @@ from diffuspec.bench.virtual_time.results import (
     read_rows,
 )
 from diffuspec.bench.virtual_time.traffic import REGIMES
+from diffuspec.command import Command
 from diffuspec.core.errors import ConfigError
 
 T = TypeVar("T", str, int)
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def study(
@@ -81,7 +82,7 @@ def _chosen(name: str, given: Sequence[T] | None, known: Sequence[T]) -> list[T]
     return [one for one in known if not given or one in given]
 
 
-@app.command()
+@app.command(cls=Command)
 def main(
     machine: Annotated[list[str] | None, typer.Option(help="Machine; all by default.")] = None,
     regime: Annotated[

@@ -26,6 +26,7 @@ from diffuspec.bench.questions import first_per_family, load_questions, rotated
 from diffuspec.bench.report import print_tables
 from diffuspec.bench.studies.json_worker import JsonWorker, started
 from diffuspec.bench.text_table import TextTable
+from diffuspec.command import Command
 from diffuspec.core.errors import ConfigError
 from diffuspec.pairs import smollm2
 from diffuspec.text.tokenizer import load_tokenizer
@@ -182,7 +183,7 @@ def table_of(load: int, sums: dict[str, Sums]) -> TextTable:
     return TextTable(f"{load} at a time, {number} answers", columns, tuple(cells))
 
 
-@app.command()
+@app.command(cls=Command)
 def run(
     questions: Annotated[Path, typer.Option(help="File in Spec-Bench's format.")] = (
         smollm2.QUESTIONS

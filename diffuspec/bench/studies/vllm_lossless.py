@@ -26,6 +26,7 @@ from diffuspec.bench.report import print_tables
 from diffuspec.bench.studies.json_worker import JsonWorker
 from diffuspec.bench.studies.vllm import PYTHON, draft_server, read_prompts, vllm
 from diffuspec.bench.text_table import TextTable
+from diffuspec.command import Command
 from diffuspec.pairs import PAIRS, find_pair
 from diffuspec.text.tokenizer import load_tokenizer
 
@@ -179,7 +180,7 @@ def _spread(prompts: Sequence[list[int]], number: int) -> list[list[int]]:
     return [prompts[int(step * place)] for place in range(min(number, len(prompts)))]
 
 
-@app.command()
+@app.command(cls=Command)
 def run(
     pair: Annotated[str, typer.Option(help="|".join(PAIRS))] = "smollm2",
     questions: Annotated[Path | None, typer.Option(help="File in Spec-Bench's format.")] = None,

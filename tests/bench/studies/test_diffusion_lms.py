@@ -1,9 +1,11 @@
 """Diffusion LMs are compared in turns, each with its own loop."""
 
 import pytest
+from typer.testing import CliRunner
 
 from diffuspec.bench.questions import Question
 from diffuspec.bench.studies.diffusion_lms import (
+    app,
     compare,
     make_config,
     name_drafters,
@@ -48,3 +50,10 @@ def test_drafters_of_different_attention_answer_alike(pair, tmp_path):
     causal = next(row for row in found.rows if row.system == "drafter")
     assert causal.mean_acceptance_length > 1  # the target's own weights
     assert found.tables()[0].title.startswith("Speed over ")
+
+
+def test_a_drafter_that_is_not_there_is_named_in_one_line(tmp_path):
+    result = CliRunner().invoke(app, [str(tmp_path / "gone"), "--limit", "1"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    [line] = result.stderr.splitlines()
+    assert line.startswith("error: ") and str(tmp_path / "gone") in line

@@ -19,13 +19,13 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from diffuspec.cli import EXIT_INTERRUPTED, report_interrupt
 from diffuspec.core.errors import (
     DiffuspecError,
     OverloadedError,
     RequestCancelledError,
     WorkerError,
 )
+from diffuspec.signals import EXIT_INTERRUPTED, report_interrupt
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
