@@ -22,20 +22,16 @@ from diffuspec.core.errors import DiffuspecError
 from diffuspec.serve.backend import Backend
 from diffuspec.serve.http import errors, openapi
 from diffuspec.serve.http.answer_routes import Add, add_answers
-from diffuspec.serve.http.api_docs import add_api_docs
-from diffuspec.serve.http.completions import Completions
-from diffuspec.serve.http.edge import Edge, HeadAsGet
+from diffuspec.serve.http.completions import Completions, Tokenization
+from diffuspec.serve.http.edge import Edge, HeadAsGet, Load
 from diffuspec.serve.http.keys import Keys
-from diffuspec.serve.http.load import Load
-from diffuspec.serve.http.objects import Health, Readiness, ServerLoad, Version
 from diffuspec.serve.http.observer import HttpSeries, Observer
+from diffuspec.serve.http.openapi import Health, Readiness, ServerLoad, Version
+from diffuspec.serve.http.pages import add_api_docs, add_playground
 from diffuspec.serve.http.paths import PlainPaths, plain_path
-from diffuspec.serve.http.playground import add_playground
-from diffuspec.serve.http.tokenization import Tokenization
+from diffuspec.serve.messages.asking import count_tokens
 from diffuspec.serve.messages.bodies import CountBody
-from diffuspec.serve.messages.counting import count_tokens
-from diffuspec.serve.messages.errors import is_anthropics
-from diffuspec.serve.messages.objects import TokenCount
+from diffuspec.serve.messages.objects import TokenCount, is_anthropics
 from diffuspec.serve.openai.errors import HttpError, no_such_model
 from diffuspec.serve.openai.objects import (
     DetokenizedText,

@@ -1,4 +1,4 @@
-"""The seam between HTTP and what answers: an engine of this process, or pipelines of a cluster."""
+"""The interface between HTTP and an engine of this process, or the pipelines of a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All outputs of a job from a backend, as one stream, within a time."""
+"""All outputs of a job as one stream, with a deadline."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from diffuspec.core.errors import ConfigError, InvalidRequestError
 from diffuspec.core.types import RequestOutput
 from diffuspec.serve.http import keys as keys_module
 from diffuspec.serve.http.keys import Keys, add_key, key_hash, read_keys
-from diffuspec.serve.local import EngineBackend
 from diffuspec.serve.openai.errors import HttpError
+from diffuspec.serve.server import EngineBackend
 from diffuspec.serve.settings import ServeSettings
 from tests.support.service import MODEL, fake_engine, http_client
 

@@ -10,7 +10,7 @@ import pytest
 
 from diffuspec.serve.app import create_app
 from diffuspec.serve.http.keys import add_key
-from diffuspec.serve.local import EngineBackend
+from diffuspec.serve.server import EngineBackend
 from diffuspec.serve.settings import ServeSettings
 from tests.support.service import MODEL, fake_engine, http_client
 

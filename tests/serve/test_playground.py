@@ -11,10 +11,13 @@ from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any
 
+import jsonschema
 import pytest
 from httpx2 import AsyncClient
 from openai import OpenAI
 
+from diffuspec.serve.openai.bodies import ChatBody
+from diffuspec.serve.openai.schema import body_schema
 from diffuspec.serve.settings import ServeSettings
 from tests.support.browser import Page
 from tests.support.service import MODEL, Service, fake_engine, http_client
@@ -236,3 +239,28 @@ def test_a_browser_shows_the_endpoints_at_docs(service: Service, page: Page):
     )
     assert "completions" in paths
     assert page.problems == []
+
+
+async def test_the_page_loads_only_what_the_service_has_itself(http: AsyncClient):
+    page = await http.get("/docs")
+    parts = re.findall(r'(?:src|href)="(docs/[^"]+)"', page.text)
+    for part in parts:
+        assert (await http.get(f"/{part}")).status_code == 200, part
+    assert (await http.get("/docs/core.py")).status_code == 404
+    policy = (await http.get(f"/{parts[0]}")).headers["content-security-policy"]
+    assert len(parts) == 3 and "http" not in page.text
+    assert policy == page.headers["content-security-policy"]
+    assert "script-src 'self';" in policy and "http" not in policy
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{"stop": "."}, {"stop": [".", "!"]}, {"bad_words": "no"}, {"top_k": -1}, {"user": "a"}],
+    ids=str,
+)
+async def test_the_schema_has_what_clients_of_openai_and_vllm_send(extra: dict[str, object]):
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, **extra}
+    async with fake_engine() as engine, http_client(engine) as client:
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    jsonschema.validate(body, body_schema(ChatBody))

@@ -15,7 +15,7 @@ from diffuspec.core.errors import VerifierError
 from diffuspec.engine import Engine
 from diffuspec.serve.app import create_app
 from diffuspec.serve.http.events import event
-from diffuspec.serve.local import EngineBackend
+from diffuspec.serve.server import EngineBackend
 from diffuspec.serve.settings import ServeSettings
 from tests.support.checkpoints import NUM_IDS
 from tests.support.fakes import FAKE_TARGET, FakeVerifier

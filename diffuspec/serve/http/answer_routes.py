@@ -9,14 +9,16 @@ from typing import Any, TypeAlias
 from starlette.requests import Request
 from starlette.responses import Response
 
-from diffuspec.serve.asked import Ask
 from diffuspec.serve.http import openapi
 from diffuspec.serve.http.completions import Completions
 from diffuspec.serve.messages.asking import ask_message
 from diffuspec.serve.messages.bodies import MessagesBody
-from diffuspec.serve.messages.errors import is_anthropics
-from diffuspec.serve.messages.objects import EVENTS as MESSAGE_EVENTS, AnthropicMessage
-from diffuspec.serve.openai.asking import ask_chat, ask_completion
+from diffuspec.serve.messages.objects import (
+    EVENTS as MESSAGE_EVENTS,
+    AnthropicMessage,
+    is_anthropics,
+)
+from diffuspec.serve.openai.asking import Ask, ask_chat, ask_completion
 from diffuspec.serve.openai.bodies import ChatBody, CompletionBody
 from diffuspec.serve.openai.errors import HttpError
 from diffuspec.serve.openai.objects import (

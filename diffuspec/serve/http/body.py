@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
-from diffuspec.serve.http.connection import ClientGoneError
+from diffuspec.serve.http.events import ClientGoneError
 from diffuspec.serve.openai.errors import BadRequestError, HttpError
 
 _LARGE = re.compile(rb"[eE]\+?\d{3}|\d{309}")  # numbers that may be infinite: no other text has any
@@ -21,7 +21,7 @@ async def read_json(request: Request, max_bytes: int, max_seconds: float) -> Any
     """Return the body as plain data.
 
     Raises HttpError for one that is too large (413), too slow (408), or compressed or not JSON by
-    its headers (415), BadRequestError for one that is no JSON, ClientGoneError.
+    its headers (415), BadRequestError for invalid JSON, ClientGoneError.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
-from concurrent.futures import Executor
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
+from typing import Any, TypeAlias
 
 from starlette.datastructures import State
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from diffuspec.core.errors import InvalidRequestError, OverloadedError
-from diffuspec.serve.asked import Ask, Asked, Data, Reply
 from diffuspec.serve.backend import Backend, ServedModel
 from diffuspec.serve.generation import Indexed, outputs
 from diffuspec.serve.http.body import read_json
-from diffuspec.serve.http.connection import unless_gone
 from diffuspec.serve.http.edge import use_id
 from diffuspec.serve.http.errors import answer_for
-from diffuspec.serve.http.events import DONE, EventStream, event
+from diffuspec.serve.http.events import DONE, EventStream, event, unless_gone
 from diffuspec.serve.http.keys import Allowance
+from diffuspec.serve.messages.objects import TokenCount
+from diffuspec.serve.openai.asking import Ask, Asked, Data, Reply
 from diffuspec.serve.openai.jobs import Generation, Job, encode
+from diffuspec.serve.openai.objects import DetokenizedText, TokenizedPrompt
 from diffuspec.serve.openai.parsing import check_model
 from diffuspec.serve.settings import ServeSettings
 
@@ -57,7 +59,7 @@ class Completions:
         loop, job = asyncio.get_running_loop(), asked.job
         tokenizer = self._backend.tokenizer
         generations = await loop.run_in_executor(self._tokenizing, encode, job, tokenizer, model)
-        reply = asked.reply(
+        reply = asked.make_reply(
             generations,
             tokenizer,
             id=state.request_id,
@@ -72,7 +74,7 @@ class Completions:
                 reply.add(index, output)
         if job.sampling.prompt_logprobs is None:
             return JSONResponse(reply.whole())
-        # The texts of thousands of tokens would hold up the event loop.
+        # Decoding thousands of tokens here would block the event loop.
         return await loop.run_in_executor(self._tokenizing, lambda: JSONResponse(reply.whole()))
 
     def _outputs(
@@ -135,3 +137,27 @@ async def _events(
 
 def _written(events: Sequence[Data]) -> bytes:
     return b"".join(map(event, events))
+
+
+Answer: TypeAlias = Callable[
+    [object, Any, ServedModel], TokenizedPrompt | DetokenizedText | TokenCount
+]
+
+
+class Tokenization:
+    """Answers what needs the tokenizer alone, in a thread that no other request waits for."""
+
+    def __init__(self, backend: Backend, settings: ServeSettings) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._thread = ThreadPoolExecutor(1, "count")
+
+    async def answer(self, answer: Answer, request: Request) -> JSONResponse:
+        """Answer with what `answer` makes of the body, the tokenizer and the model."""
+        body = await read_json(request, self._settings.max_body_bytes, self._settings.body_seconds)
+        model, tokenizer = self._backend.model, self._backend.tokenizer
+        check_model(body, model)
+        found = asyncio.get_running_loop().run_in_executor(
+            self._thread, lambda: JSONResponse(answer(body, tokenizer, model))
+        )
+        return await found

@@ -12,14 +12,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from diffuspec.core.errors import OverloadedError
-from diffuspec.serve.http.connection import ClientGoneError
 from diffuspec.serve.http.errors import log_failure, respond
+from diffuspec.serve.http.events import ClientGoneError
 from diffuspec.serve.http.keys import Allowance, Keys
-from diffuspec.serve.http.load import Load
 from diffuspec.serve.http.paths import route_of
-from diffuspec.serve.messages.errors import is_anthropics
+from diffuspec.serve.messages.objects import is_anthropics
 from diffuspec.serve.openai.errors import BadRequestError, HttpError
-from diffuspec.serve.request_ids import check_request_id
+from diffuspec.serve.openai.validation import check_request_id
 from diffuspec.serve.settings import ServeSettings
 from diffuspec.telemetry import context
 
@@ -34,6 +33,22 @@ _HEADERS = {
     "cache-control": "no-store",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
 }
+
+
+class Load:
+    """Counts the requests in progress that have a body."""
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+
+    @contextlib.contextmanager
+    def one_request(self) -> Iterator[None]:
+        """Count a request while the context is open."""
+        self.num_requests += 1
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
 
 
 class Edge:

@@ -15,10 +15,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from diffuspec.core.errors import DiffuspecError, InvalidRequestError, OverloadedError
-from diffuspec.serve.http.connection import ClientGoneError
+from diffuspec.serve.http.events import ClientGoneError
 from diffuspec.serve.http.observer import note_error
 from diffuspec.serve.http.paths import route_of
-from diffuspec.serve.messages.errors import body_of, is_anthropics, status_of
+from diffuspec.serve.messages.objects import body_of, is_anthropics, status_of
 from diffuspec.serve.openai.errors import ErrorAnswer, HttpError, answer_to
 from diffuspec.serve.openai.objects import ErrorCode
 

@@ -5,18 +5,49 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from diffuspec.serve.http.connection import ClientGoneError, unless_gone
+from diffuspec.core.errors import RequestCancelledError
+
+T = TypeVar("T")
+
 
 DONE = b"data: [DONE]\n\n"
 # Characters at which clients that read lines by Unicode's rules would break an event.
 _ESCAPED = {ord(one): f"\\u{ord(one):04x}" for one in "\x7f\x85\u2028\u2029"}
+
+
+class ClientGoneError(RequestCancelledError):
+    """The client closed its connection, or stopped reading. No response is sent."""
+
+
+async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    """Return what `work` returns; cancel it when the client disconnects.
+
+    Raises ClientGoneError then. The request's body must have been read.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGoneError("the client closed its connection")
+    finally:
+        for one in (task, watcher):
+            if one.cancel():  # awaiting a finished one again would drop the frames of its error
+                with contextlib.suppress(BaseException):
+                    await one
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def event(data: Mapping[str, object]) -> bytes:

@@ -173,7 +173,7 @@ def add_key(
     if tokens_per_minute is not None:
         lines.append(f"  tokens_per_minute: {tokens_per_minute}")
     if is_there and not path.read_text(encoding="utf-8").endswith("\n"):
-        lines.insert(0, "")  # ends the line that somebody left open
+        lines.insert(0, "")  # ends an unfinished last line
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     with os.fdopen(descriptor, "a", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n")

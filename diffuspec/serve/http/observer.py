@@ -1,4 +1,4 @@
-"""What is counted and logged of every request: route, status, time, sizes, the errors told."""
+"""Metrics and a log line for every request: route, status, time, sizes and errors."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ class HttpSeries:
 
 
 def note_error(code: str) -> None:
-    """Count an error that is told to the client of the request in whose context this is called."""
+    """Count an error that is sent to the client of the current request."""
     told = _told.get(None)
     if told is not None:
         told.append(code)
 
 
 class Observer:
-    """ASGI middleware around all that answers: sees what clients see."""
+    """Outermost ASGI middleware: sees exactly what clients see."""
 
     def __init__(self, app: ASGIApp, series: HttpSeries, spans: RequestSpans | None) -> None:
         self._app = app

@@ -1,21 +1,44 @@
 """The OpenAPI document: what routes take and answer, by status.
 
-Responses are described by the types that they are written as, when the document is first asked for.
-They are not checked while requests are answered.
+Responses are described by their own types when the document is first requested, and are not checked
+while requests are answered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from fastapi import FastAPI
+from pydantic import Field
+from typing_extensions import TypedDict  # pydantic refuses typing's before Python 3.12
 
-from diffuspec.serve.http import objects as service_objects
 from diffuspec.serve.messages import objects as message_objects
 from diffuspec.serve.openai import objects
 from diffuspec.serve.openai.schema import object_schemas, reference
 from diffuspec.serve.responses import objects as response_objects
+
+
+class Version(TypedDict):
+    version: str
+
+
+class Health(TypedDict):
+    status: Literal["ok"]
+
+
+class ServerLoad(TypedDict):
+    server_load: Annotated[int, Field(description="Requests in progress.")]
+
+
+class Readiness(TypedDict):
+    status: Annotated[
+        Literal["ready", "degraded"], Field(description="degraded: slower, with the same answers.")
+    ]
+    running: int
+    waiting: int
+    healthy_roles: int
+
 
 Responses: TypeAlias = dict[int | str, dict[str, Any]]
 
@@ -27,12 +50,12 @@ _OBJECTS: tuple[Any, ...] = (
     objects.CompletionChunk,
     objects.DetokenizedText,
     objects.Error,
-    service_objects.Health,
+    Health,
     objects.ModelList,
-    service_objects.Readiness,
-    service_objects.ServerLoad,
+    Readiness,
+    ServerLoad,
     objects.TokenizedPrompt,
-    service_objects.Version,
+    Version,
     message_objects.AnthropicError,
     message_objects.AnthropicMessage,
     message_objects.TokenCount,

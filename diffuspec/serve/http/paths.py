@@ -23,7 +23,7 @@ def route_of(scope: Scope) -> str:
 
 
 class PlainPaths:
-    """ASGI middleware: makes paths plain, so that routes and keys go by the same path."""
+    """ASGI middleware: normalises paths, so that routing and key checks see the same one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

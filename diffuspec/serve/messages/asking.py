@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from diffuspec.core.errors import InvalidRequestError
@@ -11,10 +11,13 @@ from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.conventions import Conventions
 from diffuspec.serve.messages.blocks import messages_of
 from diffuspec.serve.messages.bodies import CountBody, MessagesBody, Thinking
+from diffuspec.serve.messages.objects import TokenCount
 from diffuspec.serve.messages.reply import MessagesReply
-from diffuspec.serve.openai.errors import BadRequestError, in_words_of, renamed
-from diffuspec.serve.openai.jobs import Generation, Job
+from diffuspec.serve.openai.asking import Asked
+from diffuspec.serve.openai.errors import BadRequestError, renamed
+from diffuspec.serve.openai.jobs import Job
 from diffuspec.serve.openai.parsing import parse
+from diffuspec.serve.openai.tokenization import encode_whole
 from diffuspec.serve.openai.unsupported import check_extensions
 from diffuspec.serve.openai.validation import keys_of, validated
 
@@ -27,30 +30,12 @@ _NAMES = {
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-@dataclass(frozen=True, slots=True)
-class AskedOfMessages:
-    """A checked body of /v1/messages, as the job of a chat."""
-
-    job: Job
-    ends_with_done: bool = False
-
-    def reply(
-        self, generations: Sequence[Generation], tokenizer: Any, *, id: str, model: str, **_: Any
-    ) -> MessagesReply:
-        """See `Asked.reply`."""
-        [generation] = generations
-        return MessagesReply(self.job, generation, id=id, model=model)
-
-    def in_its_words(self, error: InvalidRequestError) -> InvalidRequestError:
-        """See `Asked.in_its_words`."""
-        return renamed(in_words_of(error, self.job.form_asked_by), _NAMES)
-
-
-def ask_message(body: object, model: ServedModel) -> AskedOfMessages:
+def ask_message(body: object, model: ServedModel) -> Asked:
     """Check the body of /v1/messages. Raises BadRequestError."""
     read = validated(MessagesBody, keys_of(body))
     given = {"max_tokens": read.max_tokens, "stop": read.stop_sequences, "stream": read.stream}
-    return AskedOfMessages(read_chat(read, given, model))
+    job = read_chat(read, given, model)
+    return Asked(job, partial(MessagesReply, job), names=_NAMES)
 
 
 def read_chat(body: CountBody, given: dict[str, Any], model: ServedModel) -> Job:
@@ -140,3 +125,16 @@ def _thinking(thinking: Thinking | None, conventions: Conventions) -> dict[str, 
             "unsupported_parameter",
         )
     return {}
+
+
+_OF_ANSWERS = ("max_tokens", "stop_sequences", "stream")
+
+
+def count_tokens(body: object, tokenizer: Any, model: ServedModel) -> TokenCount:
+    """Return the number of tokens of a body's prompt.
+
+    Tokenising a long prompt takes time: call it in a thread. Raises InvalidRequestError.
+    """
+    given = {name: value for name, value in keys_of(body).items() if name not in _OF_ANSWERS}
+    job = read_chat(validated(CountBody, given), {}, model)
+    return {"input_tokens": len(encode_whole(job, tokenizer, model))}

@@ -13,12 +13,12 @@ from diffuspec.serve.openai.body_parts import (
     NO_TOOLS,
     NULL_SCHEMA,
     CacheControl,
+    FunctionNamePattern,
     Ignored,
     OpenPart,
     Part,
     only,
 )
-from diffuspec.serve.openai.tool_bodies import FunctionNamePattern
 
 OwnTool: TypeAlias = Annotated[Any, only("custom", NO_TOOLS), WithJsonSchema({"const": "custom"})]
 NoContainer: TypeAlias = Annotated[Any, only(None, NO_TOOLS), NULL_SCHEMA]

@@ -8,18 +8,17 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from diffuspec.core.types import FinishReason, RequestOutput
-from diffuspec.serve.messages.errors import body_of
 from diffuspec.serve.messages.objects import (
     AnswerBlock,
     AnthropicError,
     AnthropicMessage,
     EndReason,
     MessageUsage,
+    body_of,
 )
-from diffuspec.serve.openai.answers import Answer, usage
+from diffuspec.serve.openai.answers import usage
 from diffuspec.serve.openai.errors import ErrorAnswer
 from diffuspec.serve.openai.jobs import Generation, Job
-from diffuspec.serve.openai.reading.answer_reader import AnswerReader
 from diffuspec.serve.openai.reading.blocks import Block, BlockReader, Change
 from diffuspec.serve.openai.tool_calls import call_id, read_arguments
 
@@ -30,17 +29,26 @@ _DIGEST_BYTES = 24
 class MessagesReply:
     """The reply to one request, as a message or as events."""
 
-    def __init__(self, job: Job, generation: Generation, *, id: str, model: str) -> None:
-        """`id` is the request's."""
+    def __init__(
+        self,
+        job: Job,
+        generations: Sequence[Generation],
+        tokenizer: Any,
+        *,
+        id: str,
+        model: str,
+        created: int,
+    ) -> None:
+        """`id` is the request's; messages have no time."""
+        [generation] = generations
         self._job = job
         self._id, self._model = id, model
-        self._answer = Answer(generation)
-        self._reader = AnswerReader(job, generation)
-        self._blocks = BlockReader(self._reader)
+        self._blocks = BlockReader(job, generation)
+        self._answer = self._blocks.answer
 
     def add(self, index: int, output: RequestOutput) -> None:
         """See `Reply.add`."""
-        self._changes(output)
+        self._blocks.read(output)
 
     def whole(self) -> AnthropicMessage:
         """See `Reply.whole`."""
@@ -56,7 +64,7 @@ class MessagesReply:
     def events(self, index: int, output: RequestOutput) -> Sequence[Event]:
         """See `Reply.events`."""
         is_first = not self._answer.steps
-        changes = self._changes(output)
+        changes = self._blocks.read(output)
         events: list[Event] = []
         if is_first:
             events += [{"type": "message_start", "message": self._message()}, {"type": "ping"}]
@@ -72,12 +80,6 @@ class MessagesReply:
     def fail(self, answer: ErrorAnswer) -> Sequence[AnthropicError]:
         """See `Reply.fail`."""
         return [body_of(answer, self._id)]
-
-    def _changes(self, output: RequestOutput) -> list[Change]:
-        self._answer.add(output)
-        changes = self._blocks.read(output)
-        self._answer.num_reasoning_tokens = self._reader.num_reasoning_tokens
-        return changes
 
     def _described(self, change: Change) -> list[Event]:
         block, index = change.block, change.block.place

@@ -1,40 +1,83 @@
-"""Requests for chats and completions, as the HTTP service takes them."""
+"""Requests as HTTP takes them: checked, in the words of an API, as is the reply."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.types import RequestOutput
 from diffuspec.serve.backend import ServedModel
-from diffuspec.serve.openai.errors import in_words_of
-from diffuspec.serve.openai.jobs import Generation, Job
+from diffuspec.serve.openai.errors import ErrorAnswer, in_words_of, renamed
+from diffuspec.serve.openai.jobs import Endpoint, Job
 from diffuspec.serve.openai.parsing import parse
-from diffuspec.serve.openai.replies import Reply, make_reply
+from diffuspec.serve.openai.replies import make_reply
+
+Data: TypeAlias = Mapping[str, Any]  # a JSON object, of a whole reply or of one event
+
+
+class Reply(Protocol):
+    """The reply to one request, while its outputs arrive."""
+
+    def add(self, index: int, output: RequestOutput) -> None:
+        """Take an output of the generation with this index."""
+        ...
+
+    def whole(self) -> Data:
+        """Return the object of a request that does not stream. All answers are finished."""
+        ...
+
+    def begin(self) -> Sequence[Data]:
+        """Return the events that come before all outputs."""
+        ...
+
+    def events(self, index: int, output: RequestOutput) -> Sequence[Data]:
+        """Take an output; return the events of what it adds."""
+        ...
+
+    def end(self) -> Sequence[Data]:
+        """Return the events that come after all outputs."""
+        ...
+
+    def fail(self, answer: ErrorAnswer) -> Sequence[Data]:
+        """Return the events that end a stream which has failed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class AskedOfOpenAi:
-    """A request for a chat or a completion."""
+class Asked:
+    """A checked request.
+
+    `make_reply` takes the generations, the tokenizer, and by their names the request's `id`, the
+    `model` and when it was `created`, in seconds since 1970.
+    """
 
     job: Job
-    ends_with_done: bool = True
-
-    def reply(self, generations: Sequence[Generation], tokenizer: Any, **head: Any) -> Reply:
-        """See `Asked.reply`."""
-        return make_reply(self.job, generations, tokenizer, **head)
+    make_reply: Callable[..., Reply]
+    ends_with_done: bool = False  # whether [DONE] follows the events of a stream that has succeeded
+    names: Mapping[str, str] = field(default_factory=dict)  # this API's keys by those of a chat
 
     def in_its_words(self, error: InvalidRequestError) -> InvalidRequestError:
-        """See `Asked.in_its_words`."""
-        return in_words_of(error, self.job.form_asked_by)
+        """Return an error about the request with this API's names of the keys."""
+        return renamed(in_words_of(error, self.job.form_asked_by), self.names)
 
 
-def ask_chat(body: object, model: ServedModel) -> AskedOfOpenAi:
+# A function that checks a body. It raises BadRequestError, which names the wrong key.
+Ask: TypeAlias = Callable[[object, ServedModel], Asked]
+
+
+def ask_chat(body: object, model: ServedModel) -> Asked:
     """Check the body of /v1/chat/completions. Raises BadRequestError."""
-    return AskedOfOpenAi(parse("/v1/chat/completions", body, model))
+    return _ask("/v1/chat/completions", body, model)
 
 
-def ask_completion(body: object, model: ServedModel) -> AskedOfOpenAi:
+def ask_completion(body: object, model: ServedModel) -> Asked:
     """Check the body of /v1/completions. Raises BadRequestError."""
-    return AskedOfOpenAi(parse("/v1/completions", body, model))
+    return _ask("/v1/completions", body, model)
+
+
+def _ask(endpoint: Endpoint, body: object, model: ServedModel) -> Asked:
+    job = parse(endpoint, body, model)
+    return Asked(job, partial(make_reply, job), ends_with_done=True)

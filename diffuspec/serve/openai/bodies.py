@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from diffuspec.core.params import MAX_CHOICES, MAX_LOGPROBS
-from diffuspec.serve.openai.body_parts import MAX_PARTS, MAX_TOOLS, Part, TextPart
+from diffuspec.serve.openai.body_parts import MAX_PARTS, MAX_TOOLS, Part, TextPart, Tool, ToolChoice
 from diffuspec.serve.openai.message_bodies import Message
-from diffuspec.serve.openai.tool_bodies import Tool, ToolChoice
-from diffuspec.serve.request_ids import check_request_id
+from diffuspec.serve.openai.validation import check_request_id
 
 MAX_MESSAGES = 4096
 MAX_PROMPTS = 64
@@ -116,7 +115,8 @@ class ChatBody(Body):
         None, description="Variables of the model's chat template, such as enable_thinking."
     )
     add_special_tokens: bool = Field(
-        False, description="Add BOS and its like to what the chat template makes of the messages."
+        False,
+        description="Add special tokens such as BOS to the output of the chat template.",
     )
     add_generation_prompt: bool = Field(
         True,

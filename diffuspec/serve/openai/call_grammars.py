@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diffuspec.serve.conventions import ToolParser
-from diffuspec.serve.openai.tool_bodies import Function
+from diffuspec.serve.openai.body_parts import Function
 from diffuspec.text.json_schemas import usable_schema
 from diffuspec.text.lark import text_of
 

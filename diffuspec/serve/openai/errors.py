@@ -77,7 +77,7 @@ _NO_RETRY = {"x-should-retry": "false"}  # heeded by openai-python
 _INVALID: ErrorType = "invalid_request_error"
 _SERVER: ErrorType = "server_error"
 
-# What happens inside is told in the log and to those who run the service, not to clients.
+# Internal details go to the log, not to clients.
 _ANSWERS: dict[type[BaseException], ErrorAnswer] = {
     errors.OverloadedError: ErrorAnswer(
         429, "too many requests are waiting; try again later", "rate_limit_error", "overloaded",

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.params import StructuredOutput
+from diffuspec.serve.conventions import Conventions
+from diffuspec.serve.openai.call_grammars import Calls, answered
 from diffuspec.serve.openai.errors import BadRequestError
+from diffuspec.serve.openai.reading.thinking import CLOSE, OPEN
+from diffuspec.text.lark import rules_of
 
 _GUIDED = {
     "guided_json": "json_schema",
@@ -29,6 +33,7 @@ _KEYS = {
     "structured_outputs": tuple(_STRUCTURED),
     "structured_output": tuple(one.name for one in fields(StructuredOutput)),
 }
+_TOO_LONG = "the form of the answer is too long: its"
 WORDS = frozenset({"response_format", "structured_outputs", "structured_output", *_GUIDED})
 
 
@@ -46,7 +51,11 @@ def read_form(given: Mapping[str, Any]) -> StructuredOutput | None:
         try:
             return StructuredOutput(**form)
         except (InvalidRequestError, TypeError) as error:  # TypeError: a key that there is not
-            reason = str(error).partition(", got ")[0] if _is_ours(error) else "has unknown keys"
+            reason = (
+                str(error).partition(", got ")[0]
+                if isinstance(error, InvalidRequestError)
+                else "has unknown keys"
+            )
             raise BadRequestError(f"{name}: {reason}", name) from None
     return None
 
@@ -58,10 +67,6 @@ def _check_is_one(name: str, form: Mapping[str, Any]) -> None:
     if name not in _KEYS:
         raise BadRequestError(f"{name} must not be empty", name)
     raise BadRequestError(f"{name} must have exactly one of {', '.join(_KEYS[name])}", name)
-
-
-def _is_ours(error: Exception) -> bool:
-    return isinstance(error, InvalidRequestError)
 
 
 def _form(name: str, value: Any) -> dict[str, Any]:
@@ -102,3 +107,56 @@ def _text(name: str, value: Any) -> Any:
     """Return a schema as JSON text; any other value as it is."""
     is_schema = name in ("json", "guided_json") and not isinstance(value, str)
     return json.dumps(value) if is_schema else value
+
+
+Thinking: TypeAlias = Literal["inside", "open", "over"]
+"""Whether a prompt ends in reasoning, leaves it open whether there is any, or has ended it."""
+
+
+def thinking_after(text: str) -> Thinking:
+    """Return how the end of a prompt leaves reasoning."""
+    end = text.rstrip()
+    if end.endswith(OPEN):
+        return "inside"
+    return "over" if end.endswith(CLOSE) else "open"
+
+
+def thinking_within(message: str) -> Thinking:
+    """Return how a message that the answer goes on with leaves reasoning."""
+    if message.rfind(OPEN) > message.rfind(CLOSE):
+        return "inside"
+    return "over" if message.strip() else "open"
+
+
+def after_reasoning(
+    form: StructuredOutput, conventions: Conventions, thinking: Thinking
+) -> StructuredOutput:
+    """Return the form of reasoning and the answer together. Raises InvalidRequestError."""
+    if conventions.has_channels:
+        calls = Calls((), False, True, conventions.special_ids, conventions.template)
+        return as_form(answered(rules_of(form, "answer"), calls), _TOO_LONG)
+    if conventions.reasoning == "none" or thinking == "over":
+        return form
+    calls = Calls((), False, True, conventions.special_ids, conventions.template)
+    opened, close = calls.mark(OPEN), calls.mark(CLOSE)
+    if CLOSE in conventions.special_ids:  # never a part of a text
+        thought = f"thought: THOUGHT {close} SPACE\nTHOUGHT: /(.|\\n)*/"
+    else:
+        thought = f"thought: begun_thought SPACE\nbegun_thought[lazy]: /(.|\\n)*/ {close}"
+    if thinking == "inside":
+        start = "start: thought answer"
+    elif conventions.reasoning == "deepseek_r1":  # DeepSeek R1 may leave out the opening mark
+        start = f"start: {opened}? thought answer"
+    else:
+        start = f"start: ({opened} thought)? answer"
+    space = "SPACE: /[ \\n]{0,4}/"
+    return as_form(f"{start}\n{thought}\n{space}\n{rules_of(form, 'answer')}", _TOO_LONG)
+
+
+def as_form(grammar: str, problem: str, param: str | None = None) -> StructuredOutput:
+    """Return the form of a grammar. Raises BadRequestError, which begins with `problem`."""
+    try:
+        return StructuredOutput(grammar=grammar)
+    except InvalidRequestError as error:
+        reason = str(error).partition(", got ")[0]
+        raise BadRequestError(f"{problem} {reason}", param) from None

@@ -12,7 +12,7 @@ from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.conventions import Conventions
 from diffuspec.serve.openai.body_parts import Role
 from diffuspec.serve.openai.errors import BadRequestError, in_words_of
-from diffuspec.serve.openai.reasoned_forms import (
+from diffuspec.serve.openai.forms import (
     Thinking,
     after_reasoning,
     thinking_after,
@@ -49,7 +49,7 @@ class Job:
     names_tokens_by_id: bool = False  # logprobs name tokens by their ids
     request_id: str | None = None  # id in the body; None: that of the header, or a new one
     form_asked_by: str | None = None  # the key of the body that asks for a form of the answer
-    adds_special_tokens: bool | None = None  # BOS and its like; None: see encode_prompt
+    adds_special_tokens: bool | None = None  # such as BOS; None: see encode_prompt
     role: Role = "assistant"  # role of the message that answers a chat
     chat: ChatOptions = field(default_factory=ChatOptions)  # its tools' calls are found in answers
     is_call_named: bool = False  # the answer is a call of the function that the request names

@@ -20,7 +20,7 @@ from diffuspec.serve.openai.bodies import Body, ChatBody, CompletionBody
 from diffuspec.serve.openai.errors import BadRequestError, no_such_model
 from diffuspec.serve.openai.forms import WORDS, read_form
 from diffuspec.serve.openai.jobs import Endpoint, Job
-from diffuspec.serve.openai.messages import plain_message, text_of
+from diffuspec.serve.openai.message_bodies import plain_message, text_of
 from diffuspec.serve.openai.reading.readers import reads_special_tokens
 from diffuspec.serve.openai.tool_forms import read_tools
 from diffuspec.serve.openai.unsupported import check_rest

@@ -31,7 +31,7 @@ def known_to_template(given: str, *, is_short: bool) -> str:
 def read_arguments(text: str) -> dict[str, Any]:
     """Return the arguments of a call in a conversation as an object, which chat templates take.
 
-    Those of a call that was cut are an object as far as they go. What is no object at all becomes
+    Arguments that were cut off are read as far as they go. Anything that is not an object becomes
     the only member of one.
     """
     if not text.strip():

@@ -10,13 +10,17 @@ from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.params import StructuredOutput
 from diffuspec.serve.conventions import Conventions
 from diffuspec.serve.openai.bodies import ChatBody
+from diffuspec.serve.openai.body_parts import AllowedChoice, Function, NamedTool
 from diffuspec.serve.openai.call_grammars import Calls, demanded, possible
 from diffuspec.serve.openai.errors import BadRequestError
-from diffuspec.serve.openai.tool_bodies import AllowedChoice, Function, NamedTool
+from diffuspec.serve.openai.forms import as_form
 from diffuspec.text.grammars import json_schema_of
 
 # Keys of tools that are not shown to the model.
 _HIDDEN: Any = {"cache_control": True, "function": {"strict", "cache_control"}}
+
+
+_TOO_LONG = "tools are too many or too long: their"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +66,14 @@ def read_tools(body: ChatBody, form: StructuredOutput | None, conventions: Conve
                 "tool_choice demands a call, of which this service knows no form", "tool_choice"
             )
         grammar = _write(lambda: demanded(parser, calls))
-        return ToolUse(tools, is_named, _as_form(grammar), has_messages)
+        return ToolUse(tools, is_named, as_form(grammar, _TOO_LONG, "tools"), has_messages)
     is_free = form is None and not is_single and not any(one.strict for one in functions)
     has_all = len(functions) == len(tools)
     if (is_free and has_all) or parser == "none":
         return ToolUse(tools, form=form)
     other = None if form is None else f"other: %json {_schema_of(form)}"
     grammar = _write(lambda: possible(parser, calls, other))
-    return ToolUse(tools, False, _as_form(grammar), has_messages)
+    return ToolUse(tools, False, as_form(grammar, _TOO_LONG, "tools"), has_messages)
 
 
 def _functions(body: ChatBody) -> list[Function]:
@@ -97,14 +101,6 @@ def _write(write: Callable[[], str]) -> str:
         raise BadRequestError(str(error), "tools") from None
     except RecursionError:
         raise BadRequestError("tools have schemas that are nested too deeply", "tools") from None
-
-
-def _as_form(grammar: str) -> StructuredOutput:
-    try:
-        return StructuredOutput(grammar=grammar)
-    except InvalidRequestError as error:
-        reason = str(error).partition(", got ")[0]
-        raise BadRequestError(f"tools are too many or too long: their {reason}", "tools") from None
 
 
 def _schema_of(form: StructuredOutput) -> str:

@@ -38,7 +38,7 @@ def validated(kind: type[B], given: Mapping[str, Any]) -> B:
         return kind.model_validate(given)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-        # Only the kinds of a union that fit best are told.
+        # Report only the members of a union that fit best.
         param = _place(max(problems, key=lambda one: len(one["loc"]))["loc"])
         found = dict.fromkeys(_problem(one) for one in problems if _place(one["loc"]) == param)
         what = " or ".join(found).replace(" or must be ", " or ")
@@ -65,3 +65,13 @@ def _problem(problem: ErrorDetails) -> str:
         return f"must be at most {problem['ctx']['le']}, got {problem['input']!r:.80}"
     what = re.sub("^(Input should|String should|Value error, must) ", "must ", problem["msg"])
     return re.sub("^(?:List|Dictionary) should have (.* items?) after.*", r"must have \1", what)
+
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._#:-]{1,128}")  # Kong counts with #, Istio joins with :
+
+
+def check_request_id(given: str) -> str:
+    """Return a client's id of its request. Raises ValueError."""
+    if not _REQUEST_ID.fullmatch(given):
+        raise ValueError("must be at most 128 of A-Z a-z 0-9 . _ # : -")
+    return given

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.serve.backend import ServedModel
-from diffuspec.serve.openai.errors import BadRequestError, in_words_of, renamed
-from diffuspec.serve.openai.jobs import Generation, Job
+from diffuspec.serve.openai.asking import Asked
+from diffuspec.serve.openai.errors import BadRequestError, renamed
 from diffuspec.serve.openai.parsing import parse
 from diffuspec.serve.openai.unsupported import check_extensions
 from diffuspec.serve.openai.validation import keys_of, validated
@@ -28,27 +27,7 @@ _NAMES = {
 _LOGPROBS = "message.output_text.logprobs"
 
 
-@dataclass(frozen=True, slots=True)
-class AskedOfResponses:
-    """A checked body of /v1/responses, and the same as the job of a chat."""
-
-    body: ResponsesBody
-    job: Job
-    ends_with_done: bool = False
-
-    def reply(
-        self, generations: Sequence[Generation], tokenizer: Any, **head: Any
-    ) -> ResponsesReply:
-        """See `Asked.reply`."""
-        [generation] = generations
-        return ResponsesReply(self.body, self.job, generation, tokenizer, **head)
-
-    def in_its_words(self, error: InvalidRequestError) -> InvalidRequestError:
-        """See `Asked.in_its_words`."""
-        return renamed(in_words_of(error, self.job.form_asked_by), _NAMES)
-
-
-def ask_response(body: object, model: ServedModel) -> AskedOfResponses:
+def ask_response(body: object, model: ServedModel) -> Asked:
     """Check the body of /v1/responses. Raises BadRequestError."""
     read = validated(ResponsesBody, keys_of(body))
     extensions = check_extensions(read.model_extra or {}, ResponsesBody.model_fields)
@@ -56,7 +35,7 @@ def ask_response(body: object, model: ServedModel) -> AskedOfResponses:
         job = parse("/v1/chat/completions", _chat(read) | extensions, model)
     except InvalidRequestError as error:
         raise renamed(error, _NAMES) from error
-    return AskedOfResponses(read, job)
+    return Asked(job, partial(ResponsesReply, read, job), names=_NAMES)
 
 
 def _chat(body: ResponsesBody) -> dict[str, Any]:

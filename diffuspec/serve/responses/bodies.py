@@ -12,12 +12,14 @@ from diffuspec.serve.openai.body_parts import (
     MAX_TOOLS,
     NO_TOOLS,
     NULL_SCHEMA,
+    ChoiceWord,
+    FunctionNamePattern,
     Ignored,
     OpenPart,
     Part,
+    kind_of_choice,
     only,
 )
-from diffuspec.serve.openai.tool_bodies import ChoiceWord, FunctionNamePattern, kind_of_choice
 from diffuspec.serve.responses.items import InputItem
 
 MAX_LABELS = 16
@@ -60,7 +62,7 @@ class FunctionChoice(Part):
 
 
 class AllowedFunctions(Part):
-    """The functions that the answer may call, of all that the model is told of."""
+    """The only functions that the answer may call; the model sees all of them."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]

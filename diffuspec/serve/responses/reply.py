@@ -6,25 +6,25 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import FinishReason, RequestOutput
-from diffuspec.serve.openai.answers import Answer, usage
+from diffuspec.serve.openai.answers import usage
 from diffuspec.serve.openai.errors import ErrorAnswer
 from diffuspec.serve.openai.jobs import Generation, Job
 from diffuspec.serve.openai.objects import ChosenTokenLogprob
-from diffuspec.serve.openai.reading.answer_reader import AnswerReader
 from diffuspec.serve.openai.reading.blocks import BlockReader, Change
-from diffuspec.serve.openai.token_logprobs import chosen_logprobs
-from diffuspec.serve.openai.token_texts import TokenTexts
-from diffuspec.serve.responses.bodies import ResponsesBody
+from diffuspec.serve.openai.token_texts import TokenTexts, chosen_logprobs
+from diffuspec.serve.responses.bodies import ReasoningOptions, ResponsesBody, TextOptions
 from diffuspec.serve.responses.objects import (
     IncompleteDetails,
     OutputItem,
+    RepeatedParameters,
     ResponseObject,
+    ResponseText,
     ResponseUsage,
     Status,
 )
 from diffuspec.serve.responses.output import Event, Output
-from diffuspec.serve.responses.repeated import repeated
 
 _CUT: IncompleteDetails = {"reason": "max_output_tokens"}
 
@@ -36,7 +36,7 @@ class ResponsesReply:
         self,
         body: ResponsesBody,
         job: Job,
-        generation: Generation,
+        generations: Sequence[Generation],
         tokenizer: Any,
         *,
         id: str,
@@ -44,13 +44,13 @@ class ResponsesReply:
         created: int,
     ) -> None:
         """`id` is the request's; `created` are seconds since 1970."""
+        [generation] = generations
         self._body = body
         self._job = job
         self._id, self._model, self._created = id, model, created
         self._texts = TokenTexts(tokenizer)
-        self._answer = Answer(generation)
-        self._reader = AnswerReader(job, generation)
-        self._blocks = BlockReader(self._reader, has_text=True)
+        self._blocks = BlockReader(job, generation, has_text=True)
+        self._answer = self._blocks.answer
         self._output = Output(id, has_short_ids=job.conventions.has_short_ids)
         self._num_events = 0
 
@@ -89,16 +89,12 @@ class ResponsesReply:
         return [error, failed]
 
     def _changes(self, output: RequestOutput) -> list[Change]:
-        self._answer.add(output)
         logprobs: list[ChosenTokenLogprob] = []
         if output.logprobs is not None:
-            texts = self._texts
             logprobs = chosen_logprobs(
-                texts, lambda _, text: text, output.token_ids, output.logprobs
+                self._texts, lambda _, text: text, output.token_ids, output.logprobs
             )
-        changes = self._blocks.read(output, logprobs)
-        self._answer.num_reasoning_tokens = self._reader.num_reasoning_tokens
-        return changes
+        return self._blocks.read(output, logprobs)
 
     def _status_of(self, change: Change) -> Status:
         """Return the status of a block that is closed: incomplete if the answer ends within it."""
@@ -158,3 +154,34 @@ class ResponsesReply:
             "total_tokens": counts["total_tokens"],
             "speculation": counts["speculation"],
         }
+
+
+def repeated(body: ResponsesBody, sampling: SamplingParams) -> RepeatedParameters:
+    """Return the parameters of a request, with defaults for those that are not given."""
+    choice = body.tool_choice or "auto"
+    reasoning = body.reasoning or ReasoningOptions()
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_logprobs": body.top_logprobs or 0,
+        "text": _text(body.text or TextOptions()),
+        "reasoning": {"effort": reasoning.effort, "summary": None},
+        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+        "truncation": "disabled",
+        "previous_response_id": None,
+        "background": False,
+        "store": False,
+        "service_tier": "default",
+    }
+
+
+def _text(options: TextOptions) -> ResponseText:
+    text: ResponseText = {"format": options.format or {"type": "text"}}
+    if options.verbosity is not None:
+        text["verbosity"] = options.verbosity
+    return text

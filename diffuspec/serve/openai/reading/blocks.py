@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from diffuspec.core.types import RequestOutput
-from diffuspec.serve.openai.reading.answer_reader import AnswerReader
+from diffuspec.serve.openai.answers import Answer
+from diffuspec.serve.openai.jobs import Generation, Job
 from diffuspec.serve.openai.reading.pieces import CallPart, Piece, Thought
+from diffuspec.serve.openai.reading.readers import AnswerReader
 
 BlockKind: TypeAlias = Literal["reasoning", "text", "call"]
 
@@ -37,9 +39,10 @@ class Change:
 class BlockReader:
     """Splits one answer into blocks as its outputs arrive."""
 
-    def __init__(self, reader: AnswerReader, *, has_text: bool = False) -> None:
+    def __init__(self, job: Job, generation: Generation, *, has_text: bool = False) -> None:
         """has_text: an empty answer has one block, an empty text."""
-        self._reader = reader
+        self.answer = Answer(generation)
+        self._reader = AnswerReader(job, generation)
         self._has_text = has_text
         self._unassigned: list[Any] = []  # logprobs of tokens whose text is held back
         self.blocks: list[Block] = []
@@ -47,6 +50,7 @@ class BlockReader:
 
     def read(self, output: RequestOutput, logprobs: Sequence[Any] = ()) -> list[Change]:
         """Return what an output changes, in order. `logprobs`: one for each token, or none."""
+        self.answer.add(output)
         changes: list[Change] = []
         num_thought = self._reader.num_reasoning_tokens
         for place, pieces in enumerate(self._reader.read_tokens(output)):
@@ -55,6 +59,7 @@ class BlockReader:
             num_thought = self._reader.num_reasoning_tokens
             for piece in pieces:
                 self._take(piece, changes)
+        self.answer.num_reasoning_tokens = self._reader.num_reasoning_tokens
         if output.finish_reason is not None:
             self.is_cut = self._reader.is_within_arguments
             if self._has_text and not self.blocks:

@@ -16,8 +16,8 @@ from typing import Any
 from diffuspec.serve.openai.reading.pieces import (
     SPACE,
     CallPart,
+    MarkedCallReader,
     Piece,
-    StateReader,
     first_mark,
     length_begun,
 )
@@ -46,7 +46,7 @@ LLAMA3 = JsonForm("<|python_tag|>", between=";,", may_be_bare=True)
 MISTRAL = JsonForm("[TOOL_CALLS]", may_name_outside=True)
 
 
-class JsonCallReader(StateReader):
+class JsonCallReader(MarkedCallReader):
     """Splits content from calls; space around calls is dropped.
 
     Arguments are passed on as they are written, once the name before them is known; a call that
@@ -54,21 +54,15 @@ class JsonCallReader(StateReader):
     content, with its marks.
     """
 
-    is_reasoning = False
-
     def __init__(self, form: JsonForm, names: Collection[str] = ()) -> None:
         """`names`: of the functions that there are, for calls without marks."""
         super().__init__(self._in_content)
         self._form = form
         self._names = names
-        self._mark = ""  # mark of a block without calls so far, and the space before it
         self._object = _JsonObject()
         self._num_scanned = 0
         self._is_named_outside = False
-        self._num_calls = 0
-        self._has_content = False  # whether content came after the latest call
         self._has_begun = False
-        self._has_said = False  # whether the answer has any content
 
     @property
     def is_within_arguments(self) -> bool:
@@ -204,20 +198,16 @@ class JsonCallReader(StateReader):
         return [call]
 
     def _content(self, text: str) -> list[Piece]:
-        if self._num_calls and not self._has_content:
-            text = text.lstrip(SPACE)
-            text = f"\n{text}" if text and self._has_said else text
-        if not text:
-            return []
-        self._has_content = self._has_begun = self._has_said = True
-        return [text]
+        content = super()._content(text)
+        self._has_begun |= bool(content)
+        return content
 
     def _is_known(self, name: object) -> bool:
         return isinstance(name, str) and (bool(self._mark) or self._is_free or name in self._names)
 
     @property
     def _is_free(self) -> bool:
-        """Whether calls are told by a mark, and may have any name."""
+        """Whether a mark announces calls, which may then have any name."""
         return self._num_calls > 0 or not self._form.may_be_bare
 
     def _call_in(self, text: str) -> CallPart | None:

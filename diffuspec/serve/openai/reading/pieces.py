@@ -95,6 +95,29 @@ class StateReader:
         return rest
 
 
+class MarkedCallReader(StateReader):
+    """The base of readers of calls between marks: space around calls is dropped."""
+
+    is_reasoning = False
+
+    def __init__(self, first: State) -> None:
+        super().__init__(first)
+        self._mark = ""  # what opened a block without calls so far, and the space before it
+        self._num_calls = 0
+        self._has_content = False  # whether content came after the latest call
+        self._has_said = False  # whether the answer has any content
+
+    def _content(self, text: str) -> list[Piece]:
+        """Return a text outside of calls as content; a line break parts it from earlier content."""
+        if self._num_calls and not self._has_content:
+            text = text.lstrip(SPACE)
+            text = f"\n{text}" if text and self._has_said else text
+        if not text:
+            return []
+        self._has_content = self._has_said = True
+        return [text]
+
+
 def calls_in(pieces: Iterable[Piece]) -> list[Call]:
     """Return the calls that pieces make up."""
     calls: list[Call] = []

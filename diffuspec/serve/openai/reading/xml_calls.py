@@ -20,8 +20,8 @@ from diffuspec.serve.openai.call_grammars import resolved
 from diffuspec.serve.openai.reading.pieces import (
     SPACE,
     CallPart,
+    MarkedCallReader,
     Piece,
-    StateReader,
     first_mark,
     length_begun,
 )
@@ -34,24 +34,18 @@ _NAME_BEGUN = re.compile(r"[^<>\s]{0,256}")
 _VALUE_ENDS = (_PARAMETER_END, _PARAMETER, _FUNCTION_END)
 
 
-class TagCallReader(StateReader):
+class TagCallReader(MarkedCallReader):
     """Splits content from calls. Values have the types that the functions' schemas give them."""
-
-    is_reasoning = False
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
         """schemas: of the parameters of each function, by its name."""
         super().__init__(self._in_content)
         self._schemas = schemas
-        self._mark = ""  # the tag that opened the block, and the space before it
         self._function = ""
         self._num_values = 0  # values of the current call so far
         self._is_text = False  # whether the current value is a text
         self._value_begun = False
         self._num_searched = 0  # characters of the value that were searched for its end
-        self._num_calls = 0
-        self._has_content = False  # whether content came after the latest call
-        self._has_said = False  # whether the answer has any content
 
     @property
     def is_within_arguments(self) -> bool:
@@ -171,15 +165,6 @@ class TagCallReader(StateReader):
             return False
         self._text, self._read_on = text.removeprefix(CLOSE), self._in_content
         return True
-
-    def _content(self, text: str) -> list[Piece]:
-        if self._num_calls and not self._has_content:
-            text = text.lstrip(SPACE)
-            text = f"\n{text}" if text and self._has_said else text
-        if not text:
-            return []
-        self._has_content = self._has_said = True
-        return [text]
 
 
 def _escaped(text: str) -> str:

@@ -20,10 +20,10 @@ from diffuspec.serve.openai.objects import (
     ToolCall,
     ToolCallPart,
 )
-from diffuspec.serve.openai.reading.answer_reader import AnswerReader
 from diffuspec.serve.openai.reading.pieces import CallPart, Piece, Thought, calls_in
+from diffuspec.serve.openai.reading.readers import AnswerReader
 from diffuspec.serve.openai.replies.reply import BaseReply
-from diffuspec.serve.openai.token_logprobs import chosen_logprobs
+from diffuspec.serve.openai.token_texts import chosen_logprobs
 from diffuspec.serve.openai.tool_calls import call_id
 
 

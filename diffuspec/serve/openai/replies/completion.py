@@ -15,8 +15,7 @@ from diffuspec.serve.openai.objects import (
     TextLogprobs,
 )
 from diffuspec.serve.openai.replies.reply import BaseReply
-from diffuspec.serve.openai.token_logprobs import finite
-from diffuspec.serve.openai.token_texts import TextOffsets
+from diffuspec.serve.openai.token_texts import TextOffsets, finite
 
 
 class CompletionReply(BaseReply[TextChoice, CompletionChunk]):
