@@ -17,7 +17,7 @@ _WINDOW_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class DraftLoad:
-    """What a draft server has had to do lately."""
+    """The recent load of a draft server."""
 
     num_engines: int  # engines connected now
     num_queued: float  # mean number of drafts that engines waited for and that had not begun

@@ -8,17 +8,20 @@ import itertools
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Self
 
 import ray
 from pydantic import Field
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.draft_load import DraftLoad
 from actors.draft_scaling import DraftScaling, Wish, decide, wanted_servers
-from actors.placement import LOOPBACK, Handle, Place, create_draft_server
+from actors.placement import CONTROL, LOOPBACK, Handle, Place, create_draft_server
 from actors.placement_settings import RoleSettings
-from actors.supervision.draft_server_supervisor import DraftServerSupervisor
+from actors.supervision.role_actor import RoleActor, start_actor
+from actors.supervision.supervisor import Supervisor
 from diffuspec.core.errors import DiffuspecError
 from diffuspec.core.validation import Section
 from diffuspec.draft_server.config import DraftServerConfig
@@ -28,6 +31,62 @@ from diffuspec.rpc.security import Security
 logger = logging.getLogger(__name__)
 
 _ROUND_SECONDS = 1.0  # pause between looks at the loads
+
+
+class DraftServerSupervisor(Supervisor[RoleActor[str]]):
+    """Keeps one draft server up. In service: it serves at the address that its actor has ready."""
+
+    def __init__(
+        self,
+        name: str,
+        create: Callable[[], Handle],
+        host: Callable[[Place], str],
+        start_seconds: float,
+        health_seconds: float,
+    ) -> None:
+        """`create` makes an actor; `host` tells where it is to listen, once its place is known."""
+        super().__init__(name)
+        self._create = create
+        self._host = host
+        self._start_seconds = start_seconds
+        self._health_seconds = health_seconds
+
+    @property
+    def address(self) -> str:
+        """Where it serves; "" while it does not."""
+        return self._thing.ready if self._thing is not None else ""
+
+    async def load(self) -> DraftLoad | None:
+        """Return its load; None while it does not serve, or does not answer."""
+        actor = self._thing
+        if actor is None:
+            return None
+        call = actor.handle.load.options(concurrency_group=CONTROL)
+        try:
+            async with asyncio.timeout(self._health_seconds):
+                load: DraftLoad = await call.remote()
+        except (TimeoutError, RayError):
+            return None  # the watch reports the reason
+        return load
+
+    async def stop(self) -> None:
+        """End its streams, whose engines connect elsewhere, and its actor. Comes after halt()."""
+        actor = self._thing
+        self.close("stopped")
+        if actor is not None:
+            await actor.stop(self._health_seconds)
+
+    async def bring_up(self) -> RoleActor[str]:
+        return await start_actor(
+            self.name, self._create(), lambda place: [self._host(place)], self._start_seconds
+        )
+
+    async def watch(self, thing: RoleActor[str]) -> str:
+        return await thing.watch(self._health_seconds)
+
+    async def drop(self, thing: RoleActor[str] | None, reason: str) -> None:
+        if thing is not None:
+            thing.kill()
 
 
 class DraftPoolConfig(Section):

@@ -18,8 +18,8 @@ from prometheus_client import generate_latest
 
 from actors.roles import self_test
 from actors.roles.drafter_roster import HEALTH_SECONDS, DrafterRoster, role_status
-from actors.roles.heartbeat import Heartbeat
 from actors.roles.hosted_drafters import DrafterHost
+from actors.roles.served_role import ServedRole
 from actors.settings import PipelineConfig
 from diffuspec.audit import Auditor
 from diffuspec.core.errors import (
@@ -102,16 +102,14 @@ class Ready:
     vocabulary: str  # see vocabulary_digest
 
 
-class CoordinatorActor:
-    """Serves prompts. A plain class: an actor of Ray or a process by itself runs it."""
+class CoordinatorActor(ServedRole):
+    """Serves prompts."""
 
     def __init__(self, config: PipelineConfig, token: str) -> None:
+        super().__init__(config.security(token), config.deadlines.silence_seconds)
         self._config = config
-        self._security = config.security(token)
-        self._resources = contextlib.AsyncExitStack()
         self.drafters = DrafterRoster(config, self._security)
         self._engine: Engine | None = None
-        self._heartbeat = Heartbeat(config.deadlines.silence_seconds)
         self._server: RoleServer | None = None
         self._is_draining = False
         self._verifier: HostedVerifier | None = None
@@ -154,14 +152,8 @@ class CoordinatorActor:
         await engine.complete(self_test.prompt(verifier.info), self_test.SAMPLING, _PLAIN)
         limits = config.coordinator_limits()
         servicer = CoordinatorServicer(self, engine.default_speculation, self._health)
-        server = RoleServer([servicer], self._security, host, port, limits)
-        await self._resources.enter_async_context(server)
-        self._server = server
-        await self._resources.enter_async_context(
-            self._health.checked_when_idle(self._ask_verifier)
-        )
-        await self._resources.enter_async_context(self._heartbeat)
-        return Ready(server.address, verifier.info, digest)
+        self._server = await self._serve(servicer, host, port, limits, self._ask_verifier)
+        return Ready(self._server.address, verifier.info, digest)
 
     async def connect_drafter(self, role: str, address: str) -> None:
         """Use a drafter in place of an earlier one of that role. Raises DrafterError."""
@@ -240,10 +232,6 @@ class CoordinatorActor:
             if role is not None
         }
 
-    async def run(self) -> None:
-        """Never return: a call fails as soon as the process ends, so that its caller notices."""
-        await asyncio.Event().wait()
-
     async def is_healthy(self) -> bool:
         """Return whether the event loop runs, also while it drains and while requests wait.
 
@@ -267,7 +255,7 @@ class CoordinatorActor:
     async def stop(self) -> None:
         """Cancel running requests and end everything."""
         await self.drain(0.0)
-        await self._resources.aclose()
+        await super().stop()
 
     def _open_trace(self, path: Path) -> Tracer:
         tracer = Tracer(path)

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 from actors.draft_load import DraftLoad, DraftLoadMeter
-from actors.roles.heartbeat import Heartbeat
+from actors.roles.served_role import ServedRole
 from diffuspec.core.errors import WorkerError
 from diffuspec.draft_server.config import DraftServerConfig
 from diffuspec.draft_server.service import check_kind, load_service
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.draft_service import DraftServicer
-from diffuspec.rpc.server.server import RoleServer
 from diffuspec.telemetry import otel
 
 _SILENCE_SECONDS = 12.0  # time beyond a call of the drafter, which may block the event loop
 _MAX_FAILING_SHARE = 0.5  # share of the last seconds; one call that fails is not the server's end
 
 
-class DraftServerActor:
-    """Serves the draft service. A plain class: an actor of Ray or a process by itself runs it."""
+class DraftServerActor(ServedRole):
+    """Serves the draft service."""
 
     def __init__(self, config: DraftServerConfig, security: Security) -> None:
+        super().__init__(security, config.max_draft_seconds + _SILENCE_SECONDS)
         self._config = config
-        self._security = security
-        self._resources = contextlib.AsyncExitStack()
-        self._heartbeat = Heartbeat(config.max_draft_seconds + _SILENCE_SECONDS)
         self._meter: DraftLoadMeter | None = None
 
     async def start(self, host: str, port: int = 0) -> str:
@@ -41,9 +37,7 @@ class DraftServerActor:
         self._resources.callback(drafter.close)
         service.spans = self._resources.enter_context(otel.exporting_drafts())
         await self._resources.enter_async_context(service)
-        server = RoleServer([DraftServicer(service)], self._security, host, port)
-        await self._resources.enter_async_context(server)
-        await self._resources.enter_async_context(self._heartbeat)
+        server = await self._serve(DraftServicer(service), host, port)
         meter = DraftLoadMeter(service)
         self._meter = await self._resources.enter_async_context(meter)
         return server.address
@@ -57,10 +51,6 @@ class DraftServerActor:
             raise WorkerError("the draft server does not serve")
         return self._meter.load()
 
-    async def run(self) -> None:
-        """Never return: a call fails as soon as the process ends, so that its caller notices."""
-        await asyncio.Event().wait()
-
     async def is_healthy(self) -> bool:
         """Return whether the event loop runs and drafts can be made most of the time.
 
@@ -73,4 +63,4 @@ class DraftServerActor:
     async def stop(self) -> None:
         """End the streams, whose engines then connect elsewhere, and the server."""
         self._meter = None
-        await self._resources.aclose()
+        await super().stop()

@@ -6,39 +6,34 @@ Lattices go from here to the scorer, and come back as draft trees; the coordinat
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 
 from actors.roles import self_test
-from actors.roles.heartbeat import Heartbeat
+from actors.roles.served_role import ServedRole
 from actors.settings import PipelineConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.interfaces import ObservableVerifier, TargetInfo
 from diffuspec.core.types import Draft, DraftRequest, Lattice
 from diffuspec.drafters import LocalDrafter, Target, kind_of, load_drafter
 from diffuspec.rpc.client.roles import RemotePathScorer
-from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import DrafterServicer
 
 _PATIENCE = 3  # deadlines until a step counts as hung: one that reads a long prompt may be late
 
 
-class DrafterActor:
-    """Serves a drafter. A plain class: an actor of Ray or a process by itself runs it."""
+class DrafterActor(ServedRole):
+    """Serves a drafter."""
 
     def __init__(self, config: PipelineConfig, token: str, name: str | None = None) -> None:
         """`name`: the drafter's in the configuration; None: the first one."""
+        seconds = config.deadlines.draft_seconds + config.deadlines.silence_seconds
+        super().__init__(config.security(token), seconds)
         names = config.engine.named_drafters
         self._drafter_config = names.get(name) if name is not None else config.engine.drafter
         if self._drafter_config is not None:
             # The imports take seconds; here they run while the target starts.
             kind_of(self._drafter_config).import_ahead()
         self._config = config
-        self._security = config.security(token)
-        self._resources = contextlib.AsyncExitStack()
-        deadlines = config.deadlines  # a step may block the event loop
-        self._heartbeat = Heartbeat(deadlines.draft_seconds + deadlines.silence_seconds)
-        self._servicer: DrafterServicer | None = None
         self._drafter: LocalDrafter | None = None
         self._scorer: _ReplaceableScorer | None = None
         self._info: TargetInfo | None = None
@@ -68,14 +63,9 @@ class DrafterActor:
             self._resources.push_async_callback(self._scorer.close)
             self._scorer.remote = await self._connect(scorer_address)
         await self._draft_once()
-        self._servicer = DrafterServicer(drafter, info)
         limits = config.limits(_PATIENCE * config.deadlines.draft_seconds)
-        server = RoleServer([self._servicer], self._security, host, port, limits)
-        await self._resources.enter_async_context(server)
-        await self._resources.enter_async_context(
-            self._servicer.health.checked_when_idle(self._draft_once)
-        )
-        await self._resources.enter_async_context(self._heartbeat)
+        servicer = DrafterServicer(drafter, info)
+        server = await self._serve(servicer, host, port, limits, self._draft_once)
         return server.address
 
     async def _load(self, target: Target) -> LocalDrafter:
@@ -100,27 +90,10 @@ class DrafterActor:
         assert self._scorer is not None and self._scorer.remote is not None
         return self._scorer.remote.num_bytes_sent, self._scorer.remote.num_bytes_received
 
-    async def run(self) -> None:
-        """Never return: a call fails as soon as the process ends, so that its caller notices."""
-        await asyncio.Event().wait()
-
-    async def is_healthy(self) -> bool:
-        """Return whether the event loop runs and steps succeed.
-
-        May be called from the event loop of any thread.
-        """
-        servicer = self._servicer
-        return self._heartbeat.is_alive and servicer is not None and servicer.is_healthy()
-
     async def try_draft(self) -> None:
         """Draft once, as a trial after failed steps. Raises DrafterError."""
         assert self._servicer is not None, "start() comes first"
         await self._servicer.health.check(self._draft_once)
-
-    async def stop(self) -> None:
-        """Finish the steps under way and end the server."""
-        self._servicer = None
-        await self._resources.aclose()
 
     async def _draft_once(self) -> None:
         assert self._drafter is not None and self._info is not None

@@ -12,7 +12,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from actors.roles.hosted_drafters import hosted_drafters
 from actors.roles.watched_verifier import WatchedVerifier
 from actors.settings import PipelineConfig
+from actors.supervision.background import first_of
 from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import VerifierServicer
 
@@ -87,7 +88,7 @@ class VerifierRank:
         leader = self._lead(target)
         self._steps = steps = WatchedVerifier(leader or target)
         watches = [steps.watch()] if leader is None else [steps.watch(), leader.watch()]
-        self._work = asyncio.create_task(_first_of(watches))
+        self._work = asyncio.create_task(first_of(*watches))
         await steps.test()
         limits = self._config.limits(self._config.deadlines.verify_seconds)
         hosted = await self._resources.enter_async_context(
@@ -196,19 +197,6 @@ async def _in_daemon_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwa
 
     threading.Thread(target=run, name="rank", daemon=True).start()
     return await asyncio.wrap_future(outcome)
-
-
-async def _first_of(watches: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Wait for the first to end, and cancel the others. Raises the first one's error."""
-    tasks = [asyncio.create_task(watch) for watch in watches]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-    for task in tasks:
-        if task.done() and not task.cancelled():
-            task.result()
 
 
 def _set_environment(on_gpu: bool) -> None:

@@ -31,7 +31,7 @@ from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.rpc.messages.status import TransportError
 from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.conventions import Conventions
-from diffuspec.telemetry.merged_series import merge_series
+from diffuspec.telemetry.series import merge_series
 from diffuspec.text.prompt_memory import prompt_blocks
 
 _CHECK_SECONDS = 1.0
@@ -229,7 +229,7 @@ def _missing_role(links: Sequence[Link], found: Sequence[ServiceStatus]) -> str:
         return "a pipeline that accepts requests"
     if not links:
         return "pipeline"
-    has_coordinator = any(status.roles for status in found)  # a coordinator tells of its roles
+    has_coordinator = any(status.roles for status in found)  # only a coordinator reports roles
     return "verifier" if has_coordinator else "coordinator"
 
 

@@ -1,15 +1,17 @@
-"""Tasks that run until they are cancelled, and problems that do not end them."""
+"""Tasks that run beside others, and problems that do not end them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from diffuspec.core.errors import DiffuspecError
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def in_background(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -17,6 +19,17 @@ def in_background(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[No
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(_log_error)
     return task
+
+
+async def first_of(*works: Coroutine[Any, Any, T]) -> T:
+    """Return the result of the first to end, or raise its error; cancel the others."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def log_problem(what: str, error: Exception) -> None:

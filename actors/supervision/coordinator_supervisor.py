@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -74,16 +75,12 @@ class CoordinatorSupervisor(Supervisor[Service]):
         placement, config = self._placement, self._placement.config
         handle = placement.create_coordinator(self.num_starts + 1)
 
-        async def start(place: Place) -> Ready:
-            host, opened = (
-                config.rpc.host or placement.host(place),
-                partial(open_verifier, placement),
-            )
-            ready: Ready = await handle.start.remote(opened, host, config.rpc.port)
-            return ready
+        def arguments(place: Place) -> Sequence[object]:
+            host = config.rpc.host or placement.host(place)
+            return partial(open_verifier, placement), host, config.rpc.port
 
         seconds = config.deadlines.start_seconds
-        actor = await start_actor("coordinator", handle, start, seconds)
+        actor: RoleActor[Ready] = await start_actor("coordinator", handle, arguments, seconds)
         try:
             client = await RemoteCoordinator.connect(
                 actor.ready.address,

@@ -7,6 +7,7 @@ started costs speed, never the service: the coordinator is told the reason and d
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from actors.placement import Handle, Place, Placement
 from actors.roles.coordinator import Ready
@@ -90,7 +91,7 @@ class DrafterSupervisor(Supervisor[Service]):
                 task.cancel()
 
     async def drop(self, thing: Service | None, reason: str) -> None:
-        """Tell the coordinator to do without the drafter, and end the actors that are not well."""
+        """Disconnect the drafter from the coordinator, and end the actors that are not healthy."""
         await self._report(reason)
         if self.scorer is not None and await self._trouble(self.scorer):
             self._drop_scorer()
@@ -115,23 +116,18 @@ class DrafterSupervisor(Supervisor[Service]):
             raise
 
     async def _start_scorer(self, handle: Handle, target: Ready) -> RoleActor[str]:
-        async def start(place: Place) -> str:
-            address: str = await handle.start.remote(target.info, self._placement.host(place))
-            return address
+        def arguments(place: Place) -> Sequence[object]:
+            return target.info, self._placement.host(place)
 
-        return await start_actor(self.scorer_name, handle, start, self._deadlines.start_seconds)
+        return await start_actor(self.scorer_name, handle, arguments, self._deadlines.start_seconds)
 
     async def _start_drafter(
         self, handle: Handle, target: Ready, scorer_address: str
     ) -> RoleActor[str]:
-        async def start(place: Place) -> str:
-            host = self._placement.host(place)
-            address: str = await handle.start.remote(
-                target.info, target.vocabulary, scorer_address, host
-            )
-            return address
+        def arguments(place: Place) -> Sequence[object]:
+            return target.info, target.vocabulary, scorer_address, self._placement.host(place)
 
-        return await start_actor(self.name, handle, start, self._deadlines.start_seconds)
+        return await start_actor(self.name, handle, arguments, self._deadlines.start_seconds)
 
     async def _use_scorer(self, drafter: RoleActor[str], address: str) -> None:
         try:
@@ -150,7 +146,7 @@ class DrafterSupervisor(Supervisor[Service]):
     async def _drafter_trouble(self, drafter: RoleActor[str], scorer: asyncio.Task[str]) -> str:
         """Wait until the drafter has to be replaced; return the reason.
 
-        Its steps also fail for want of a path scorer: then it is asked whether it can draft.
+        Its steps also fail while there is no path scorer, so a test draft decides.
         """
         interval = self._deadlines.health_seconds
         while True:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -12,7 +12,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from actors.placement import CONTROL, Handle, Place, locate
 from actors.settings import MAX_MISSES
-from actors.supervision.background import log_problem
+from actors.supervision.background import first_of, log_problem
 from diffuspec.core.errors import DiffuspecError, WorkerError
 
 Ready = TypeVar("Ready")
@@ -38,16 +38,7 @@ class RoleActor(Generic[Ready]):
 
     async def watch(self, interval_seconds: float) -> str:
         """Wait until the actor is dead, hangs or is not healthy; return the reason."""
-        watches = [
-            asyncio.create_task(self._end()),
-            asyncio.create_task(self._sickness(interval_seconds)),
-        ]
-        try:
-            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
-            return done.pop().result()
-        finally:
-            for watch in watches:
-                watch.cancel()
+        return await first_of(self._end(), self._sickness(interval_seconds))
 
     async def _end(self) -> str:
         """Wait until the actor's process has ended; return how."""
@@ -102,16 +93,18 @@ class RoleActor(Generic[Ready]):
 
 
 async def start_actor(
-    name: str, handle: Handle, start: Callable[[Place], Awaitable[Ready]], seconds: float
-) -> RoleActor[Ready]:
+    name: str, handle: Handle, arguments: Callable[[Place], Sequence[object]], seconds: float
+) -> RoleActor[Any]:
     """Wait until an actor runs and its start() has returned; end it if that fails or is late.
 
-    Raises what start() raised, and ActorLostError.
+    arguments: of start(), for the place of the actor. Raises what start() raised, and
+    ActorLostError.
     """
     try:
         async with asyncio.timeout(seconds):
             place = await locate(handle)
-            return RoleActor(name, handle, place, await start(place))
+            ready = await handle.start.remote(*arguments(place))
+            return RoleActor(name, handle, place, ready)
     except BaseException as error:
         kill(handle)
         if isinstance(error, TimeoutError):

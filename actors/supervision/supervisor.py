@@ -127,7 +127,7 @@ class Supervisor(ABC, Generic[Thing]):
             try:
                 thing = await self.start()
                 break
-            except Exception as error:  # Ray's errors are no family of their own
+            except Exception as error:  # Ray's errors have no common base class
                 log_problem(f"{self.name} does not start", error)
                 await self._drop(None, str(error))
                 self._has_tried.set()

@@ -13,6 +13,7 @@ from typing import Self
 
 from actors.placement import Handle, Place
 from actors.settings import DeadlineSettings
+from actors.supervision.background import first_of
 from actors.supervision.rank_set import RankSet
 from actors.supervision.supervisor import Supervisor
 from diffuspec.core.errors import VerifierError, VerifierUnavailableError
@@ -90,16 +91,7 @@ class VerifierGroup(Supervisor[RankSet]):
         return ranks
 
     async def watch(self, thing: RankSet) -> str:
-        causes = [
-            asyncio.create_task(thing.trouble()),
-            asyncio.create_task(self._complaint.get()),
-        ]
-        try:
-            done, _ = await asyncio.wait(causes, return_when=asyncio.FIRST_COMPLETED)
-            return done.pop().result()
-        finally:
-            for cause in causes:
-                cause.cancel()
+        return await first_of(thing.trouble(), self._complaint.get())
 
     async def drop(self, thing: RankSet | None, reason: str) -> None:
         if thing is not None:

@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
+from actors.draft_pool import DraftServerSupervisor
 from actors.placement import LOOPBACK, create_draft_server
 from actors.placement_settings import RoleSettings
-from actors.supervision.draft_server_supervisor import DraftServerSupervisor
 from diffuspec.core.validation import validate
 from diffuspec.draft_server.config import DraftServerConfig
 from diffuspec.pairs.tiny import TARGET
