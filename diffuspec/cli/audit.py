@@ -1,4 +1,4 @@
-"""`diffuspec audit`: whether answers are those of plain decoding."""
+"""`diffuspec audit`: compare answers with those of plain decoding."""
 
 from __future__ import annotations
 

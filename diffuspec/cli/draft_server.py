@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,12 +13,13 @@ import uvloop
 
 from diffuspec.cli import options
 from diffuspec.cli.drafter_section import Section, with_block_size
-from diffuspec.cli.signals import end_event
+from diffuspec.cli.parameters import takes_fields
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.validation import read_yaml, validate
 from diffuspec.drafters import KINDS
 from diffuspec.pairs import PAIRS, fill_in_draft_server, find_pair
+from diffuspec.signals import end_event
 from diffuspec.telemetry import logs, otel
 
 if TYPE_CHECKING:
@@ -85,16 +87,44 @@ MetricsPort = Annotated[
     int | None,
     _option(_SERVICE, "Port for Prometheus, on loopback.", "N", min=1, max=65535),
 ]
-TokenFile = Annotated[
-    Path | None,
-    _option(_TLS, "File with the token that engines send; needed beyond this machine.", "FILE"),
-]
-Ca = Annotated[Path | None, _option(_TLS, "Authority that signed both sides.", "FILE.pem")]
-Certificate = Annotated[Path | None, _option(_TLS, "Certificate of this server.", "FILE.pem")]
-Key = Annotated[Path | None, _option(_TLS, "Its private key.", "FILE.pem")]
 Explain = Annotated[bool, typer.Option("--explain", help="Print what would be served, and end.")]
 
 
+@dataclass(frozen=True, slots=True)
+class SecurityOptions:
+    """How engines and a server know each other."""
+
+    token_file: Annotated[
+        Path | None,
+        _option(_TLS, "File with the token that engines send; needed beyond this machine.", "FILE"),
+    ] = None
+    tls_ca: Annotated[
+        Path | None, _option(_TLS, "Authority that signed both sides.", "FILE.pem")
+    ] = None
+    tls_certificate: Annotated[
+        Path | None, _option(_TLS, "Certificate of this server.", "FILE.pem")
+    ] = None
+    tls_key: Annotated[Path | None, _option(_TLS, "Its private key.", "FILE.pem")] = None
+
+    def security(self) -> Security:
+        """Raises ConfigError."""
+        from diffuspec.rpc.security import Security, TlsFiles, new_token, read_token
+
+        is_open = self.token_file is None
+        token = new_token() if self.token_file is None else read_token(self.token_file)
+        ca, certificate, key = self.tls_ca, self.tls_certificate, self.tls_key
+        if ca is not None and certificate is not None and key is not None:
+            return Security(token, TlsFiles(ca, certificate, key), is_open)
+        if any((ca, certificate, key)):
+            raise ConfigError("--tls-ca, --tls-certificate and --tls-key belong together")
+        return Security(token, is_open=is_open)
+
+
+NO_SECURITY = SecurityOptions()
+takes_security = takes_fields("secured", SecurityOptions)
+
+
+@takes_security
 def run(
     config: Config = None,
     pair: PairName = None,
@@ -109,10 +139,7 @@ def run(
     max_requests: MaxRequests = None,
     num_draft_tokens: NumDraftTokens = None,
     metrics_port: MetricsPort = None,
-    token_file: TokenFile = None,
-    tls_ca: Ca = None,
-    tls_certificate: Certificate = None,
-    tls_key: Key = None,
+    secured: SecurityOptions = NO_SECURITY,
     explain: Explain = False,
     log_format: options.LogFormat = None,
 ) -> None:
@@ -122,7 +149,7 @@ def run(
     """
     logs.configure(log_format)
     host, port = parse_address(listen)
-    security = security_of(token_file, tls_ca, tls_certificate, tls_key)
+    security = secured.security()
     security.server_credentials(host)  # refused before models are loaded
     otel.check()
     given = {
@@ -154,22 +181,6 @@ def parse_address(listen: str) -> tuple[str, int]:
     if not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"--listen must be HOST:PORT or unix:PATH, got {listen!r:.80}")
     return host.strip("[]"), int(port)
-
-
-def security_of(
-    token_file: Path | None, ca: Path | None, certificate: Path | None, key: Path | None
-) -> Security:
-    """Return how engines identify themselves. Raises ConfigError."""
-    from diffuspec.rpc.security import Security, TlsFiles, new_token, read_token
-
-    is_open = token_file is None
-    token = new_token() if token_file is None else read_token(token_file)
-    files = (ca, certificate, key)
-    if None in files and any(files):
-        raise ConfigError("--tls-ca, --tls-certificate and --tls-key belong together")
-    if ca is None or certificate is None or key is None:
-        return Security(token, is_open=is_open)
-    return Security(token, TlsFiles(ca, certificate, key), is_open)
 
 
 def _drafter(path: Path | None, kind: str | None, block_size: int | None) -> Section | None:

@@ -1,4 +1,4 @@
-"""`diffuspec env`: what a report of a fault needs to say about the machine, in one block."""
+"""`diffuspec env`: facts about this machine for a bug report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`diffuspec load`: how a running service does under load."""
+"""`diffuspec load`: measure a running service under load."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from diffuspec.resumption import ResumedAnswer
 from diffuspec.rpc.messages.answers import generate_request
 from diffuspec.rpc.messages.status import TransportError
 from diffuspec.telemetry import logs
-from diffuspec.telemetry.merged_series import merge_series, series_text
+from diffuspec.telemetry.series import merge_series, series_text
 from diffuspec.text.prompt_memory import prompt_blocks
 from diffuspec.text.tokenizer import load_tokenizer
 from diffuspec.v1 import coordinator_pb2, engine_process_pb2 as messages

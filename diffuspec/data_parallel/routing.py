@@ -26,7 +26,7 @@ class EngineRouter:
         """Return the engines of `num_requests`, which has their requests, best first.
 
         blocks, num_tokens: of the prompt. An engine's cost is its number of requests, and the
-        tokens that it would have to read anew in units of TOKENS_PER_REQUEST.
+        tokens that its cache lacks, in units of TOKENS_PER_REQUEST.
         """
 
         def cost(name: str) -> tuple[float, int]:

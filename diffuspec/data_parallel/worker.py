@@ -28,10 +28,10 @@ from diffuspec.engine import Engine
 from diffuspec.models.worker import keep_loop_for_short_calls
 from diffuspec.rpc.messages.answers import (
     put_output,
-    speculation_from_proto,
     status_to_proto,
     take_prompt,
 )
+from diffuspec.rpc.messages.parameters import parameters_from_proto
 from diffuspec.rpc.messages.status import step_error
 from diffuspec.rpc.messages.values import info_to_proto, sampling_from_proto
 from diffuspec.telemetry import context as telemetry, logs
@@ -119,7 +119,7 @@ class Answer:
     async def _report_outputs(self, request: coordinator_pb2.GenerateRequest) -> None:
         speculation = None
         if request.HasField("speculation"):
-            speculation = speculation_from_proto(request.speculation, _DEFAULT_SPECULATION)
+            speculation = parameters_from_proto(request.speculation, _DEFAULT_SPECULATION)
         stream = self._engine.stream(
             take_prompt(request),
             sampling_from_proto(request.sampling),
