@@ -6,7 +6,9 @@ import errno
 import re
 import socket
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
+
+import typer
 
 from actors.settings import DrafterProcess, PipelineConfig
 from deploy.processes import holder
@@ -33,19 +35,57 @@ _MAX_PORT = 65_535
 _REACH_SECONDS = 5.0
 
 
+_Host = Annotated[str, typer.Option(metavar="HOST", help="Address to listen at.")]
+_Port = Annotated[
+    int, typer.Option(metavar="PORT", min=0, max=65535, help="Port to listen at; 0: a free one.")
+]
+_Verifier = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="The verifier (rank 0), for all other roles.")
+]
+_PathScorer = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="The path scorer, for a drafter.")
+]
+_Drafters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--drafter",
+        metavar="[NAME=]HOST:PORT",
+        help="A drafter, for the coordinator; repeatable. With its name if there are several.",
+    ),
+]
+_Name = Annotated[
+    str, typer.Option(metavar="NAME", help="Which drafter of the configuration, for a drafter.")
+]
+_Rank = Annotated[
+    int, typer.Option(metavar="N", min=0, help="Tensor-parallel rank, for a verifier.")
+]
+_Meeting = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Meeting point, for ranks above 0.")
+]
+_Metrics = Annotated[
+    int | None,
+    typer.Option(
+        metavar="PORT",
+        min=1,
+        max=65535,
+        help="Serve Prometheus metrics on loopback, for the coordinator.",
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Addresses:
     """Where a role listens, and the addresses of the roles that it needs ("": none given)."""
 
-    host: str = LOOPBACK
-    port: int = 0
-    verifier: str = ""
-    path_scorer: str = ""
-    drafters: tuple[str, ...] = ()  # each with "NAME=" before it if several have processes
-    name: str = ""  # the drafter's name
-    rank: int = 0  # the verifier's rank
-    meeting_point: str = ""  # the meeting point of a verifier's ranks
-    metrics_port: int | None = None  # the coordinator's port, on loopback
+    host: _Host = LOOPBACK
+    port: _Port = 0
+    verifier: _Verifier = ""
+    path_scorer: _PathScorer = ""
+    drafters: _Drafters = None  # each with "NAME=" before it if several have processes
+    name: _Name = ""
+    rank: _Rank = 0
+    meeting_point: _Meeting = ""
+    metrics_port: _Metrics = None  # on loopback
 
     def check(self, role: Role, config: PipelineConfig) -> None:
         """Raise ConfigError for missing, malformed and unused addresses, and for ports in use."""
@@ -97,7 +137,8 @@ class Addresses:
         for process in processes:
             free[process.drafter].append(process.role)
         found: dict[str, str] = {}
-        for given in self.drafters:
+        addresses = self.drafters or ()
+        for given in addresses:
             name, _, address = given.rpartition("=")
             parse_address("--drafter", address)
             if not name and len(names) == 1:
@@ -107,11 +148,11 @@ class Addresses:
                 raise ConfigError(f"--drafter must begin with {known}, got {given!r:.80}")
             if free[name]:
                 found[free[name].pop(0)] = address
-        if len(found) != len(processes) or len(found) != len(self.drafters):
+        if len(found) != len(processes) or len(found) != len(addresses):
             wanted = ", ".join(process.role for process in processes)
             raise ConfigError(
                 f"--drafter must be given once for each of the {len(processes)} processes of "
-                f"drafters of the configuration ({wanted}), got {len(self.drafters)}"
+                f"drafters of the configuration ({wanted}), got {len(addresses)}"
             )
         return found
 

@@ -9,18 +9,16 @@ import typer
 from rich.console import Console
 
 from actors.settings import load_pipeline
-from deploy.batches.command import Files, Outcome, answer_file
-from deploy.batches.interrupts import Interrupted
-from deploy.batches.places import API_KEY_VARIABLE, at_address, in_process, on_ray
+from deploy.batches.command import Files, Interrupted, Outcome, answer_file
+from deploy.batches.places import API_KEY_VARIABLE, at_address, in_process, needs_ray, on_ray
+from deploy.batches.results import BatchStoppedError
 from deploy.batches.run import Options
-from deploy.batches.services import BatchStoppedError
 from deploy.batches.summary import summary_table
-from deploy.needs import needs_ray
 from deploy.options import Config
 from diffuspec.cli import options
-from diffuspec.cli.command import EXIT_FAILURE, Command
 from diffuspec.cli.display import stdout_console
 from diffuspec.cli.parameters import NOTHING_GIVEN, Given
+from diffuspec.command import EXIT_FAILURE, Command
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import SamplingParams, SpeculationParams
 

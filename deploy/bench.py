@@ -29,8 +29,8 @@ from deploy.step_cost import StepCost, cost_table, median_ms, step_cost
 from deploy.tokens import given_token
 from diffuspec.bench.plots import Line, plot_sweep
 from diffuspec.bench.questions import Question, first_per_family, load_questions, rotated
-from diffuspec.cli.command import Command
 from diffuspec.cli.display import stdout_console
+from diffuspec.command import Command
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.params import SpeculationParams
 from diffuspec.engine import Engine

@@ -9,20 +9,51 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 
-from deploy.deadline import end, report
 from deploy.guardian import VARIABLE, Marked
+from diffuspec.command import EXIT_FAILURE
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 15.0  # time for answers under way, which need neither part
 _VITAL = {"raylet": "raylet", "gcs_server": "GCS"}  # Ray's names of processes, and everybody's
+
+
+@contextlib.contextmanager
+def ended_within(seconds: float, what: str) -> Iterator[None]:
+    """End this process with an error if the block takes longer."""
+    message = f"{what} has taken {seconds:g} seconds: this command ends without it"
+    timer = threading.Timer(seconds, _fail, [message])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def report(message: str) -> None:
+    """Print an error as commands do."""
+    sys.stderr.write(f"error: {message}\n")
+
+
+def end() -> NoReturn:
+    """End this process at once, from any thread, as a command that has failed."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_FAILURE)
+
+
+def _fail(message: str) -> NoReturn:
+    report(message)
+    end()
 
 
 @contextlib.contextmanager

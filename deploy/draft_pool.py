@@ -11,23 +11,21 @@ import typer
 from actors.draft_pool import DraftPool, DraftPoolConfig
 from deploy import options
 from deploy.local_ray import ray_cluster
-from diffuspec.cli.command import Server
 from diffuspec.cli.draft_server import (
-    Ca,
-    Certificate,
-    Key,
+    NO_SECURITY,
     Listen,
-    TokenFile,
+    SecurityOptions,
     parse_address,
-    security_of,
+    takes_security,
 )
-from diffuspec.cli.signals import end_event
+from diffuspec.command import Server
 from diffuspec.core.validation import read_yaml, validate
 from diffuspec.draft_server.service import check_kind
 from diffuspec.pairs import fill_in_draft_server
 from diffuspec.rpc.draft_proxy import DraftProxy
 from diffuspec.rpc.security import Security, new_token
 from diffuspec.rpc.server.server import RoleServer
+from diffuspec.signals import end_event
 from diffuspec.telemetry import logs
 
 _POOL = Path(__file__).parent / "draft_pool.yaml"
@@ -41,22 +39,21 @@ _Config = Annotated[
 
 
 @app.command(cls=Server)
+@takes_security
 def run(
     config: _Config = _POOL,
     listen: Listen = "127.0.0.1:9500",
-    token_file: TokenFile = None,
-    tls_ca: Ca = None,
-    tls_certificate: Certificate = None,
-    tls_key: Key = None,
+    secured: SecurityOptions = NO_SECURITY,
     address: options.Address = "",
 ) -> None:
     """Serve drafts by a pool of draft servers, whose number follows the load.
 
-    Engines connect to one address. Prints it when drafts are to be had; Ctrl-C or SIGTERM ends it.
+    Engines connect to one address, which is printed once drafts are available. Ctrl-C or SIGTERM
+    ends it.
     """
     logs.configure(None)
     host, port = parse_address(listen)
-    security = security_of(token_file, tls_ca, tls_certificate, tls_key)
+    security = secured.security()
     security.server_credentials(host)  # refused before anything is started
     settings = read_pool(config)
     with ray_cluster(address, None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,11 +13,12 @@ import typer
 from actors.placement_settings import RoleSettings
 from actors.settings import PipelineConfig, load_pipeline
 from deploy import role_process
-from deploy.addresses import LOOPBACK, Addresses, Role
+from deploy.addresses import Addresses, Role
 from deploy.role_process import serve
 from deploy.tokens import TOKEN_VARIABLE, read_token
-from diffuspec.cli.command import EXIT_FAILURE, Server
 from diffuspec.cli.options import LogFormat
+from diffuspec.cli.parameters import takes_fields
+from diffuspec.command import EXIT_FAILURE, Server
 from diffuspec.telemetry import logs
 
 EXAMPLE = f"""
@@ -42,45 +44,12 @@ Exit codes: 0 after SIGTERM or Ctrl-C, 1 for a failure while serving, 2 for a wr
 configuration.
 """
 
+_NONE = Addresses()
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 _Role = Annotated[Role, typer.Option(help="The role to serve.")]
 _Config = Annotated[Path, typer.Option(metavar="FILE.yaml", help="The pipeline, as deploy/*.yaml.")]
-_Host = Annotated[str, typer.Option(metavar="HOST", help="Address to listen at.")]
-_Port = Annotated[
-    int, typer.Option(metavar="PORT", min=0, max=65535, help="Port to listen at; 0: a free one.")
-]
-_Verifier = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="The verifier (rank 0), for all other roles.")
-]
-_PathScorer = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="The path scorer, for a drafter.")
-]
-_Drafter = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="[NAME=]HOST:PORT",
-        help="A drafter, for the coordinator; repeatable. With its name if there are several.",
-    ),
-]
-_Name = Annotated[
-    str, typer.Option(metavar="NAME", help="Which drafter of the configuration, for a drafter.")
-]
-_Rank = Annotated[
-    int, typer.Option(metavar="N", min=0, help="Tensor-parallel rank, for a verifier.")
-]
-_Meeting = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="Meeting point, for ranks above 0.")
-]
-_Metrics = Annotated[
-    int | None,
-    typer.Option(
-        metavar="PORT",
-        min=1,
-        max=65535,
-        help="Serve Prometheus metrics on loopback, for the coordinator.",
-    ),
-]
 _Check = Annotated[
     str,
     typer.Option(
@@ -98,18 +67,11 @@ _TokenFile = Annotated[
 
 
 @app.command(cls=Server, epilog=EXAMPLE)
+@takes_fields("addresses", Addresses)
 def run(
     role: _Role,
     config: _Config,
-    host: _Host = LOOPBACK,
-    port: _Port = 0,
-    verifier: _Verifier = "",
-    path_scorer: _PathScorer = "",
-    drafter: _Drafter = None,
-    name: _Name = "",
-    rank: _Rank = 0,
-    meeting_point: _Meeting = "",
-    metrics_port: _Metrics = None,
+    addresses: Addresses = _NONE,
     check: _Check = "",
     token_file: _TokenFile = None,
     log_format: LogFormat = None,
@@ -123,17 +85,8 @@ def run(
         if not is_serving:
             typer.echo(f"error: no {role} serves at {check}", err=True)
         raise typer.Exit(0 if is_serving else EXIT_FAILURE)
-    addresses = Addresses(
-        host,
-        port or (pipeline.rpc.port if role == "coordinator" else 0),
-        verifier,
-        path_scorer,
-        tuple(drafter or ()),
-        name,
-        rank,
-        meeting_point,
-        metrics_port,
-    )
+    if role == "coordinator" and not addresses.port:
+        addresses = replace(addresses, port=pipeline.rpc.port)
     _prepare_process(_role_settings(role, pipeline, addresses))
     asyncio.run(serve(role, pipeline, token, addresses, announce=typer.echo))
 

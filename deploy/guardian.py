@@ -76,7 +76,7 @@ class Marked:
 
 
 def _start_time(folder: Path) -> bytes:
-    """Return when a process started, by which it is told from a later one with its id."""
+    """Return the start time of a process, which tells it from a later one with the same id."""
     state, *fields = (folder / "stat").read_bytes().rpartition(b") ")[2].split()
     if state == b"Z":
         raise ProcessLookupError(folder.name)

@@ -20,8 +20,7 @@ from actors.placement import PlacementError, check_room
 from actors.settings import PipelineConfig
 from deploy import forked
 from deploy.addresses import check_reachable
-from deploy.cluster_watch import watched
-from deploy.deadline import ended_within
+from deploy.cluster_watch import ended_within, watched
 from deploy.fork_server import fork_server
 from deploy.guardian import guarded
 from diffuspec.core.errors import ConfigError

@@ -1,4 +1,4 @@
-"""The processes of a service on this machine, and what holds a port, found by the port."""
+"""The processes of a service on this machine, found by its port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Serve's proxies do with every request before they pass it on.
+"""Middleware of Serve's proxies: checks and bounds for every request.
 
 A proxy loads this by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deploy.proxy:middlewares, which
 deploy/cluster/node.env sets: by itself Serve lets clients lift its time-out and outlive their

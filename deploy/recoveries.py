@@ -1,4 +1,4 @@
-"""What faults cost those who are being answered: times of tokens, and a table of the gaps."""
+"""The cost of faults to clients: times of tokens, and a table of the gaps between them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ from actors.roles.verifier import VerifierRank
 from actors.settings import PipelineConfig
 from actors.supervision.background import in_background, log_problem
 from deploy.addresses import LOOPBACK, Addresses, Role, parse_address
-from diffuspec.cli.signals import end_event
 from diffuspec.core.backoff import Backoff
 from diffuspec.core.errors import DiffuspecError, WorkerError
 from diffuspec.core.interfaces import TargetInfo
@@ -32,6 +31,7 @@ from diffuspec.rpc.services import (
     PATH_SCORER_SERVICE,
     VERIFIER_SERVICE,
 )
+from diffuspec.signals import end_event
 from diffuspec.text.gguf_directory import model_directory
 from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
 

@@ -14,25 +14,28 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
+from pydantic import BaseModel, ValidationError
 from ray import serve
 from ray.serve._private.api import serve_start
 from ray.serve.schema import ApplicationStatus, HTTPOptionsSchema, ServeDeploySchema
 
 from actors.service.settings import ServiceConfig, parse_service
+from actors.settings import PipelineConfig
 from deploy.addresses import check_listenable
 from deploy.app import ROOT
-from deploy.deadline import ended_within
+from deploy.cluster_watch import ended_within
 from deploy.haproxy import haproxy
 from deploy.local_ray import ray_cluster
 from deploy.proxy import CALLBACK, CALLBACK_VARIABLE
-from deploy.serve_file import read_serve_file
-from diffuspec.cli.command import Command
+from diffuspec.command import Command
+from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError, WorkerError
+from diffuspec.core.validation import read_yaml
 
 _FILE = Path(__file__).with_name("serve.yaml")
 _POLL_SECONDS = 0.2
@@ -156,3 +159,50 @@ def _wait_for_a_signal() -> None:
 
 if __name__ == "__main__":
     app()
+
+
+def read_serve_file(path: Path) -> ServeDeploySchema:
+    """Read a file as deploy/serve.yaml. Raises ConfigError for keys that Serve would ignore."""
+    data = read_yaml(path)
+    if "applications" not in data and (other := _other_kind(data)):
+        raise ConfigError(f"{path} is no file of Ray Serve, as deploy/serve.yaml, but {other}")
+    if unknown := [*unknown_keys(ServeDeploySchema, data)]:
+        raise ConfigError(f"{path}: Serve has no key {', '.join(unknown)}")
+    try:
+        return ServeDeploySchema.model_validate(data)
+    except ValidationError as error:
+        problems = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise ConfigError(f"{path}: {'; '.join(problems)}") from error
+
+
+def _other_kind(data: Mapping[str, Any]) -> str:
+    """Return which other kind of file data is from, and what reads it; "" if it is none of ours."""
+    if data.keys() <= PipelineConfig.model_fields.keys() and "engine" in data:
+        return "a pipeline's: name it as `pipeline` in the args of an application"
+    if data.keys() & {"preset", "target", "drafter", "serve", *EngineConfig.model_fields}:
+        return "an engine's, for `diffuspec serve --config`"
+    return ""
+
+
+def unknown_keys(kind: Any, data: object, where: str = "") -> Iterator[str]:
+    """Yield the keys of data, as a.b.c, that a model of pydantic has no field for."""
+    models = [one for one in _types(kind) if issubclass(one, BaseModel)]
+    if isinstance(data, list):
+        for item in data:
+            yield from unknown_keys(kind, item, where)
+    elif isinstance(data, dict) and models:
+        fields = models[0].model_fields
+        for key, value in data.items():
+            if key in fields:
+                yield from unknown_keys(fields[key].annotation, value, f"{where}{key}.")
+            else:
+                yield f"{where}{key}"
+
+
+def _types(kind: Any) -> Iterator[type]:
+    """Yield a type, or the types that a union or a container of them is made of."""
+    if get_args(kind):
+        for one in get_args(kind):
+            yield from _types(one)
+    elif isinstance(kind, type):
+        yield kind

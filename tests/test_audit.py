@@ -13,7 +13,7 @@ from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import TokenLogprobs, Verdict, VerifyRequest
 from diffuspec.engine import Engine
 from diffuspec.pairs import parse_config
-from diffuspec.serve.local import EngineBackend
+from diffuspec.serve.server import EngineBackend
 from diffuspec.serve.settings import ServeSettings
 from diffuspec.text.prompt import as_token_ids
 from diffuspec.text.tokenizer import load_tokenizer

@@ -9,8 +9,7 @@ from typing import Any, Self
 
 import httpx2
 
-from deploy.batches.results import Reply
-from deploy.batches.services import ServiceBusyError, ServiceLostError
+from deploy.batches.results import Reply, ServiceBusyError, ServiceLostError
 from diffuspec.core.errors import ConfigError
 
 MAX_REPLY_BYTES = 64 * 2**20

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any
 
-from deploy.batches.results import OK, Reply
-from deploy.batches.services import ServiceBusyError, ServiceLostError
+from deploy.batches.results import OK, Reply, ServiceBusyError, ServiceLostError
 from diffuspec.core.errors import (
     DiffuspecError,
     OverloadedError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +12,27 @@ from pathlib import Path
 from actors.settings import PipelineConfig
 from deploy.batches.http import HttpService
 from deploy.batches.in_process import BackendService
-from deploy.batches.services import Service
-from deploy.needs import needs_ray
+from deploy.batches.results import Service
 from diffuspec.core.errors import ConfigError
 from diffuspec.pairs.tiny import TARGET
 from diffuspec.serve.backend import Backend
-from diffuspec.serve.local import EngineBackend
+from diffuspec.serve.server import EngineBackend
 
 API_KEY_VARIABLE = "DIFFUSPEC_API_KEY"
 
 _AUTO = "auto"
 _ROWS_PER_SEQUENCE = 2  # two, so that the next row is there when one ends
+
+
+@contextlib.contextmanager
+def needs_ray(what: str) -> Iterator[None]:
+    """Import what needs Ray within this context. Raises ConfigError if Ray is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "ray":
+            raise
+        raise ConfigError(f"{what} needs Ray: pip install 'diffuspec[ray]'") from None
 
 
 @dataclass(frozen=True, slots=True)

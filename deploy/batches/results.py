@@ -3,7 +3,7 @@
     {"id": "batch_req_12_9c0f...", "custom_id": "a",
      "response": {"status_code": 200, "request_id": "...", "body": {...}}, "error": null}
 
-`response` is what the endpoint said, errors included; `error` is for rows that were never answered.
+`response` is the endpoint's response, errors included; `error` is for rows that got none.
 The id names the line of the input and its digest, so that a result tells which row it belongs to.
 """
 
@@ -13,7 +13,9 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+from diffuspec.core.errors import DiffuspecError, WorkerError
 
 OK = 200
 
@@ -109,3 +111,39 @@ def _result(
         "response": response,
         "error": error,
     }
+
+
+class Service(Protocol):
+    """An OpenAI endpoint: over HTTP, or in this process."""
+
+    @property
+    def concurrency(self) -> int:
+        """Number of rows in flight that keeps the service busy."""
+        ...
+
+    async def ask(self, url: str, body: Mapping[str, Any], request_id: str) -> Reply:
+        """Return the reply to a request, errors of the request included.
+
+        Raises ServiceBusyError and ServiceLostError, after which the same request may succeed.
+        """
+        ...
+
+    async def is_up(self) -> bool:
+        """Whether it could answer a request now."""
+        ...
+
+
+class ServiceBusyError(WorkerError):
+    """The service takes no more requests at the moment."""
+
+    def __init__(self, message: str, retry_after_seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class ServiceLostError(WorkerError):
+    """The service failed, or cannot be reached."""
+
+
+class BatchStoppedError(DiffuspecError):
+    """The batch cannot go on now; what is done is kept, and the same command goes on later."""

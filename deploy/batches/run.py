@@ -15,14 +15,17 @@ from typing import Any, Protocol
 
 from deploy.batches.inputs import MAX_LINE_BYTES, Line
 from deploy.batches.outputs import OnResult, Result
-from deploy.batches.results import Reply, answered, conversation, failed
-from deploy.batches.rows import BadRowError, Row, parse_row
-from deploy.batches.services import (
+from deploy.batches.results import (
     BatchStoppedError,
+    Reply,
     Service,
     ServiceBusyError,
     ServiceLostError,
+    answered,
+    conversation,
+    failed,
 )
+from deploy.batches.rows import BadRowError, Row, parse_row
 from diffuspec.core.backoff import Backoff
 
 _FIRST_PAUSE_SECONDS = 0.5

@@ -65,7 +65,7 @@ def test_a_role_names_the_option_that_it_lacks_or_cannot_use(config, role, given
 def test_complete_addresses_pass(config):
     Addresses().check("verifier", config)
     Addresses(verifier=VERIFIER, path_scorer=VERIFIER).check("drafter", config)
-    Addresses(verifier=VERIFIER, drafters=("[::1]:7003",)).check("coordinator", config)
+    Addresses(verifier=VERIFIER, drafters=["[::1]:7003"]).check("coordinator", config)
 
 
 def test_a_drafter_that_searches_no_lattice_takes_no_path_scorer():
@@ -86,7 +86,7 @@ def several() -> PipelineConfig:
 
 def test_of_several_drafters_each_is_named(several):
     Addresses(verifier=VERIFIER, name="small").check("drafter", several)
-    given = ("small=a:1", "diffuspec=b:2", "small=c:3")
+    given = ["small=a:1", "diffuspec=b:2", "small=c:3"]
     assert Addresses(verifier=VERIFIER, drafters=given).drafter_roles(several) == {
         "drafter small 0": "a:1",
         "drafter diffuspec 0": "b:2",
@@ -116,7 +116,7 @@ def test_without_a_drafter_in_a_process_there_is_none_to_serve():
     with pytest.raises(ConfigError, match="no drafter that is configured has its own process"):
         Addresses(verifier=VERIFIER).check("drafter", config)
     with pytest.raises(ConfigError, match=r"has no effect: no drafter .* its own process"):
-        Addresses(verifier=VERIFIER, drafters=("a:1",)).check("coordinator", config)
+        Addresses(verifier=VERIFIER, drafters=["a:1"]).check("coordinator", config)
 
 
 def test_ports_are_tried(config):
@@ -126,7 +126,7 @@ def test_ports_are_tried(config):
         reason = f"--port: cannot listen at 127.0.0.1:{port}: address already in use"
         with pytest.raises(ConfigError, match=reason):
             check_listenable("--port", "127.0.0.1", port)
-        both = Addresses(verifier=VERIFIER, drafters=(VERIFIER,), metrics_port=port)
+        both = Addresses(verifier=VERIFIER, drafters=[VERIFIER], metrics_port=port)
         with pytest.raises(ConfigError, match="--metrics-port: cannot listen at"):
             both.check("coordinator", config)
     with pytest.raises(ConfigError, match=f"--address: cannot reach 127.0.0.1:{port}: conn"):

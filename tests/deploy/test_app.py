@@ -15,7 +15,7 @@ from ray.serve.schema import ServeDeploySchema
 from actors.service.autoscaling import by_requests
 from actors.service.settings import parse_service
 from deploy.app import build
-from deploy.serve_file import read_serve_file, unknown_keys
+from deploy.serve import read_serve_file, unknown_keys
 from diffuspec.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]

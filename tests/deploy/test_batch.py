@@ -1,6 +1,8 @@
 """The command: exit codes, summary, interrupts, over a service on loopback with fake roles."""
 
+import errno
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -10,8 +12,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from deploy.batch import app
-from deploy.batches.locks import locked
+from deploy.batch import _finish, app
+from deploy.batches.command import Outcome
+from deploy.batches.outputs import locked
+from deploy.batches.results import BatchStoppedError
+from deploy.batches.summary import Counts
 from deploy.forked import forked
 from diffuspec.serve.settings import ServeSettings
 from tests.support.batches import chat, results_in, texts
@@ -174,3 +179,14 @@ def test_an_output_is_one_batch_s(batch, tmp_path):
         result = batch(chat("a"))
     assert result.exit_code == 2
     assert result.stderr == f"error: the output {path} is in use by another batch\n"
+
+
+def test_a_full_disk_names_the_file_and_says_that_the_same_command_goes_on() -> None:
+    problem = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    outcome = Outcome(Counts(3), problem=problem)
+    outcome.counts.now.num_rows = 2
+    with pytest.raises(BatchStoppedError) as stopped:
+        _finish(outcome, Path("out.jsonl"))
+    message = str(stopped.value)
+    assert message.startswith("cannot write out.jsonl: No space left on device (2 of 3")
+    assert message.endswith("the same command goes on from there)")

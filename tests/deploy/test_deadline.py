@@ -3,11 +3,11 @@
 import subprocess
 import sys
 
-from deploy.deadline import ended_within
+from deploy.cluster_watch import ended_within
 
 COMMAND = """
 import time
-from deploy.deadline import ended_within
+from deploy.cluster_watch import ended_within
 
 with ended_within(0.2, "the end of nothing"):
     time.sleep(1000)

@@ -15,7 +15,7 @@ from actors.bundles import Node, explain_shortage, make_bundles
 from actors.service.settings import parse_service
 from actors.settings import PipelineConfig, load_pipeline
 from deploy.batch import app as batch
-from deploy.serve_file import unknown_keys
+from deploy.serve import unknown_keys
 from tests.support.kubernetes import KINDS, Group, RayJob, RayService
 
 ROOT = Path(__file__).parents[2]

@@ -1,10 +1,14 @@
-"""The time of a step by part."""
+"""The time of a step by part, in one process and with roles that sleep while the other works."""
 
 import pytest
 from rich.console import Console
 
+from deploy.rested import rested
 from deploy.step_cost import cost_table, step_cost
+from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import StepStats
+from diffuspec.engine import Engine
+from diffuspec.pairs.tiny import tiny_config
 
 
 def steps(*more_ms: float) -> list[StepStats]:
@@ -51,3 +55,19 @@ def test_costs_are_compared_with_the_first():
     lines = [line.split() for line in captured.get().splitlines()]
     assert ["target", "8.00", "10.00", "+2.00"] in lines
     assert ["step", "16.00", "18.00", "+2.00"] in lines
+
+
+SAMPLING = SamplingParams(max_tokens=12)
+
+
+async def test_rested_roles_give_the_same_answer_and_sleep_while_the_other_works():
+    with Engine.from_config(tiny_config()) as engine:
+        async with rested(engine) as resting:
+            answer = await resting.complete("Once upon a time", SAMPLING)
+        expected = await engine.complete("Once upon a time", SAMPLING)
+        await engine.stop()
+    assert answer.token_ids == expected.token_ids
+    work = [step.draft_seconds + step.verify_seconds for step in answer.steps[1:]]
+    slept = [step.transport_seconds for step in answer.steps[1:]]
+    assert all(seconds > 0 for seconds in slept)
+    assert sum(slept) > 0.5 * sum(work)

@@ -18,8 +18,7 @@ from diffuspec.engine import Engine
 from diffuspec.engine_base import EngineBase
 from diffuspec.pairs import parse_config
 from diffuspec.serve.app import create_app
-from diffuspec.serve.local import EngineBackend
-from diffuspec.serve.server import Server, Tls, bind
+from diffuspec.serve.server import EngineBackend, Server, Tls, bind
 from diffuspec.serve.settings import ServeSettings
 from diffuspec.telemetry.request_spans import RequestSpans
 from tests.support.chat_models import QWEN, chat_tokenizer

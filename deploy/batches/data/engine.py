@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from actors.settings import PipelineConfig
-from deploy.batches.command import Outcome, refuse_copies, salt_of
+from deploy.batches.command import Interrupted, Outcome, refuse_copies, salt_of, terminable
 from deploy.batches.data.parts import Format, Parts
 from deploy.batches.data.shards import Shard, check_dependencies, plan
 from deploy.batches.inputs import read, scan
-from deploy.batches.interrupts import Interrupted, terminable
 from deploy.batches.outputs import open_output
 from deploy.batches.places import pipeline_service
+from deploy.batches.results import BatchStoppedError, Service
 from deploy.batches.run import Options, Run
-from deploy.batches.services import BatchStoppedError, Service
 from deploy.batches.summary import Counts, Tally
 from deploy.local_ray import ray_cluster
 from deploy.runs import progress_bar

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from deploy.batches.locks import locked
+from deploy.batches.outputs import locked
 from deploy.batches.summary import Tally
 from diffuspec.core.errors import ConfigError
 

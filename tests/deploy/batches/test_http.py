@@ -9,7 +9,7 @@ import pytest
 
 from deploy.batches import http
 from deploy.batches.http import HttpService
-from deploy.batches.services import ServiceBusyError, ServiceLostError
+from deploy.batches.results import ServiceBusyError, ServiceLostError
 from diffuspec.core.errors import ConfigError
 
 CHAT = "/v1/chat/completions"

@@ -9,8 +9,8 @@ import pytest
 
 from deploy.batches.inputs import jsonl_file, read, scan
 from deploy.batches.outputs import open_output
+from deploy.batches.results import BatchStoppedError, ServiceBusyError, ServiceLostError
 from deploy.batches.run import Options, Run
-from deploy.batches.services import BatchStoppedError, ServiceBusyError, ServiceLostError
 from deploy.batches.summary import Counts
 from tests.support.batches import Echo, Stuck, chat, results_in, texts
 
