@@ -54,7 +54,7 @@ class Wish:
 
 
 def wanted_servers(loads: Sequence[DraftLoad], scaling: DraftScaling) -> int:
-    """Return how many servers would bring these loads to the targets, within the bounds.
+    """Return the number of servers that would bring these loads to the targets, within the bounds.
 
     Never more than there are engines: an engine has one server, and drafts made ahead may keep any
     server busy.

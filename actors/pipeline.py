@@ -184,7 +184,7 @@ class Pipeline:
             return 0
 
     async def fatal_problem(self) -> str:
-        """Return why this pipeline will not answer again; "" if it does or may.
+        """Return the reason why this pipeline will not answer again; "" if it does or may.
 
         It is lost when its placement group is, or when there was no coordinator for as long as one
         may take to be placed and started.

@@ -1,4 +1,4 @@
-"""Send a service what it must refuse, and show what it answers and what that costs in memory.
+"""Send a service requests that it must refuse; show its answers and their cost in memory.
 
     python -m deploy.abuse http://127.0.0.1:8000
 
@@ -124,7 +124,7 @@ async def _read_answer(reader: asyncio.StreamReader) -> str:
 
 
 def bodies() -> dict[str, dict[str, Any]]:
-    """Return bodies of text completions that ask for too much, by what is wrong with them."""
+    """Return bodies of text completions that ask for too much, by their fault."""
     return {
         "200,000 stop strings": {"prompt": "a", "stop": ["a"] * 200_000},
         "n of 10^9": {"prompt": "a", "n": 10**9},
@@ -191,7 +191,7 @@ async def leave_everywhere(target: Target) -> str:
 
 
 async def stop_reading(target: Target) -> str:
-    """Ask for a long stream and read nothing of it; return what becomes of the request."""
+    """Ask for a long stream and read nothing of it; return the outcome of the request."""
     body = json.dumps(_LONG | {"stream": True, "n": 8, "logprobs": 20}).encode()
     reader, writer = await asyncio.open_connection(target.host, target.port, limit=1024)
     writer.write(target.head(TEXT, len(body)) + body)
@@ -202,7 +202,7 @@ async def stop_reading(target: Target) -> str:
 
 
 async def _until_idle(target: Target) -> str:
-    """Wait until no request runs; return how many do then, or still."""
+    """Wait until no request runs; return how many do at the end of the wait."""
     running: int | None = None
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_MAX_WAIT_SECONDS):
@@ -226,7 +226,7 @@ async def _num_running(target: Target) -> int | None:
 
 
 async def abuse(url: str, *, has_forms: bool = True, is_patient: bool = True) -> list[Finding]:
-    """Try everything on a service, one after the other; slow clients all at once.
+    """Try every kind of abuse on a service, one after the other; slow clients all at once.
 
     has_forms: it can compile forms of answers. is_patient: try also what takes long to be dropped.
     """
@@ -253,7 +253,7 @@ def memory(port: int) -> float:
 
 @app.command(cls=Command)
 def main(url: Annotated[str, typer.Argument(help="Of the service.")]) -> None:
-    """Send a service what it must refuse, and print a table of what it answers."""
+    """Send a service requests that it must refuse, and print a table of its answers."""
     port = Target(url).port
     asyncio.run(Target(url).post(TEXT, b'{"prompt": "a"}'))  # the first request allocates memory
     before = memory(port)

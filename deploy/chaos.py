@@ -80,7 +80,7 @@ def _is_of(process: psutil.Process, kind: Kind) -> bool:
 
 @dataclass
 class Answers:
-    """What became of the answers."""
+    """The outcome of the answers."""
 
     num_whole: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Answers:
 
 
 class Load:
-    """Askers that stream one answer after the other, broken ones again."""
+    """Clients that stream one answer after the other, and ask again for broken ones."""
 
     def __init__(
         self, client: HttpClient, expected: Sequence[tuple[Prompt, str]], max_tokens: int
@@ -176,7 +176,7 @@ class Service:
         return found
 
     async def look(self) -> None:
-        """Note how many roles are well. Raises WorkerError if not all are."""
+        """Record how many roles are healthy. Raises WorkerError if not all are."""
         found = await self._ready()
         if found.get("status") != "ready":
             raise WorkerError(f"the service must be whole at first, /ready says {found}")

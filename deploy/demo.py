@@ -33,7 +33,7 @@ from diffuspec.pairs.tiny import QUESTIONS
 
 _PIPELINE = Path(__file__).parent / "pipeline.yaml"
 _TRACE = Path("runs/demo/trace.json")
-_PLAIN, _SEQUENTIAL, _OVERLAPPED = _MODES = ("plain", "sequential", "overlapped")
+_PLAIN, _SEQUENTIAL, _OVERLAPPED = ("plain", "sequential", "overlapped")
 _LEGEND = (
     f"{_PLAIN}: no drafts; {_SEQUENTIAL}: a draft, then its verification; {_OVERLAPPED}: the next "
     "drafts are made while one is verified"

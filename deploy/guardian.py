@@ -1,4 +1,4 @@
-"""A small process that ends what a command has started, however the command ends.
+"""A small process that ends all that a command has started, however the command ends.
 
 Everything below the command has a mark in its environment. When the command is gone, also by
 SIGKILL, the guardian kills each process that was started with the mark, then removes the command's

@@ -10,7 +10,7 @@ from deploy import fork_server
 
 
 def service_processes(port: int) -> set[psutil.Process]:
-    """Return what listens on a port, with children; on Ray, all workers of the node besides."""
+    """Return the processes that listen on a port, with children; on Ray, the node's workers too."""
     found = listeners(port)
     found += [one for process in found for one in process.children(recursive=True)]
     if (raylet := raylet_of(port)) is not None:

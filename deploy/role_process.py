@@ -48,7 +48,7 @@ _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.25, 5.0  # pauses between attempts 
 class Hosted:
     """A role that serves."""
 
-    address: str  # "": of a rank that only its group talks to
+    address: str  # "" for a rank other than 0, which clients do not call
     work: asyncio.Future[None] | None = None  # ends, or raises, when the role has failed
 
 

@@ -176,7 +176,7 @@ def read_serve_file(path: Path) -> ServeDeploySchema:
 
 
 def _other_kind(data: Mapping[str, Any]) -> str:
-    """Return which other kind of file data is from, and what reads it; "" if it is none of ours."""
+    """Return the other kind of file that data is of, and its command; "" if it is unknown."""
     if data.keys() <= PipelineConfig.model_fields.keys() and "engine" in data:
         return "a pipeline's: name it as `pipeline` in the args of an application"
     if data.keys() & {"preset", "target", "drafter", "serve", *EngineConfig.model_fields}:

@@ -37,7 +37,7 @@ class Ingress:
     async def __init__(  # type: ignore[misc]
         self, config: ServiceConfig, directory: Any, pipelines: Any
     ) -> None:
-        """directory: a handle of the deployment. pipelines: one too, which has Serve start them."""
+        """Take the handles of deployments; that of `pipelines` makes Serve start them."""
         logs.configure()
         otel.check()
         _check_access(config)

@@ -62,7 +62,7 @@ class Link:
                 await self.client.cancel(request_id)
 
     def lost(self, reason: str) -> None:
-        """Note that a connection was lost; the next check tells more."""
+        """Record that a connection was lost, until the next check."""
         self.is_healthy, self.is_lost, self.problem = False, True, reason
 
 

@@ -38,7 +38,7 @@ class PipelineReplica:
     async def __init__(  # type: ignore[misc]
         self, config: PipelineConfig, token: str | None, directory: Any
     ) -> None:
-        """Start the pipeline; return once it answers. directory: a handle of the deployment."""
+        """Start the pipeline; return once it answers. `directory`: the handle of its deployment."""
         self.name = serve.get_replica_context().replica_id.unique_id
         self._directory = directory
         self._options = PipelineOptions()

@@ -73,7 +73,7 @@ class RankSet:
                 watch.cancel()
 
     async def examine(self) -> str:
-        """Check every rank's health once; return what is wrong, "" if nothing is."""
+        """Check every rank's health once; return the faults, "" if there are none."""
         checks = [self._check(rank) for rank in range(len(self.handles))]
         return next(filter(None, await asyncio.gather(*checks)), "")
 
@@ -97,7 +97,7 @@ class RankSet:
         return f"rank {rank} has stopped"
 
     async def _sickness(self, rank: int) -> str:
-        """Return what is wrong with a rank, once MAX_MISSES health checks in a row failed."""
+        """Return a rank's fault, once MAX_MISSES health checks in a row failed."""
         num_misses = 0
         while num_misses < MAX_MISSES:
             if not num_misses:

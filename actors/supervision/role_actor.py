@@ -49,7 +49,7 @@ class RoleActor(Generic[Ready]):
         return "it has stopped"
 
     async def _sickness(self, interval_seconds: float) -> str:
-        """Return what is wrong with the actor, once a health check says so or MAX_MISSES fail."""
+        """Return the actor's fault, once a health check reports one or MAX_MISSES checks fail."""
         num_misses = 0
         while num_misses < MAX_MISSES:
             await asyncio.sleep(interval_seconds)
@@ -62,7 +62,7 @@ class RoleActor(Generic[Ready]):
         return f"it did not answer {num_misses} times in a row"
 
     async def trouble(self, seconds: float) -> str:
-        """Check its health once; return what is wrong, "" if nothing is. Raises TimeoutError."""
+        """Check its health once; return its fault, "" if it has none. Raises TimeoutError."""
         check = self.handle.is_healthy.options(concurrency_group=CONTROL)
         try:
             async with asyncio.timeout(seconds):

@@ -25,7 +25,7 @@ from diffuspec.core.errors import ConfigError, DiffuspecError
 _COPIES_OF_RAY = "runtime_resources"  # a folder above the working folder of Ray's jobs
 
 
-class Interrupted(BaseException):  # like KeyboardInterrupt, no Exception
+class Interrupted(BaseException):  # not an Exception, as KeyboardInterrupt
     """A signal ended the batch."""
 
     CTRL_C = 128 + signal.SIGINT
@@ -89,7 +89,7 @@ class Outcome:
 
     counts: Counts
     seconds: float = 0.0  # answering
-    problem: BaseException | None = None  # why it did not come to its end
+    problem: BaseException | None = None  # the error that stopped the run early
 
 
 def answer_file(files: Files, place: Place, options: Options, console: Console) -> Outcome:

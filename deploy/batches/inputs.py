@@ -55,7 +55,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What is kept of a source, to know its lines again."""
+    """The digests of a source, by which its lines are known again."""
 
     digests: Sequence[int]  # digests by line number; 0 for a blank line and for number 0
     num_rows: int

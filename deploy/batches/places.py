@@ -37,7 +37,7 @@ def needs_ray(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How to get at a service: `surroundings` are entered first, outside of an event loop."""
+    """The contexts of a service: `surroundings` are entered first, outside of an event loop."""
 
     surroundings: Callable[[], AbstractContextManager[None]]
     service: Callable[[], AbstractAsyncContextManager[Service]]

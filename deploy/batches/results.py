@@ -24,7 +24,7 @@ _ID = re.compile(r"batch_req_([1-9][0-9]{0,8})_([0-9a-f]{16})")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What an endpoint said to one request."""
+    """An endpoint's response to one request."""
 
     status_code: int
     request_id: str

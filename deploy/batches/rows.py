@@ -1,4 +1,4 @@
-"""A row of a batch: what it asks for, in whichever of the formats it is written.
+"""A row of a batch, in any of its formats, and what it asks for.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
     {"messages": [...], "max_tokens": 64}      or {"prompt": "..."}; custom_id is optional

@@ -1,6 +1,6 @@
 """The run of a batch: a bounded number of rows in flight, each result on disk before the next row.
 
-A row fails by its own fault alone. While the service is busy or away, rows wait; when it has
+A row fails only if it is itself at fault. While the service is busy or away, rows wait; when it has
 answered nothing for long, the run stops, and the same command goes on later.
 """
 

@@ -47,7 +47,7 @@ def run(
     reasoning_parser: Reasoning = None,
     generation_config: Generation = None,
 ) -> None:
-    """Tell how a model is served: what ends its answers, its chats, calls, reasoning, defaults.
+    """Print how a model is served: what ends its answers, its chats, calls, reasoning, defaults.
 
     Also how its weights are stored and multiplied here, though they are not read; and of a
     diffusion LM how it drafts: family, attention, blocks, mask.

@@ -187,7 +187,7 @@ def _add_metrics(add: Add, backend: Backend, series: HttpSeries) -> None:
 
 def _add_health(app: FastAPI, backend: Backend, load: Load) -> None:
     async def health() -> JSONResponse:
-        """Tell that the process is alive."""
+        """Return 200: the process is alive."""
         alive: Health = {"status": "ok"}
         return JSONResponse(alive)
 
@@ -197,7 +197,7 @@ def _add_health(app: FastAPI, backend: Backend, load: Load) -> None:
         return JSONResponse(shown)
 
     async def ready() -> JSONResponse:
-        """Tell whether requests can be answered now: 200, or 503 and why not."""
+        """Return 200 if requests can be answered now, else 503 and the reason."""
         return await _readiness(backend)
 
     async def show_version() -> JSONResponse:

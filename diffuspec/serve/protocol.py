@@ -20,7 +20,7 @@ _UPGRADE = re.compile(rb"^upgrade:", re.IGNORECASE | re.MULTILINE)
 class BoundedProtocol(HttpToolsProtocol):
     """A connection that is closed when headers are slow or large, or when there are too many.
 
-    The kernel drops it when its peer takes no data for `write_seconds`, also after its end.
+    The kernel drops it when its peer takes no data for `write_seconds`, even once it has ended.
     """
 
     def __init__(self, settings: ServeSettings, **options: Any) -> None:

@@ -110,7 +110,7 @@ class Server(uvicorn.Server):
 
     @property
     def url(self) -> str:
-        """Where it is reached on this machine."""
+        """The URL at which this machine reaches it."""
         host, port, *_ = self._bound.getsockname()
         if ipaddress.ip_address(host).is_unspecified:
             host = "::1" if ":" in host else "127.0.0.1"

@@ -75,6 +75,6 @@ class ServeSettings(Section):
 
 
 class ServeFile(Section):
-    """What a file of `diffuspec serve` says besides the engine."""
+    """The settings in a file of `diffuspec serve` besides those of the engine."""
 
     serve: ServeSettings = Field(ServeSettings(), description="Keys and bounds of the service.")

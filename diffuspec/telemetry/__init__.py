@@ -1,1 +1,1 @@
-"""What is measured: statistics and Prometheus series, and traces for Perfetto."""
+"""Measurements: statistics and Prometheus series, and traces for Perfetto."""

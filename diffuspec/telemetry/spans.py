@@ -1,4 +1,4 @@
-"""The spans of a coordinator's trace: what is drawn for a call of a role."""
+"""The spans that a coordinator's trace has for each call of a role."""
 
 from __future__ import annotations
 

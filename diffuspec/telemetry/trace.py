@@ -123,7 +123,7 @@ class Tracer:
 
 
 def numbered(path: Path, number: int) -> Path:
-    """Return the file of a start: t.json for the first, t.2.json for the second."""
+    """Return the file for the trace of a start: t.json for the first, t.2.json for the second."""
     return path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
 
 

@@ -37,7 +37,7 @@ from diffuspec.rpc.services import DRAFTER_SERVICE
 from diffuspec.v1 import drafter_pb2
 from tests.rpc.requests import GREEDY, draft_request, verify_request
 from tests.support.fakes import FAKE_TARGET, FakeDrafter, FakeVerifier, always_right, oracle_of
-from tests.support.serving import serving
+from tests.support.serving import connected, serving
 
 
 class SlowVerifier(FakeVerifier):
@@ -50,8 +50,7 @@ class SlowVerifier(FakeVerifier):
 
 async def test_answers_come_in_any_order(security):
     verifier = SlowVerifier()
-    async with serving(VerifierServicer(verifier), security=security) as wire:
-        remote = await wire.connect(RemoteVerifier)
+    async with connected(verifier, security) as remote:
         finished: list[int] = []
 
         async def ask(token: int) -> None:
@@ -66,8 +65,7 @@ async def test_answers_come_in_any_order(security):
 
 async def test_a_cancelled_call_leaves_the_stream_to_the_others(security):
     verifier = FakeVerifier()
-    async with serving(VerifierServicer(verifier), security=security) as wire:
-        remote = await wire.connect(RemoteVerifier)
+    async with connected(verifier, security) as remote:
         verifier.gate.close()
         calls = [
             asyncio.create_task(remote.verify([verify_request(1, request_id=name)]))
@@ -145,8 +143,7 @@ async def test_steps_that_wait_are_dropped_when_their_client_goes(security):
 
 async def test_a_role_that_fails_says_why_and_the_stream_goes_on(security):
     verifier = FakeVerifier()
-    async with serving(VerifierServicer(verifier), security=security) as wire:
-        remote = await wire.connect(RemoteVerifier)
+    async with connected(verifier, security) as remote:
         for error in (
             VerifierError("the logits are not finite"),
             VerifierUnavailableError("being rebuilt"),
@@ -183,8 +180,7 @@ async def test_a_malformed_response_is_the_roles_failure(spoil, problem, securit
         async def verify(self, requests):
             return spoil(*await super().verify(requests))
 
-    async with serving(VerifierServicer(Spoilt()), security=security) as wire:
-        remote = await wire.connect(RemoteVerifier)
+    async with connected(Spoilt(), security) as remote:
         with pytest.raises(VerifierError, match=problem):
             await remote.verify([verify_request(1)])
 
@@ -221,8 +217,7 @@ async def test_a_client_that_reads_no_responses_loses_its_stream(is_done_writing
 async def test_what_is_not_ours_stays_in_the_log(security, caplog):
     verifier = FakeVerifier()
     verifier.error = ZeroDivisionError("secret")
-    async with serving(VerifierServicer(verifier), security=security) as wire:
-        remote = await wire.connect(RemoteVerifier)
+    async with connected(verifier, security) as remote:
         with pytest.raises(VerifierError, match="see the log") as caught:
             await remote.verify([verify_request(1)])
         assert not isinstance(caught.value, VerifierUnavailableError)

@@ -8,10 +8,12 @@ from typing import Any
 
 import grpc
 
+from diffuspec.core.interfaces import Verifier
+from diffuspec.rpc.client.roles import RemoteVerifier
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.server import RoleServer
-from diffuspec.rpc.server.servicers import RoleServicer
+from diffuspec.rpc.server.servicers import RoleServicer, VerifierServicer
 
 
 class Wire:
@@ -48,3 +50,12 @@ async def serving(
         finally:
             for client in wire.clients:
                 await client.close()
+
+
+@asynccontextmanager
+async def connected(
+    verifier: Verifier, security: Security, limits: RpcLimits = DEFAULT_LIMITS
+) -> AsyncIterator[RemoteVerifier]:
+    """Serve a verifier; enter with a client of it."""
+    async with serving(VerifierServicer(verifier), security=security, limits=limits) as wire:
+        yield await wire.connect(RemoteVerifier)

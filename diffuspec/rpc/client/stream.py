@@ -192,7 +192,7 @@ class _Stream:
         self._tasks = [writer, asyncio.create_task(self._read(call, writer))]
 
     def send(self, data: bytes) -> None:
-        """Send in order, some time soon. Raises OverloadedError when the network takes nothing."""
+        """Queue a message to be sent. Raises OverloadedError when the network takes nothing."""
         if len(self._outgoing) >= _MAX_QUEUED_MESSAGES:
             raise OverloadedError(f"{self._address} takes no messages")
         self._outgoing.append(data)

@@ -79,7 +79,7 @@ def code_of(error: BaseException) -> grpc.StatusCode:
 
 
 def describe(error: BaseException) -> tuple[grpc.StatusCode, str, str]:
-    """Return code, message and reason. What is not ours is logged and not told."""
+    """Return code, message and reason. Other errors are logged, and their messages not sent."""
     if isinstance(error, DiffuspecError):
         return code_of(error), str(error), _name(type(error))
     logger.error("a call failed", exc_info=error)

@@ -75,7 +75,7 @@ class Allowance:
             self._num_running -= 1
 
     def charge(self, num_tokens: int) -> None:
-        """Take tokens from the budget, which the requests that run may overdraw; below 0: give."""
+        """Take tokens from the budget, which running requests may overdraw; give some if < 0."""
         self._tokens -= num_tokens
 
     def _seconds_to_wait(self) -> int:
@@ -100,7 +100,7 @@ class Keys:
         self._looked_at = time.monotonic()
 
     def find(self, key: str) -> Allowance | None:
-        """Return the allowance of a key, in the same time for all keys; None if it is not one."""
+        """Return the allowance of a key, None if unknown. Takes the same time for all keys."""
         self._reload()
         digest, found = key_hash(key), None
         for allowance in self._allowances:
@@ -109,7 +109,7 @@ class Keys:
         return found
 
     def _reload(self) -> None:
-        """Read the file again if it has changed; keep what is known if it cannot be read."""
+        """Read the file again if it has changed; keep the known keys if it cannot be read."""
         now = time.monotonic()
         if now - self._looked_at < _RELOAD_SECONDS:
             return

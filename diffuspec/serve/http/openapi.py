@@ -42,7 +42,7 @@ class Readiness(TypedDict):
 
 Responses: TypeAlias = dict[int | str, dict[str, Any]]
 
-# All that the service answers with; what these have within themselves follows from them.
+# The objects of all responses; the objects within them are found from these.
 _OBJECTS: tuple[Any, ...] = (
     objects.ChatCompletion,
     objects.ChatCompletionChunk,

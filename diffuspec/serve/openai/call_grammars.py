@@ -228,7 +228,7 @@ def _pythonic(calls: Calls) -> str:
 
 
 def _in_order(needed: Sequence[str], others: Sequence[str]) -> str:
-    """Return what is needed and some of the others, between commas."""
+    """Return a rule for all that is needed and any of the others, with commas between them."""
     rest = "".join(f' (", " {one})?' for one in others)
     if needed:
         return ' ", " '.join(needed) + rest

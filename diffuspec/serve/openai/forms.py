@@ -114,7 +114,7 @@ Thinking: TypeAlias = Literal["inside", "open", "over"]
 
 
 def thinking_after(text: str) -> Thinking:
-    """Return how the end of a prompt leaves reasoning."""
+    """Return the state of reasoning at the end of a prompt."""
     end = text.rstrip()
     if end.endswith(OPEN):
         return "inside"
@@ -122,7 +122,7 @@ def thinking_after(text: str) -> Thinking:
 
 
 def thinking_within(message: str) -> Thinking:
-    """Return how a message that the answer goes on with leaves reasoning."""
+    """Return the state of reasoning at the end of a message that the answer continues."""
     if message.rfind(OPEN) > message.rfind(CLOSE):
         return "inside"
     return "over" if message.strip() else "open"

@@ -120,7 +120,7 @@ def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ..
 
 
 def _thinking(job: Job, token_ids: TokenIds, tokenizer: Any) -> Thinking:
-    """Return how a prompt leaves reasoning, by its end."""
+    """Return the state of reasoning at the end of a prompt."""
     if not job.is_reasoned:
         return "over"
     if job.chat.continues_final_message:

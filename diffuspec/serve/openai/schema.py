@@ -45,7 +45,7 @@ def reference(kind: type[Any]) -> dict[str, Any]:
 
 
 def object_schemas(kinds: Iterable[Any]) -> dict[str, Any]:
-    """Return the schemas of objects of answers, and of what these have within, by their names."""
+    """Return the schemas of objects of answers, and of the objects within them, by name."""
     adapters: list[tuple[Any, Any, TypeAdapter[Any]]]
     adapters = [(kind, "serialization", TypeAdapter(kind)) for kind in kinds]
     _, schemas = TypeAdapter.json_schemas(adapters, ref_template=_REFERENCE)

@@ -12,7 +12,7 @@ from diffuspec.text.token_bytes import byte_of, bytes_of_letters
 
 
 class TokenTexts:
-    """Tokens of one tokenizer as bytes. Special tokens are their names."""
+    """The tokens of one tokenizer as bytes. Those of a special token are its name."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

@@ -142,6 +142,20 @@ class ResponseEvent(TypedDict):
     response: ResponseObject
 
 
+class PlacedEvent(TypedDict):
+    """An event of an item."""
+
+    sequence_number: int
+    output_index: int
+    item_id: str
+
+
+class ContentEvent(PlacedEvent):
+    """An event of an item's only part."""
+
+    content_index: Literal[0]
+
+
 class ItemEvent(TypedDict):
     type: Literal["response.output_item.added", "response.output_item.done"]
     sequence_number: int
@@ -149,48 +163,30 @@ class ItemEvent(TypedDict):
     item: OutputItem
 
 
-class PartEvent(TypedDict):
+class PartEvent(ContentEvent):
     type: Literal["response.content_part.added", "response.content_part.done"]
-    sequence_number: int
-    output_index: int
-    item_id: str
-    content_index: Literal[0]
     part: OutputPart
 
 
-class TextDeltaEvent(TypedDict):
+class TextDeltaEvent(ContentEvent):
     type: Literal["response.output_text.delta", "response.reasoning_text.delta"]
-    sequence_number: int
-    output_index: int
-    item_id: str
-    content_index: Literal[0]
     delta: str
     logprobs: NotRequired[list[ChosenTokenLogprob]]
 
 
-class TextDoneEvent(TypedDict):
+class TextDoneEvent(ContentEvent):
     type: Literal["response.output_text.done", "response.reasoning_text.done"]
-    sequence_number: int
-    output_index: int
-    item_id: str
-    content_index: Literal[0]
     text: str
     logprobs: NotRequired[list[ChosenTokenLogprob]]
 
 
-class ArgumentsDeltaEvent(TypedDict):
+class ArgumentsDeltaEvent(PlacedEvent):
     type: Literal["response.function_call_arguments.delta"]
-    sequence_number: int
-    output_index: int
-    item_id: str
     delta: str
 
 
-class ArgumentsDoneEvent(TypedDict):
+class ArgumentsDoneEvent(PlacedEvent):
     type: Literal["response.function_call_arguments.done"]
-    sequence_number: int
-    output_index: int
-    item_id: str
     name: str
     arguments: str
 

@@ -19,7 +19,7 @@ from tests.support.fakes import (
     right_branch_is_late,
 )
 from tests.support.lattice_fakes import FakeLatticeModel, FakePathScorer
-from tests.support.serving import serving
+from tests.support.serving import connected, serving
 
 SAMPLING = SamplingParams(temperature=0.7, seed=-3, logprobs=0)
 
@@ -31,8 +31,7 @@ def draft_request(prefix: list[int], request_id: str = "a") -> DraftRequest:
 
 async def test_a_remote_verifier_gives_the_local_verdicts(security):
     verifier = FakeVerifier()
-    async with serving(VerifierServicer(verifier), security=security) as wire:
-        remote = await wire.connect(RemoteVerifier)
+    async with connected(verifier, security) as remote:
         drafter = FakeDrafter(oracle_of(verifier), right_branch_is_late)
         prefix = [1, 2, 3]
         for _ in range(4):
@@ -118,8 +117,7 @@ async def test_two_coordinators_may_name_their_requests_alike(security):
 
 
 async def test_what_goes_over_a_link_is_counted(security):
-    async with serving(VerifierServicer(FakeVerifier()), security=security) as wire:
-        remote = await wire.connect(RemoteVerifier)
+    async with connected(FakeVerifier(), security) as remote:
         request = VerifyRequest("a", np.arange(40, dtype=np.int32), 1, EMPTY_TREE, SamplingParams())
         await remote.verify([request])
         sent, received = remote.num_bytes_sent, remote.num_bytes_received

@@ -17,7 +17,7 @@ from diffuspec.rpc.server.servicers import DrafterServicer, VerifierServicer
 from diffuspec.rpc.services import DRAFTER_SERVICE, HEALTH_SERVICE, VERIFIER_SERVICE
 from tests.rpc.requests import verify_request
 from tests.support.fakes import FAKE_TARGET, FakeDrafter, FakeVerifier, always_right, oracle_of
-from tests.support.serving import serving
+from tests.support.serving import connected, serving
 from tests.support.virtual_time import Clock
 
 REQUEST = verify_request(1)
@@ -174,8 +174,7 @@ async def test_each_service_answers_for_itself(security):
 async def test_a_role_that_hangs_is_not_serving_and_recovers_by_itself(security):
     verifier = FakeVerifier()
     limits = RpcLimits(max_step_seconds=0.1)
-    async with serving(VerifierServicer(verifier), security=security, limits=limits) as wire:
-        remote = await wire.connect(RemoteVerifier)
+    async with connected(verifier, security, limits=limits) as remote:
         verifier.gate.close()
         step = asyncio.create_task(remote.verify([REQUEST]))
         await verifier.gate.arrival()

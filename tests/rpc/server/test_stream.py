@@ -17,7 +17,7 @@ from diffuspec.rpc.services import VERIFIER_SERVICE
 from diffuspec.v1 import verifier_pb2
 from tests.rpc.requests import GREEDY, verify_request
 from tests.support.fakes import FakeVerifier
-from tests.support.serving import serving
+from tests.support.serving import connected, serving
 
 SOON = RpcLimits(max_idle_seconds=0.05)
 
@@ -48,8 +48,7 @@ async def test_an_idle_stream_is_closed_and_its_requests_released(security):
 
 async def test_a_stream_at_work_is_not_idle(security):
     verifier = FakeVerifier()
-    async with serving(VerifierServicer(verifier), security=security, limits=SOON) as wire:
-        remote = await wire.connect(RemoteVerifier)
+    async with connected(verifier, security, limits=SOON) as remote:
         verifier.gate.close()
         step = asyncio.create_task(remote.verify([verify_request(1)]))
         await asyncio.wait([step], timeout=0.3)
@@ -59,8 +58,7 @@ async def test_a_stream_at_work_is_not_idle(security):
 
 async def test_a_client_outlives_its_idle_streams_also_when_it_writes_as_they_close(security):
     verifier, soon = FakeVerifier(), RpcLimits(max_idle_seconds=0.01)
-    async with serving(VerifierServicer(verifier), security=security, limits=soon) as wire:
-        remote = await wire.connect(RemoteVerifier)
+    async with connected(verifier, security, limits=soon) as remote:
         for length in range(1, 30):
             prefix = [1] * length
             [found] = await remote.verify([verify_request(*prefix)])

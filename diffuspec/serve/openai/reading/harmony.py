@@ -49,7 +49,7 @@ class HarmonyReader(StateReader):
         return [self._piece(rest)]
 
     def _at_start(self, pieces: list[Piece]) -> bool:
-        """Tell a header from a text without one, which is content."""
+        """Go on with a header, or with a text without one, which is content."""
         begun = self._text.lstrip(SPACE)
         heads = (START, CHANNEL, "to=", "assistant")
         if any(begun.startswith(head) for head in heads):

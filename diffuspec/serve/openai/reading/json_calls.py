@@ -139,7 +139,7 @@ class JsonCallReader(MarkedCallReader):
         return ""
 
     def _in_object(self, text: str, pieces: list[Piece]) -> bool:
-        """Read a call from the brace on that begins it."""
+        """Read a call from its opening brace on."""
         head = _HEAD.match(text)
         if head and self._is_known(name := _read_json(head[1])):
             return self._begin_arguments(name, text[head.end() :], pieces, outside=False)
@@ -177,7 +177,7 @@ class JsonCallReader(MarkedCallReader):
         return True
 
     def _after_arguments(self, pieces: list[Piece]) -> bool:
-        """Leave out the rest of the object that a call is, such as an id."""
+        """Skip the rest of a call's object, such as an id."""
         text = self._text.lstrip(SPACE)
         if not text:
             return False
@@ -211,7 +211,7 @@ class JsonCallReader(MarkedCallReader):
         return self._num_calls > 0 or not self._form.may_be_bare
 
     def _call_in(self, text: str) -> CallPart | None:
-        """Return the whole call that a text is; None if it is none."""
+        """Return the call that makes up a text; None if it is not a whole call."""
         data = _read_json(text)
         if not isinstance(data, dict) or not self._is_known(data.get("name")):
             return None

@@ -37,7 +37,7 @@ SPACE = " \t\r\n"
 
 
 class Reader(Protocol):
-    """Splits a text that arrives in parts. No text is lost but marks, and space around them."""
+    """Splits a text that arrives in parts. Only marks and the space around them are left out."""
 
     @property
     def is_within_arguments(self) -> bool:
@@ -139,6 +139,6 @@ def length_begun(text: str, marks: Sequence[str]) -> int:
 
 
 def first_mark(text: str, marks: Sequence[str], start: int = 0) -> tuple[int, str] | None:
-    """Return where the first of the marks is, from `start` on, and which; None: none is."""
+    """Return the place of the first mark from `start` on, and the mark; None without any."""
     found = [(at, -len(mark), mark) for mark in marks if (at := text.find(mark, start)) >= 0]
     return (min(found)[0], min(found)[2]) if found else None

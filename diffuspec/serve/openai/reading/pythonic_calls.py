@@ -116,7 +116,7 @@ class _Scan:
 
 
 def _parse(text: str) -> CallPart | None:
-    """Return the call of a text; None if it is none of values by name."""
+    """Return the call that a text is; None unless it is one whose arguments are named literals."""
     head = _HEAD.match(text)
     if head is None:
         return None

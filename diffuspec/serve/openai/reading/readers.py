@@ -64,7 +64,7 @@ class AnswerReader:
 def make_reader(
     conventions: Conventions, tools: Sequence[Mapping[str, Any]], thinks: Thinking
 ) -> Reader:
-    """Return what reads the answer to one prompt, which may call the tools."""
+    """Return the reader of the answer to one prompt, which may call the tools."""
     if conventions.has_channels:
         return HarmonyReader()
     calls = _call_reader(conventions, tools) if tools else PlainReader()

@@ -18,8 +18,8 @@ OPEN, CLOSE = "<think>", "</think>"
 class ThinkingReader(StateReader):
     """Splits reasoning from an answer, which another reader reads on.
 
-    Space around reasoning is dropped. What comes after its first end is the answer, whatever
-    marks that has.
+    Space around reasoning is dropped. What comes after its first end is the answer, further
+    marks included.
     """
 
     def __init__(self, then: Reader | None = None, *, starts_inside: bool = False) -> None:

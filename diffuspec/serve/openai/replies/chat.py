@@ -45,7 +45,7 @@ class ChatReply(BaseReply[ChatChunkChoice, ChatCompletionChunk]):
         return chunks
 
     def whole(self) -> ChatCompletion:
-        """Return the object; what concerns the prompt, which all choices share, is beside them."""
+        """Return the object; keys about the shared prompt are beside the choices."""
         whole: ChatCompletion = {
             "object": "chat.completion",
             "id": self._id,
