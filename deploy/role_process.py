@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -60,16 +59,9 @@ async def serve(
     Waits for the roles that it needs, then calls announce with its address. Raises the error that
     prevents its start, and VerifierUnavailableError when a verifier rank has failed.
     """
-    hosts = {
-        "drafter": _drafter,
-        "path_scorer": _path_scorer,
-        "verifier": _verifier,
-        "coordinator": _coordinator,
-    }
     addresses.check(role, config)
-    host = hosts[role](config, token, addresses, announce)
     end = end_event()
-    work = asyncio.create_task(_run(host, announce))
+    work = asyncio.create_task(_run(role, config, token, addresses, announce))
     waiting = asyncio.create_task(end.wait())
     await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
     for task in (work, waiting):
@@ -94,79 +86,95 @@ async def check(role: Role, config: PipelineConfig, token: str, address: str) ->
         await connection.close()
 
 
-async def _run(host: AbstractAsyncContextManager[Hosted], announce: Announce) -> None:
-    async with host as hosted:
+async def _run(
+    role: Role, config: PipelineConfig, token: str, addresses: Addresses, announce: Announce
+) -> None:
+    async with contextlib.AsyncExitStack() as resources:
+        host = _Host(config, token, addresses, announce, resources)
+        hosted = await getattr(host, role)()
         if hosted.address:
             announce(hosted.address)
         await (hosted.work or asyncio.Event().wait())
 
 
-@contextlib.asynccontextmanager
-async def _path_scorer(
-    config: PipelineConfig, token: str, addresses: Addresses, announce: Announce
-) -> AsyncGenerator[Hosted]:
-    actor = PathScorerActor(config, token)
-    try:
-        info = await _target_info(config, token, addresses)
-        yield Hosted(await actor.start(info, addresses.host, addresses.port))
-    finally:
-        await actor.stop()
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """Starts roles, each by the method of its name; they end with the resources."""
 
+    config: PipelineConfig
+    token: str
+    addresses: Addresses
+    announce: Announce
+    resources: contextlib.AsyncExitStack
 
-@contextlib.asynccontextmanager
-async def _drafter(
-    config: PipelineConfig, token: str, addresses: Addresses, announce: Announce
-) -> AsyncGenerator[Hosted]:
-    process = addresses.served_drafter(config)
-    actor = DrafterActor(config, token, process.drafter)
-    try:
-        info = await _target_info(config, token, addresses)
+    async def path_scorer(self) -> Hosted:
+        actor = PathScorerActor(self.config, self.token)
+        self.resources.push_async_callback(actor.stop)
+        info = await self._target_info()
+        return Hosted(await actor.start(info, self.addresses.host, self.addresses.port))
+
+    async def drafter(self) -> Hosted:
+        config, at = self.config, self.addresses
+        process = at.served_drafter(config)
+        actor = DrafterActor(config, self.token, process.drafter)
+        self.resources.push_async_callback(actor.stop)
+        info = await self._target_info()
         if process.needs_path_scorer:
-            await _reach(RemotePathScorer, addresses.path_scorer, config, token)
-        vocabulary, scorer = _vocabulary(config, info), addresses.path_scorer
-        yield Hosted(await actor.start(info, vocabulary, scorer, addresses.host, addresses.port))
-    finally:
-        await actor.stop()
+            await self._reach(RemotePathScorer, at.path_scorer)
+        vocabulary = _vocabulary(config, info)
+        return Hosted(await actor.start(info, vocabulary, at.path_scorer, at.host, at.port))
 
-
-@contextlib.asynccontextmanager
-async def _verifier(
-    config: PipelineConfig, token: str, addresses: Addresses, announce: Announce
-) -> AsyncGenerator[Hosted]:
-    num_ranks, meeting_point = config.placement.verifier.tensor_parallel, addresses.meeting_point
-    actor = VerifierRank(config, token, addresses.rank)
-    try:
-        if num_ranks > 1 and not addresses.rank:
+    async def verifier(self) -> Hosted:
+        config, at = self.config, self.addresses
+        meeting_point = at.meeting_point
+        actor = VerifierRank(config, self.token, at.rank)
+        self.resources.push_async_callback(actor.stop)
+        if config.placement.verifier.tensor_parallel > 1 and not at.rank:
             meeting_point = await actor.meet()
-            announce(f"meeting point {meeting_point}")
-        address = await actor.start(meeting_point, addresses.host, addresses.port)
-        yield Hosted(address, asyncio.ensure_future(actor.run()))
-    finally:
-        await actor.stop()
+            self.announce(f"meeting point {meeting_point}")
+        address = await actor.start(meeting_point, at.host, at.port)
+        return Hosted(address, asyncio.ensure_future(actor.run()))
 
-
-@contextlib.asynccontextmanager
-async def _coordinator(
-    config: PipelineConfig, token: str, addresses: Addresses, announce: Announce
-) -> AsyncGenerator[Hosted]:
-    await _target_info(config, token, addresses)  # waits until there is a verifier
-    actor = CoordinatorActor(config, token)
-    connecting: list[asyncio.Task[None]] = []
-    try:
-        verifier = verifier_at(addresses.verifier, config, token)
-        ready = await actor.start(lambda: verifier, addresses.host, addresses.port)
-        if addresses.metrics_port is not None:
-            serve_metrics(addresses.metrics_port, LOOPBACK, actor.engine.metrics.registry)
-        for name, address in addresses.drafter_roles(config).items():
+    async def coordinator(self) -> Hosted:
+        config, at = self.config, self.addresses
+        await self._target_info()  # waits until there is a verifier
+        actor = CoordinatorActor(config, self.token)
+        self.resources.push_async_callback(actor.stop)
+        self.resources.push_async_callback(actor.drain, config.deadlines.drain_seconds)
+        verifier = verifier_at(at.verifier, config, self.token)
+        ready = await actor.start(lambda: verifier, at.host, at.port)
+        if at.metrics_port is not None:
+            serve_metrics(at.metrics_port, LOOPBACK, actor.engine.metrics.registry)
+        for name, address in at.drafter_roles(config).items():
             connection = _connect_drafter(actor, name, address)
-            connecting.append(in_background(connection, f"the connection to {name}"))
-        yield Hosted(ready.address)
-    finally:
-        for task in connecting:
-            task.cancel()
-        await asyncio.gather(*connecting, return_exceptions=True)
-        await actor.drain(config.deadlines.drain_seconds)
-        await actor.stop()
+            task = in_background(connection, f"the connection to {name}")
+            self.resources.push_async_callback(_end, task)
+        return Hosted(ready.address)
+
+    async def _target_info(self) -> TargetInfo:
+        """Wait for the verifier and return what it serves. Raises VerifierUnavailableError."""
+        verifier = await self._reach(RemoteVerifier, self.addresses.verifier)
+        return verifier.info
+
+    async def _reach(self, kind: type[Remote], address: str) -> Remote:
+        """Retry until a role answers, and return the closed connection.
+
+        Raises the last error after the configuration's start_seconds.
+        """
+        security = self.config.security(self.token)
+        backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
+        ends_at = asyncio.get_running_loop().time() + self.config.deadlines.start_seconds
+        while True:
+            try:
+                remote = await kind.connect(address, security)
+            except WorkerError as error:
+                if asyncio.get_running_loop().time() > ends_at:
+                    raise
+                logger.info("waiting for %s: %s", address, error)
+                await asyncio.sleep(backoff.failed())
+            else:
+                await remote.close()
+                return remote
 
 
 async def _connect_drafter(actor: CoordinatorActor, name: str, address: str) -> None:
@@ -183,30 +191,9 @@ async def _connect_drafter(actor: CoordinatorActor, name: str, address: str) -> 
         await asyncio.sleep(backoff.failed())
 
 
-async def _target_info(config: PipelineConfig, token: str, addresses: Addresses) -> TargetInfo:
-    """Wait for the verifier and return what it serves. Raises VerifierUnavailableError."""
-    verifier = await _reach(RemoteVerifier, addresses.verifier, config, token)
-    return verifier.info
-
-
-async def _reach(kind: type[Remote], address: str, config: PipelineConfig, token: str) -> Remote:
-    """Retry until a role answers, and return the closed connection.
-
-    Raises the last error after the configuration's start_seconds.
-    """
-    security, backoff = config.security(token), Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
-    ends_at = asyncio.get_running_loop().time() + config.deadlines.start_seconds
-    while True:
-        try:
-            remote = await kind.connect(address, security)
-        except WorkerError as error:
-            if asyncio.get_running_loop().time() > ends_at:
-                raise
-            logger.info("waiting for %s: %s", address, error)
-            await asyncio.sleep(backoff.failed())
-        else:
-            await remote.close()
-            return remote
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _vocabulary(config: PipelineConfig, info: TargetInfo) -> str | None:

@@ -17,6 +17,7 @@ from diffuspec.core.errors import (
 )
 from diffuspec.serve.backend import Backend
 from diffuspec.serve.generation import outputs
+from diffuspec.serve.openai.answers import Exchange
 from diffuspec.serve.openai.errors import answer_to
 from diffuspec.serve.openai.jobs import ENDPOINTS, encode
 from diffuspec.serve.openai.parsing import check_model, parse
@@ -56,9 +57,7 @@ class BackendService:
         job = parse(endpoint, body, model)
         tokenizer, now = backend.tokenizer, int(time.time())
         generations = await asyncio.to_thread(encode, job, tokenizer, model)
-        reply = make_reply(
-            job, generations, tokenizer, id=request_id, model=model.name, created=now
-        )
+        reply = make_reply(Exchange(job, generations, tokenizer, request_id, model.name, now))
         seconds = self._timeout_seconds
         stream = outputs(backend, generations, request_id, seconds)
         async with aclosing(stream):

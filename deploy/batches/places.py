@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from actors.settings import PipelineConfig
 from deploy.batches.http import HttpService
 from deploy.batches.in_process import BackendService
 from deploy.batches.results import Service
-from diffuspec.core.errors import ConfigError
+from diffuspec.core.errors import ConfigError, VerifierUnavailableError
+from diffuspec.core.interfaces import ServiceStatus
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import RequestOutput, TokenIds
 from diffuspec.pairs.tiny import TARGET
-from diffuspec.serve.backend import Backend
+from diffuspec.serve.backend import Backend, ServedModel
+from diffuspec.serve.conventions import read_conventions
 from diffuspec.serve.server import EngineBackend
+from diffuspec.serve.settings import ServeSettings
+from diffuspec.text.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from actors.pipeline import Pipeline
 
 API_KEY_VARIABLE = "DIFFUSPEC_API_KEY"
 
@@ -90,10 +101,9 @@ def on_ray(config: PipelineConfig) -> Place:
 async def pipeline_service(config: PipelineConfig) -> AsyncIterator[Service]:
     """Start a pipeline on the cluster that this process is connected to."""
     from actors.pipeline import Pipeline
-    from deploy.batches.pipelines import PipelineBackend
 
     async with Pipeline(config) as pipeline:
-        yield _service(PipelineBackend(pipeline, model_name(config)), config)
+        yield _service(_PipelineBackend(pipeline, model_name(config)), config)
 
 
 def model_name(config: PipelineConfig) -> str:
@@ -119,3 +129,43 @@ def _service(backend: Backend, config: PipelineConfig) -> BackendService:
     num_sequences = config.engine.target.max_sequences
     seconds = config.deadlines.answer_seconds
     return BackendService(backend, _ROWS_PER_SEQUENCE * num_sequences, seconds)
+
+
+class _PipelineBackend:
+    """A `Backend` over a pipeline that has started. The caller stops the pipeline."""
+
+    def __init__(self, pipeline: Pipeline, name: str) -> None:
+        """`name` is the model's. Raises VerifierUnavailableError while there is no coordinator."""
+        actor, config = pipeline.coordinator.actor, pipeline.config
+        if actor is None:
+            raise VerifierUnavailableError(pipeline.coordinator.problem)
+        info, path = actor.ready.info, config.engine.target.path
+        self.tokenizer: Any = load_tokenizer(path)
+        self.model = ServedModel(
+            name,
+            int(time.time()),
+            info.max_model_len,
+            info.vocab_size,
+            config.engine.speculation,
+            read_conventions(path, self.tokenizer, ServeSettings()),
+        )
+        self._pipeline = pipeline
+
+    def stream(
+        self,
+        prompt_token_ids: TokenIds,
+        sampling: SamplingParams,
+        speculation: SpeculationParams | None,
+        request_id: str,
+    ) -> AsyncGenerator[RequestOutput]:
+        """See `Backend.stream`."""
+        prompt = prompt_token_ids.tolist()
+        return self._pipeline.stream(prompt, sampling, speculation, request_id)
+
+    async def status(self) -> ServiceStatus:
+        """Return the state of roles and requests."""
+        return await self._pipeline.status()
+
+    async def metrics(self) -> str:
+        """Return the Prometheus series as text."""
+        return await self._pipeline.metrics()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from diffuspec.cli import options
+from diffuspec.cli.parameters import takes_fields
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -76,58 +78,45 @@ Resume = Annotated[
 ]
 
 
-def run(
-    pair: options.PairName = None,
-    target: Target = None,
-    drafter: Drafter = None,
-    ngram: Ngram = None,
-    dtype: options.Dtype = None,
-    questions: Questions = None,
-    limit: Limit = None,
-    max_tokens: MaxTokens = 256,
-    repeats: Repeats = 1,
-    suite: Suite = None,
-    systems: Systems = None,
-    whole_drafts: WholeDrafts = False,
-    ablations: Ablations = False,
-    pre_drafts: PreDrafts = False,
-    load: Load = False,
-    rounds: options.Rounds = 6,
-    data_parallel_size: options.DataParallelSize = None,
-    threads: options.Threads = None,
-    out: Out = Path("runs/bench"),
-    resume: Resume = False,
-    trace: options.Trace = None,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The options of the command, in the order of its help."""
+
+    pair: options.PairName = None
+    target: Target = None
+    drafter: Drafter = None
+    ngram: Ngram = None
+    dtype: options.Dtype = None
+    questions: Questions = None
+    limit: Limit = None
+    max_tokens: MaxTokens = 256
+    repeats: Repeats = 1
+    suite: Suite = None
+    systems: Systems = None
+    whole_drafts: WholeDrafts = False
+    ablations: Ablations = False
+    pre_drafts: PreDrafts = False
+    load: Load = False
+    rounds: options.Rounds = 6
+    data_parallel_size: options.DataParallelSize = None
+    threads: options.Threads = None
+    out: Out = Path("runs/bench")
+    resume: Resume = False
+    trace: options.Trace = None
+
+
+@takes_fields("chosen", Chosen)
+def run(chosen: Chosen) -> None:
     """Compare plain decoding, DiffuSpec and transformers on the same questions.
 
     The systems take turns. Exits with 1 if tokens differ.
     """
     from diffuspec.bench.options import BenchOptions
 
-    chosen = BenchOptions(
-        pair=pair,
-        target=target,
-        drafter=drafter,
-        ngram=ngram,
-        dtype=dtype,
-        questions=questions,
-        limit=limit,
-        max_tokens=max_tokens,
-        repeats=repeats,
-        threads=threads,
-        out=out,
-        ablations=ablations,
-        pre_drafts=pre_drafts,
-        load=load,
-        rounds=rounds,
-        trace=trace,
-        suite=suite,
-        whole_drafts=whole_drafts,
-        resume=resume,
-        data_parallel_size=data_parallel_size or 1,
-        systems=() if systems is None else tuple(name.strip() for name in systems.split(",")),
-    )
+    given = {name: value for name, value in asdict(chosen).items() if value is not None}
+    if chosen.systems is not None:
+        given["systems"] = tuple(name.strip() for name in chosen.systems.split(","))
+    checked = BenchOptions(**given)
     from diffuspec.bench.main import run_benchmark  # takes seconds: after wrong options are refused
 
-    raise typer.Exit(run_benchmark(chosen))
+    raise typer.Exit(run_benchmark(checked))

@@ -1,4 +1,4 @@
-"""A pool of draft servers on Ray: engines at one address, servers that come and go."""
+"""Draft servers as actors of Ray: one by itself, one that is watched, and a pool of them."""
 
 import asyncio
 import os
@@ -13,20 +13,76 @@ import numpy as np
 import psutil
 import pytest
 
-from actors.draft_pool import DraftPool, DraftPoolConfig
+from actors.draft_pool import DraftPool, DraftPoolConfig, DraftServerSupervisor
+from actors.placement import LOOPBACK, create_draft_server
+from actors.placement_settings import RoleSettings
+from actors.roles.draft_server import DraftServerActor
 from deploy.draft_pool import read_pool
-from diffuspec.core.errors import ConfigError
+from diffuspec.core.errors import ConfigError, WorkerError
 from diffuspec.core.validation import validate
+from diffuspec.draft_server.config import DraftServerConfig
 from diffuspec.pairs.tiny import TARGET
+from diffuspec.rpc.client.connection import Connection
 from diffuspec.rpc.draft_proxy import DraftProxy
+from diffuspec.rpc.limits import DEFAULT_LIMITS
 from diffuspec.rpc.security import Security, new_token
 from diffuspec.rpc.server.server import RoleServer
+from diffuspec.rpc.services import DRAFT_SERVICE
 from diffuspec.text.tokenizer import load_tokenizer
 from diffuspec_client import DraftClient, Row, Settings
 from diffuspec_client.vocabulary import Vocabulary
 
+SERVER = {"drafter": {"kind": "pld"}, "tokenizer": TARGET, "profile_seconds": 0}
+CONFIG = validate(DraftServerConfig, SERVER)
 VOCABULARY = Vocabulary(load_tokenizer(TARGET).get_vocab())
 SECONDS = 90.0
+
+
+async def test_before_its_start_and_after_its_end_it_is_not_healthy_and_has_no_load():
+    server = DraftServerActor(CONFIG, Security(new_token()))
+    assert not await server.is_healthy()
+    with pytest.raises(WorkerError, match="the draft server does not serve"):
+        await server.load()
+    assert (await server.start(LOOPBACK)).startswith(f"{LOOPBACK}:")
+    assert await server.is_healthy()
+    assert (await server.load()).num_engines == 0
+    await server.stop()
+    assert not await server.is_healthy()
+
+
+async def test_without_tls_it_serves_on_loopback_alone():
+    server = DraftServerActor(CONFIG, Security(new_token()))
+    with pytest.raises(ConfigError, match="without TLS"):
+        await server.start("0.0.0.0")
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("cluster")
+async def test_a_killed_server_is_replaced_and_a_stopped_one_is_not() -> None:
+    security = Security(new_token())
+    supervisor = DraftServerSupervisor(
+        "draft server 0",
+        lambda: create_draft_server(CONFIG, security, RoleSettings(num_cpus=0.5)),
+        lambda place: LOOPBACK,
+        start_seconds=60,
+        health_seconds=0.5,
+    )
+    assert await supervisor.load() is None and not supervisor.address
+    actor = await supervisor.start()
+    supervisor.supervise()
+    os.kill(actor.place.pid, signal.SIGKILL)
+    async with asyncio.timeout(60):
+        await supervisor.replaced(actor)
+        other = await supervisor.current()
+    assert other is not None and supervisor.num_starts == 2
+    load = await supervisor.load()
+    assert load is None or load.num_engines == 0  # None: no answer in time
+    connection = Connection(supervisor.address, security, DEFAULT_LIMITS)
+    assert await connection.check_health(DRAFT_SERVICE, 10)
+    await connection.close()
+    await supervisor.halt()
+    await supervisor.stop()
+    assert not supervisor.address and supervisor.problem == "stopped"
 
 
 @asynccontextmanager
@@ -34,7 +90,7 @@ async def pool_of(path: Path, **scaling: float) -> AsyncIterator[tuple[DraftPool
     config = validate(
         DraftPoolConfig,
         {
-            "server": {"drafter": {"kind": "pld"}, "tokenizer": TARGET, "profile_seconds": 0},
+            "server": SERVER,
             "resources": {"num_cpus": 0.1},
             "scaling": scaling,
             "health_seconds": 2,

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import FinishReason, RequestOutput, StepStats, TokenLogprobs
+from diffuspec.serve.openai.answers import Exchange
 from diffuspec.serve.openai.jobs import Endpoint, Generation, Job
 from diffuspec.serve.openai.replies import make_reply
 from diffuspec.serve.openai.token_texts import TextOffsets, TokenTexts
@@ -36,7 +37,7 @@ def reply_to(endpoint: Endpoint, num_choices: int = 1, **options: Any) -> Any:
         Generation(index, np.array([1, 2], np.int32), sampling) for index in range(num_choices)
     ]
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
-    return make_reply(job, generations, tokenizer, id="7", model="m", created=5)
+    return make_reply(Exchange(job, generations, tokenizer, "7", "m", 5))
 
 
 def choice_of(endpoint: Endpoint, *outputs: RequestOutput, **options: Any) -> Any:

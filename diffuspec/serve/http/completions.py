@@ -22,6 +22,7 @@ from diffuspec.serve.http.errors import answer_for
 from diffuspec.serve.http.events import DONE, EventStream, event, unless_gone
 from diffuspec.serve.http.keys import Allowance
 from diffuspec.serve.messages.objects import TokenCount
+from diffuspec.serve.openai.answers import Exchange
 from diffuspec.serve.openai.asking import Ask, Asked, Data, Reply
 from diffuspec.serve.openai.jobs import Generation, Job, encode
 from diffuspec.serve.openai.objects import DetokenizedText, TokenizedPrompt
@@ -59,12 +60,9 @@ class Completions:
         loop, job = asyncio.get_running_loop(), asked.job
         tokenizer = self._backend.tokenizer
         generations = await loop.run_in_executor(self._tokenizing, encode, job, tokenizer, model)
+        created = int(time.time())
         reply = asked.make_reply(
-            generations,
-            tokenizer,
-            id=state.request_id,
-            model=model.name,
-            created=int(time.time()),
+            Exchange(job, generations, tokenizer, state.request_id, model.name, created)
         )
         stream = self._outputs(job, generations, state)
         if job.stream:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from diffuspec.core.errors import InvalidRequestError
@@ -35,7 +34,7 @@ def ask_message(body: object, model: ServedModel) -> Asked:
     read = validated(MessagesBody, keys_of(body))
     given = {"max_tokens": read.max_tokens, "stop": read.stop_sequences, "stream": read.stream}
     job = read_chat(read, given, model)
-    return Asked(job, partial(MessagesReply, job), names=_NAMES)
+    return Asked(job, MessagesReply, names=_NAMES)
 
 
 def read_chat(body: CountBody, given: dict[str, Any], model: ServedModel) -> Job:

@@ -16,9 +16,8 @@ from diffuspec.serve.messages.objects import (
     MessageUsage,
     body_of,
 )
-from diffuspec.serve.openai.answers import usage
+from diffuspec.serve.openai.answers import Exchange, usage
 from diffuspec.serve.openai.errors import ErrorAnswer
-from diffuspec.serve.openai.jobs import Generation, Job
 from diffuspec.serve.openai.reading.blocks import Block, BlockReader, Change
 from diffuspec.serve.openai.tool_calls import call_id, read_arguments
 
@@ -29,21 +28,11 @@ _DIGEST_BYTES = 24
 class MessagesReply:
     """The reply to one request, as a message or as events."""
 
-    def __init__(
-        self,
-        job: Job,
-        generations: Sequence[Generation],
-        tokenizer: Any,
-        *,
-        id: str,
-        model: str,
-        created: int,
-    ) -> None:
-        """`id` is the request's; messages have no time."""
-        [generation] = generations
-        self._job = job
-        self._id, self._model = id, model
-        self._blocks = BlockReader(job, generation)
+    def __init__(self, exchange: Exchange) -> None:
+        [generation] = exchange.generations
+        self._job = exchange.job
+        self._id, self._model = exchange.request_id, exchange.model
+        self._blocks = BlockReader(self._job, generation)
         self._answer = self._blocks.answer
 
     def add(self, index: int, output: RequestOutput) -> None:

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from diffuspec.core.types import FinishReason, RequestOutput, StepStats, TokenLogprobs
-from diffuspec.serve.openai.jobs import Generation
+from diffuspec.serve.openai.jobs import Generation, Job
 from diffuspec.serve.openai.objects import Usage
 from diffuspec.serve.openai.speculation_objects import SpeculationUsage
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request that is tokenised, with all that its reply needs."""
+
+    job: Job
+    generations: Sequence[Generation]
+    tokenizer: Any
+    request_id: str
+    model: str
+    created: int  # seconds since 1970
 
 
 @dataclass(slots=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.types import RequestOutput
 from diffuspec.serve.backend import ServedModel
+from diffuspec.serve.openai.answers import Exchange
 from diffuspec.serve.openai.errors import ErrorAnswer, in_words_of, renamed
 from diffuspec.serve.openai.jobs import Endpoint, Job
 from diffuspec.serve.openai.parsing import parse
@@ -48,14 +48,10 @@ class Reply(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A checked request.
-
-    `make_reply` takes the generations, the tokenizer, and by their names the request's `id`, the
-    `model` and when it was `created`, in seconds since 1970.
-    """
+    """A checked request."""
 
     job: Job
-    make_reply: Callable[..., Reply]
+    make_reply: Callable[[Exchange], Reply]
     ends_with_done: bool = False  # whether [DONE] follows the events of a stream that has succeeded
     names: Mapping[str, str] = field(default_factory=dict)  # this API's keys by those of a chat
 
@@ -80,4 +76,4 @@ def ask_completion(body: object, model: ServedModel) -> Asked:
 
 def _ask(endpoint: Endpoint, body: object, model: ServedModel) -> Asked:
     job = parse(endpoint, body, model)
-    return Asked(job, partial(make_reply, job), ends_with_done=True)
+    return Asked(job, make_reply, ends_with_done=True)

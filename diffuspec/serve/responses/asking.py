@@ -35,7 +35,7 @@ def ask_response(body: object, model: ServedModel) -> Asked:
         job = parse("/v1/chat/completions", _chat(read) | extensions, model)
     except InvalidRequestError as error:
         raise renamed(error, _NAMES) from error
-    return Asked(job, partial(ResponsesReply, read, job), names=_NAMES)
+    return Asked(job, partial(ResponsesReply, read), names=_NAMES)
 
 
 def _chat(body: ResponsesBody) -> dict[str, Any]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import FinishReason, RequestOutput
-from diffuspec.serve.openai.answers import usage
+from diffuspec.serve.openai.answers import Exchange, usage
 from diffuspec.serve.openai.errors import ErrorAnswer
-from diffuspec.serve.openai.jobs import Generation, Job
 from diffuspec.serve.openai.objects import ChosenTokenLogprob
 from diffuspec.serve.openai.reading.blocks import BlockReader, Change
 from diffuspec.serve.openai.token_texts import TokenTexts, chosen_logprobs
@@ -32,26 +30,16 @@ _CUT: IncompleteDetails = {"reason": "max_output_tokens"}
 class ResponsesReply:
     """The reply to one request, as output items or as numbered events."""
 
-    def __init__(
-        self,
-        body: ResponsesBody,
-        job: Job,
-        generations: Sequence[Generation],
-        tokenizer: Any,
-        *,
-        id: str,
-        model: str,
-        created: int,
-    ) -> None:
-        """`id` is the request's; `created` are seconds since 1970."""
-        [generation] = generations
+    def __init__(self, body: ResponsesBody, exchange: Exchange) -> None:
+        [generation] = exchange.generations
         self._body = body
-        self._job = job
-        self._id, self._model, self._created = id, model, created
-        self._texts = TokenTexts(tokenizer)
-        self._blocks = BlockReader(job, generation, has_text=True)
+        self._job = exchange.job
+        self._id, self._model = exchange.request_id, exchange.model
+        self._created = exchange.created
+        self._texts = TokenTexts(exchange.tokenizer)
+        self._blocks = BlockReader(self._job, generation, has_text=True)
         self._answer = self._blocks.answer
-        self._output = Output(id, has_short_ids=job.conventions.has_short_ids)
+        self._output = Output(self._id, has_short_ids=self._job.conventions.has_short_ids)
         self._num_events = 0
 
     def add(self, index: int, output: RequestOutput) -> None:

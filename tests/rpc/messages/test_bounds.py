@@ -42,6 +42,13 @@ def delta(token_ids: list[int], request_id: str = "a", **fields: Any) -> PrefixD
         ([delta([50])], [{}], "token ids must be from 0 to 49, got 50"),
         ([delta([1])], [{"token_ids": [2**32 - 1]}], "from 0 to 49, got 4294967295"),
         ([delta([1], "r" * 33)], [{}], "characters of a request id .* 0 to 32, got 33"),
+        ([delta([1])], [{"prefix": 1}], "builds on prefix 1 of 1"),
+        ([delta([1])], [{"num_draft_tokens": 0}], "num_draft_tokens must be from 1 to 128"),
+        ([delta([1])], [{"max_nodes": 2**32 - 1}], "max_nodes must be from 1 to 256"),
+        ([delta([1])], [{"drafter_weight": float("nan")}], "drafter_weight .* got nan"),
+        ([delta([1])], [{"num_alternatives": 9}], "num_alternatives must be from 0 to 8"),
+        ([delta([1])], [{"tree_shape": 0}], "no tree shape 0"),
+        ([delta([1])], [{"tree_shape": 77}], "no tree shape 77"),
         (
             [delta([1], sampling=sampling_to_proto(SamplingParams(temperature=0.5)))],
             [{}],
@@ -49,7 +56,7 @@ def delta(token_ids: list[int], request_id: str = "a", **fields: Any) -> PrefixD
         ),
     ],
 )
-def test_a_drafting_batch_fits_the_role(deltas, rows, problem):
+def test_a_drafting_batch_is_well_formed_and_fits_the_role(deltas, rows, problem):
     messages = [DraftRow(**(ROW | row)) for row in rows]
     batch = drafter_pb2.DraftRequest(prefixes=deltas, rows=messages)
     with pytest.raises(InvalidRequestError, match=problem):

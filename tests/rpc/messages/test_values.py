@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import RequestStatus, ServiceStatus
+from diffuspec.core.parameter import declared
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Draft, Lattice, RequestOutput
 from diffuspec.rpc.messages import answers as convert_answers, values as convert
@@ -185,7 +186,6 @@ def test_wrong_sampling_parameters_are_refused(message):
         coordinator_pb2.SpeculationParams(num_draft_tokens=0),
         coordinator_pb2.SpeculationParams(max_nodes=10**6),
         coordinator_pb2.SpeculationParams(fixed_drafter_weight=1.5),
-        coordinator_pb2.SpeculationParams(policy=9),  # type: ignore[arg-type]
         coordinator_pb2.SpeculationParams(tree_shape=9),  # type: ignore[arg-type]
     ],
 )
@@ -226,3 +226,47 @@ def test_a_status_lists_as_many_requests_as_a_message_holds_and_counts_the_rest(
     assert message.ByteSize() < 65_536
     assert len(message.requests) > 100
     assert len(message.requests) + message.num_unlisted_requests == 1507
+
+
+# ---- a field for every declared parameter, and no others
+
+PAIRS: list[tuple[Any, Any]] = [
+    (SamplingParams, types_pb2.SamplingParams),
+    (SpeculationParams, coordinator_pb2.SpeculationParams),
+]
+
+
+@pytest.mark.parametrize(("cls", "message"), PAIRS)
+def test_a_message_has_fields_for_the_declared_parameters_alone(cls: Any, message: Any) -> None:
+    fields = message.DESCRIPTOR.fields_by_name
+    expected: set[str] = set()
+    for parameter in declared(cls):
+        number = fields.get(parameter.name) or fields[f"fixed_{parameter.name}"]
+        words = parameter.words if parameter.kind is not str else ()
+        together = number.containing_oneof.fields if words else [number]
+        assert len(together) == 1 + len(words)
+        expected.update(field.name for field in together)
+    assert set(fields) == expected
+
+
+@pytest.mark.parametrize(("cls", "message"), PAIRS)
+def test_fields_that_cannot_be_unset_default_to_zero(cls: Any, message: Any) -> None:
+    for parameter in declared(cls):
+        field = message.DESCRIPTOR.fields_by_name.get(parameter.name)
+        if field is not None and field.enum_type is None and not field.has_presence:
+            assert not parameter.default, parameter.name
+
+
+@pytest.mark.parametrize(("cls", "message"), PAIRS)
+def test_an_enum_has_a_value_for_every_word(cls: Any, message: Any) -> None:
+    for parameter in declared(cls):
+        for word in parameter.words:
+            params = cls(**{parameter.name: word})
+            assert parameters_from_proto(parameters_to_proto(params, message), cls()) == params
+
+
+def test_an_unknown_number_of_an_enum_is_refused_with_the_words():
+    message = coordinator_pb2.SpeculationParams(policy=9)  # type: ignore[arg-type]
+    expected = "policy must be one of paper, cost_aware, fixed, off, got 9"
+    with pytest.raises(InvalidRequestError, match=expected):
+        parameters_from_proto(message, SpeculationParams())

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from diffuspec.serve.openai.jobs import Generation, Job
+from diffuspec.serve.openai.answers import Exchange
 from diffuspec.serve.openai.replies.chat import ChatReply
 from diffuspec.serve.openai.replies.completion import CompletionReply
 from diffuspec.serve.openai.replies.reply import Whole
@@ -15,10 +14,7 @@ __all__ = ["Reply", "Whole", "make_reply"]
 Reply: TypeAlias = ChatReply | CompletionReply
 
 
-def make_reply(
-    job: Job, generations: Sequence[Generation], tokenizer: Any, *, id: str, **head: Any
-) -> Reply:
-    """Return the reply of the job's endpoint. `id` is the request's, without its prefix."""
-    if job.endpoint == "/v1/chat/completions":
-        return ChatReply(job, generations, tokenizer, id=f"chatcmpl-{id}", **head)
-    return CompletionReply(job, generations, tokenizer, id=f"cmpl-{id}", **head)
+def make_reply(exchange: Exchange) -> Reply:
+    """Return the reply of the job's endpoint."""
+    is_chat = exchange.job.endpoint == "/v1/chat/completions"
+    return ChatReply(exchange) if is_chat else CompletionReply(exchange)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from diffuspec.core.types import FinishReason, RequestOutput, TokenLogprobs
-from diffuspec.serve.openai.answers import Answer
-from diffuspec.serve.openai.jobs import Generation, Job
+from diffuspec.serve.openai.answers import Answer, Exchange
 from diffuspec.serve.openai.objects import (
     ChatChoice,
     ChatChunkChoice,
@@ -28,11 +26,13 @@ from diffuspec.serve.openai.tool_calls import call_id
 
 
 class ChatReply(BaseReply[ChatChunkChoice, ChatCompletionChunk]):
-    def __init__(self, job: Job, generations: Sequence[Generation], *rest: Any, **head: Any):
-        super().__init__(job, generations, *rest, **head)
-        self._readers = [AnswerReader(job, one) for one in generations]
-        self._pieces: list[list[Piece]] = [[] for _ in generations]  # stays empty in a stream
-        self._num_calls = [0 for _ in generations]
+    id_prefix = "chatcmpl-"
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__(exchange)
+        self._readers = [AnswerReader(self._job, one) for one in exchange.generations]
+        self._pieces: list[list[Piece]] = [[] for _ in self._readers]  # stays empty in a stream
+        self._num_calls = [0 for _ in self._readers]
 
     def add(self, index: int, output: RequestOutput) -> None:
         super().add(index, output)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from diffuspec.core.types import RequestOutput, TokenLogprobs
-from diffuspec.serve.openai.answers import Answer
-from diffuspec.serve.openai.jobs import Generation, Job
+from diffuspec.serve.openai.answers import Answer, Exchange
 from diffuspec.serve.openai.objects import (
     Completion,
     CompletionChunk,
@@ -19,10 +17,14 @@ from diffuspec.serve.openai.token_texts import TextOffsets, finite
 
 
 class CompletionReply(BaseReply[TextChoice, CompletionChunk]):
-    def __init__(self, job: Job, generations: Sequence[Generation], *rest: Any, **head: Any):
-        super().__init__(job, generations, *rest, **head)
-        shows_special = not job.sampling.skip_special_tokens
-        self._offsets = [TextOffsets(self._texts, shows_special=shows_special) for _ in generations]
+    id_prefix = "cmpl-"
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__(exchange)
+        shows_special = not self._job.sampling.skip_special_tokens
+        self._offsets = [
+            TextOffsets(self._texts, shows_special=shows_special) for _ in self._answers
+        ]
 
     def begin(self) -> list[CompletionChunk]:
         return [self._chunk([self._begun(one)]) for one in self._answers if self._job.echo]

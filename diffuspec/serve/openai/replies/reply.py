@@ -6,12 +6,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from diffuspec.core.types import FinishReason, RequestOutput, VerifiedDraft
-from diffuspec.serve.openai.answers import Answer, usage
+from diffuspec.serve.openai.answers import Answer, Exchange, usage
 from diffuspec.serve.openai.errors import ErrorAnswer
-from diffuspec.serve.openai.jobs import Generation, Job
 from diffuspec.serve.openai.objects import (
     ChatChunkChoice,
     ChatCompletion,
@@ -34,23 +33,15 @@ Chunk = TypeVar("Chunk", ChatCompletionChunk, CompletionChunk)
 class BaseReply(ABC, Generic[ChunkChoice, Chunk]):
     """The reply to one job, while its outputs arrive."""
 
-    def __init__(
-        self,
-        job: Job,
-        generations: Sequence[Generation],
-        tokenizer: Any,
-        *,
-        id: str,
-        model: str,
-        created: int,
-    ) -> None:
-        """`id` is the reply's; `created` are seconds since 1970."""
-        self._job = job
-        self._texts = TokenTexts(tokenizer)
-        self._answers = [Answer(generation) for generation in generations]
-        self._id = id
-        self._created = created
-        self._model = model
+    id_prefix: ClassVar[str]
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._job = exchange.job
+        self._texts = TokenTexts(exchange.tokenizer)
+        self._answers = [Answer(generation) for generation in exchange.generations]
+        self._id = self.id_prefix + exchange.request_id
+        self._created = exchange.created
+        self._model = exchange.model
 
     def add(self, index: int, output: RequestOutput) -> None:
         """Take an output of the generation with this index."""
