@@ -91,7 +91,7 @@ async def _run(
 ) -> None:
     async with contextlib.AsyncExitStack() as resources:
         host = _Host(config, token, addresses, announce, resources)
-        hosted = await getattr(host, role)()
+        hosted: Hosted = await getattr(host, role)()
         if hosted.address:
             announce(hosted.address)
         await (hosted.work or asyncio.Event().wait())

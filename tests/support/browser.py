@@ -87,7 +87,9 @@ def open_page() -> Iterator[Page]:
         command = [CHROMIUM, *_OPTIONS, f"--user-data-dir={profile}", "about:blank"]
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         try:
-            with connect(_page_address(Path(profile)), max_size=None) as connection:
+            # Pings would draw from `random` in a thread, for which Hypothesis fails other tests.
+            address = _page_address(Path(profile))
+            with connect(address, max_size=None, ping_interval=None) as connection:
                 yield Page(connection)
         finally:
             process.terminate()
