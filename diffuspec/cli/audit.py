@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -25,21 +24,13 @@ EXAMPLES = """[bold]Examples[/bold]
   diffuspec audit --pair smollm2 --drafter-kind token_recycling --temperature 0.8 --seed 1
 """
 
-Questions = Annotated[
-    Path | None,
-    typer.Option(
-        help="Questions in Spec-Bench's format. Default: the pair's own.", metavar="FILE.jsonl"
-    ),
-]
-Limit = Annotated[int | None, typer.Option(help="Questions per family. Default: all.", metavar="N")]
-
 
 @options.takes_sampling
 @options.takes_engine
 @options.takes_speculation
 def run(
-    questions: Questions = None,
-    limit: Limit = None,
+    questions: options.Questions = None,
+    limit: options.Limit = None,
     sampling: Given = NOTHING_GIVEN,
     given: options.EngineOptions = options.NO_OPTIONS,
     speculation: Given = NOTHING_GIVEN,

@@ -28,14 +28,6 @@ EXAMPLES = """[bold]Examples[/bold]
 Target = Annotated[Path | None, options.model("The verified model. Default: the pair's.", "DIR")]
 Drafter = Annotated[Path | None, options.model("The diffusion LM that drafts.", "DIR")]
 Ngram = Annotated[Path | None, options.model("KenLM model over token ids.", "FILE")]
-Questions = Annotated[
-    Path | None,
-    typer.Option(
-        help="Questions in Spec-Bench's format. Default: the pair's own.",
-        metavar="FILE.jsonl",
-    ),
-]
-Limit = Annotated[int | None, typer.Option(help="Questions per family. Default: all.", metavar="N")]
 MaxTokens = Annotated[int, typer.Option(help="Longest answer, in tokens.", metavar="N")]
 Repeats = Annotated[
     int, typer.Option(help="Times each question is asked; the median counts.", metavar="N")
@@ -87,8 +79,8 @@ class Chosen:
     drafter: Drafter = None
     ngram: Ngram = None
     dtype: options.Dtype = None
-    questions: Questions = None
-    limit: Limit = None
+    questions: options.Questions = None
+    limit: options.Limit = None
     max_tokens: MaxTokens = 256
     repeats: Repeats = 1
     suite: Suite = None

@@ -38,7 +38,6 @@ Questions = Annotated[
         metavar="FILE.jsonl",
     ),
 ]
-Limit = Annotated[int | None, typer.Option(help="Questions per family. Default: all.", metavar="N")]
 MaxTokens = Annotated[int, typer.Option(help="Longest answer, in tokens.", metavar="N", min=1)]
 Repeats = Annotated[
     int, typer.Option(help="Turns at each number of requests at a time.", metavar="N", min=1)
@@ -51,7 +50,7 @@ def run(
     at_a_time: AtATime = "1,2,4,8,16",
     rates: Rates = "",
     questions: Questions = None,
-    limit: Limit = None,
+    limit: options.Limit = None,
     max_tokens: MaxTokens = 64,
     repeats: Repeats = 2,
     rounds: options.Rounds = 6,

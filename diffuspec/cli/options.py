@@ -85,6 +85,13 @@ DrafterKind = Annotated[str | None, model(_DRAFTER_KIND, f"{'|'.join(KINDS)}|NAM
 DrafterBlockSize = Annotated[int | None, model(_BLOCK_SIZE, "N", min=1, max=MAX_BLOCK_SIZE)]
 Ngram = Annotated[str | None, model(_NGRAM, "FILE|none")]
 Config = Annotated[Path | None, model(_CONFIG, "FILE.yaml")]
+Questions = Annotated[
+    Path | None,
+    typer.Option(
+        help="Questions in Spec-Bench's format. Default: the pair's own.", metavar="FILE.jsonl"
+    ),
+]
+Limit = Annotated[int | None, typer.Option(help="Questions per family. Default: all.", metavar="N")]
 Rounds = Annotated[
     int,
     typer.Option(
