@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 from actors.placement import CONTROL, Handle, Place, locate
 from actors.roles.verifier import RankStatus
 from actors.settings import MAX_MISSES, DeadlineSettings
-from actors.supervision.role_actor import explain, kill
+from actors.supervision.role_actor import explain, kill, starting
 from diffuspec.core.errors import DiffuspecError, VerifierUnavailableError
 
 _STOP_SECONDS = 10.0  # time for ranks to finish their steps and end by themselves
@@ -41,22 +41,14 @@ class RankSet:
         """
         handles: list[Handle] = []
         seconds = deadlines.start_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                handles += [create_rank(rank) for rank in range(num_ranks)]
-                meeting_point = await handles[0].meet.remote() if num_ranks > 1 else ""
-                where = host(await locate(handles[0]))
-                starts = [handle.start.remote(meeting_point, where) for handle in handles]
-                address, *_ = await asyncio.gather(*starts)
-        except BaseException as error:
-            for handle in handles:
-                kill(handle)
-            if isinstance(error, TimeoutError):
-                late = f"{num_ranks} ranks did not start within {seconds:g} seconds"
-                raise VerifierUnavailableError(late) from error
-            if isinstance(error, RayError):
-                raise explain(error) from error
-            raise
+        late = f"{num_ranks} ranks did not start within {seconds:g} seconds"
+        async with starting(handles, seconds, VerifierUnavailableError(late)):
+            for rank in range(num_ranks):
+                handles.append(create_rank(rank))
+            meeting_point = await handles[0].meet.remote() if num_ranks > 1 else ""
+            where = host(await locate(handles[0]))
+            starts = [handle.start.remote(meeting_point, where) for handle in handles]
+            address, *_ = await asyncio.gather(*starts)
         return cls(handles, address, deadlines)
 
     async def trouble(self) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -100,15 +101,26 @@ async def start_actor(
     arguments: of start(), for the place of the actor. Raises what start() raised, and
     ActorLostError.
     """
+    late = ActorLostError(f"{name} did not start within {seconds:g} seconds")
+    async with starting([handle], seconds, late):
+        place = await locate(handle)
+        ready = await handle.start.remote(*arguments(place))
+    return RoleActor(name, handle, place, ready)
+
+
+@contextlib.asynccontextmanager
+async def starting(
+    handles: Sequence[Handle], seconds: float, late: Exception
+) -> AsyncIterator[None]:
+    """End the actors, also those added in the block, if it fails or is late; raise `late` then."""
     try:
         async with asyncio.timeout(seconds):
-            place = await locate(handle)
-            ready = await handle.start.remote(*arguments(place))
-            return RoleActor(name, handle, place, ready)
+            yield
     except BaseException as error:
-        kill(handle)
+        for handle in handles:
+            kill(handle)
         if isinstance(error, TimeoutError):
-            raise ActorLostError(f"{name} did not start within {seconds:g} seconds") from error
+            raise late from error
         if isinstance(error, RayError):
             raise explain(error) from error
         raise
