@@ -49,7 +49,7 @@ class ServeSettings(Section):
         1024 * 1024, ge=1024, description="Largest body of a request; a larger one gets 413."
     )
     max_requests: int = Field(
-        256, ge=1, description="Requests in progress; one more gets 429. Engines have own queues."
+        256, ge=1, description="Requests in progress; one more gets 429. Engines have queues, too."
     )
     max_connections: int = Field(
         1024, ge=1, description="Open connections of `diffuspec serve`; one more is closed."
