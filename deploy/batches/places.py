@@ -19,10 +19,9 @@ from diffuspec.core.errors import ConfigError, VerifierUnavailableError
 from diffuspec.core.interfaces import ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput, TokenIds
-from diffuspec.pairs.tiny import TARGET
 from diffuspec.serve.backend import Backend, ServedModel
 from diffuspec.serve.conventions import read_conventions
-from diffuspec.serve.server import EngineBackend
+from diffuspec.serve.server import EngineBackend, name_of
 from diffuspec.serve.settings import ServeSettings
 from diffuspec.text.tokenizer import load_tokenizer
 
@@ -84,7 +83,7 @@ def in_process(config: PipelineConfig) -> Place:
 
         torch.set_num_threads(config.placement.verifier.num_threads)
         async with Engine.from_config(config.engine) as engine:
-            yield _service(EngineBackend(engine, model_name(config)), config)
+            yield _service(EngineBackend(engine, name_of(config.engine.target.path)), config)
 
     return Place(contextlib.nullcontext, service)
 
@@ -103,13 +102,8 @@ async def pipeline_service(config: PipelineConfig) -> AsyncIterator[Service]:
     from actors.pipeline import Pipeline
 
     async with Pipeline(config) as pipeline:
-        yield _service(_PipelineBackend(pipeline, model_name(config)), config)
-
-
-def model_name(config: PipelineConfig) -> str:
-    """Return the name that `diffuspec serve` gives to a target, too."""
-    path = config.engine.target.path
-    return "diffuspec-tiny" if path == TARGET else path.resolve().name
+        name = name_of(config.engine.target.path)
+        yield _service(_PipelineBackend(pipeline, name), config)
 
 
 def read_api_key(path: Path | None) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -22,9 +22,8 @@ from diffuspec.core.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
     from diffuspec.pairs.factory.examples import Example
-    from diffuspec.pairs.factory.export import Storage
-    from diffuspec.pairs.factory.heads.training import HeadKind, HeadPlan
-    from diffuspec.pairs.factory.training import CurvePoint, DrafterPlan, ModelKind
+    from diffuspec.pairs.factory.heads.training import HeadPlan
+    from diffuspec.pairs.factory.training import CurvePoint, DrafterPlan
 
 TRAIN_EXAMPLES = """[bold]Examples[/bold]
 
@@ -62,11 +61,10 @@ NumAnswers = Annotated[
     int, typer.Option(help="Answers that the target is to write.", min=1, metavar="N")
 ]
 Kind = Annotated[
-    str,
+    Literal["diffuspec", "sps", "medusa", "hydra", "eagle", "dflash"],
     typer.Option(
         help="What to train: a diffusion LM, a causal LM for kind sps, or what drafts from the"
-        " target's hidden states; a head of kind eagle drafts for the kinds eagle and eagle2.",
-        metavar="diffuspec|sps|medusa|hydra|eagle|dflash",
+        " target's hidden states; a head of kind eagle drafts for the kinds eagle and eagle2."
     ),
 ]
 Chunks = Annotated[
@@ -89,11 +87,8 @@ Compile = Annotated[
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1, metavar="N")]
 Seed = Annotated[int, typer.Option(help="Seed of the training.", metavar="N")]
 Store = Annotated[
-    str,
-    typer.Option(
-        help="How the drafter's weights are stored; int8 takes half the space.",
-        metavar="bfloat16|int8",
-    ),
+    Literal["bfloat16", "int8"],
+    typer.Option(help="How the drafter's weights are stored; int8 takes half the space."),
 ]
 Drafter = Annotated[Path, typer.Argument(metavar="DIR", help="A drafter made by `train`.")]
 Files = Annotated[
@@ -102,15 +97,6 @@ Files = Annotated[
 ]
 Limit = Annotated[int, typer.Option(help="Held-out answers to draft.", min=1, metavar="N")]
 DraftTokens = Annotated[int, typer.Option(help="Tokens in a draft.", min=1, metavar="N")]
-
-_MODELS: dict[str, ModelKind] = {"diffuspec": "diffuspec", "sps": "sps"}
-_HEADS: dict[str, HeadKind] = {
-    "medusa": "medusa",
-    "hydra": "hydra",
-    "eagle": "eagle",
-    "dflash": "dflash",
-}
-_STORAGES: dict[str, Storage] = {"bfloat16": "bfloat16", "int8": "int8"}
 
 
 def train(
@@ -143,42 +129,35 @@ def train(
 
     if answers and prompts:
         raise ConfigError("give --answers or --prompts, not both")
-    _check_names(kind, store)
     # Refused before answers are written.
     inspect_checkpoint(target).check_is_plain("training beside it")
     size = parse_block_size(kind, attention, block_size)
     files = tuple(answers or [out / "training" / "answers.jsonl"])
     shared: dict[str, Any] = {
+        "kind": kind,
+        "target": target,
+        "out": out,
+        "answers": files,
         "num_chunks": chunks,
         "tokens_per_batch": batch_tokens,
         "head_tokens": head_tokens or None,
         "device": choose_device(device, threads),
         "compiles": compiles,
-        "storage": _STORAGES[store],
+        "storage": store,
         "seed": seed,
     }
-    if kind in _HEADS:
-        shared |= {"layers": parse_layers(layers or "5"), "block_size": size or 12}
-        heads = HeadPlan(_HEADS[kind], target, out, files, **shared)
-        start = partial(_train_heads, heads)
-    else:
-        shared |= {"kind": _MODELS[kind], "layers": parse_layers(layers or "10")}
-        shared |= {"block_size": size}
-        plan = DrafterPlan(target, out, files, **shared)
+    if kind in ("diffuspec", "sps"):
+        shared |= {"layers": parse_layers(layers or "10"), "block_size": size}
+        plan = DrafterPlan(**shared)
         typer.echo(plan.describe_memory(), err=True)
         start = partial(_train_model, plan)
+    else:
+        shared |= {"layers": parse_layers(layers or "5"), "block_size": size or 12}
+        heads = HeadPlan(**shared)
+        start = partial(_train_heads, heads)
     if not answers:
         _write_answers(target, files[0], num_answers, prompts or [])
     start()
-
-
-def _check_names(kind: str, store: str) -> None:
-    """Raise ConfigError for a kind of drafter or a storage that there is not."""
-    if kind not in {*_MODELS, *_HEADS}:
-        names = ", ".join((*_MODELS, *_HEADS))
-        raise ConfigError(f"--kind must be among {names}, got {kind!r:.40}")
-    if store not in _STORAGES:
-        raise ConfigError(f"--store must be bfloat16 or int8, got {store!r:.40}")
 
 
 def evaluate(

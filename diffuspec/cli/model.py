@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-from diffuspec.core.devices import DType
-from diffuspec.core.errors import ConfigError
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -25,11 +22,9 @@ Source = Annotated[
 ]
 Out = Annotated[Path, typer.Option(help="The model directory to make.", metavar="DIR")]
 Precision = Annotated[
-    str,
-    typer.Option("--dtype", help="How weights are stored.", metavar="bfloat16|float16|float32"),
+    Literal["bfloat16", "float16", "float32"],
+    typer.Option("--dtype", help="How weights are stored."),
 ]
-
-_DTYPES: dict[str, DType] = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
 
 
 def run(source: Source, out: Out, dtype: Precision = "bfloat16") -> None:
@@ -37,8 +32,6 @@ def run(source: Source, out: Out, dtype: Precision = "bfloat16") -> None:
 
     The directory appears complete, and answering as in transformers, or not at all.
     """
-    if dtype not in _DTYPES:
-        raise ConfigError(f"--dtype must be {', '.join(_DTYPES)}, got {dtype!r:.40}")
     from diffuspec.models.importing.convert import NUM_CHECKED_TOKENS, STAGES, import_gguf
 
     console = Console(stderr=True)
@@ -51,7 +44,7 @@ def run(source: Source, out: Out, dtype: Precision = "bfloat16") -> None:
         def show(stage: str) -> None:
             progress.update(task, description=stage, completed=STAGES.index(stage))
 
-        imported = import_gguf(source, out, _DTYPES[dtype], show)
+        imported = import_gguf(source, out, dtype, show)
         progress.update(task, description="done", completed=len(STAGES))
     template = "a chat template" if imported.has_chat_template else "no chat template (use --raw)"
     typer.echo(

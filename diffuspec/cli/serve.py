@@ -16,7 +16,6 @@ from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.validation import read_yaml, validate
 from diffuspec.pairs import parse_config
-from diffuspec.pairs.tiny import TARGET
 from diffuspec.telemetry import logs, otel
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ def run(
 
     Prints the URL when it is ready. Ctrl-C or SIGTERM lets running requests finish.
     """
-    from diffuspec.serve.server import bind, is_loopback, serve_engine
+    from diffuspec.serve.server import bind, is_loopback, name_of, serve_engine
 
     logs.configure(log_format)
     otel.check()
@@ -131,7 +130,7 @@ def run(
     if data_parallel_size is not None:
         engine_config = engine_config.model_copy(update={"data_parallel_size": data_parallel_size})
     path = engine_config.target.path
-    name = model_name or ("diffuspec-tiny" if path == TARGET else path.resolve().name)
+    name = model_name or name_of(path)
     with bind(host, port) as bound:
         if settings.api_keys is None and not is_loopback(bound):
             raise ConfigError(f"{host} can be reached by others: give --api-keys FILE.yaml")

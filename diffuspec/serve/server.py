@@ -23,6 +23,7 @@ from diffuspec.core.interfaces import ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput, TokenIds
 from diffuspec.engine_base import EngineBase
+from diffuspec.pairs.tiny import TARGET
 from diffuspec.serve.app import create_app
 from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.conventions import read_conventions
@@ -143,6 +144,11 @@ class Server(uvicorn.Server):
         with super().capture_signals():
             yield
             self._captured_signals.clear()
+
+
+def name_of(target: Path) -> str:
+    """Return the name for clients of a model in a directory, unless another is given."""
+    return "diffuspec-tiny" if target == TARGET else target.resolve().name
 
 
 class EngineBackend:

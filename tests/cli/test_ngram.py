@@ -93,8 +93,8 @@ def test_bytes_that_are_no_text_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("ids.jsonl --out x.arpa --order 1", "--order must be from 2 to 6, got 1"),
-        ("ids.jsonl --out x.arpa --order 7", "--order must be from 2 to 6, got 7"),
+        ("ids.jsonl --out x.arpa --order 1", "--order must be greater than or equal to 2, got '1'"),
+        ("ids.jsonl --out x.arpa --order 7", "--order must be less than or equal to 6, got '7'"),
         ("ids.jsonl --out x.txt", "--out must end in .arpa or .bin, got x.txt"),
         ("ids.jsonl --out no/x.arpa", "--out: there is no directory no"),
         ("nowhere.txt --out x.arpa", "nowhere.txt is not a file"),

@@ -11,40 +11,31 @@ from diffuspec.core.interfaces import RequestStatus, RoleStatus, ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import (
     FinishReason,
-    PreDraftResult,
     Prompt,
     RequestOutput,
     StepStats,
     VerifiedDraft,
 )
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
-from diffuspec.rpc.messages.parameters import parameters_to_proto
+from diffuspec.rpc.messages.parameters import enum_numbers, parameters_to_proto
 from diffuspec.rpc.messages.values import (
     logprobs_from_proto,
     logprobs_to_proto,
+    same_fields,
     sampling_to_proto,
     tree_from_proto,
     tree_to_proto,
 )
 from diffuspec.v1 import coordinator_pb2
 
-_FINISH_REASONS: dict[FinishReason | None, coordinator_pb2.FinishReason] = {
-    None: coordinator_pb2.FINISH_REASON_UNSPECIFIED,
-    FinishReason.STOP: coordinator_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: coordinator_pb2.FINISH_REASON_LENGTH,
-}
-_FINISH_REASON_NAMES = {number: reason for reason, number in _FINISH_REASONS.items()}
-
-_PRE_DRAFTS: dict[PreDraftResult | None, coordinator_pb2.PreDraftResult] = {
-    None: coordinator_pb2.PRE_DRAFT_RESULT_UNSPECIFIED,
-    "hit": coordinator_pb2.PRE_DRAFT_RESULT_HIT,
-    "miss": coordinator_pb2.PRE_DRAFT_RESULT_MISS,
-}
-_PRE_DRAFT_NAMES = {number: result for result, number in _PRE_DRAFTS.items()}
+# Numbers on the wire by word; None is UNSPECIFIED.
+_FINISH_REASONS: dict[Any, Any] = {None: 0} | enum_numbers(coordinator_pb2.FinishReason.DESCRIPTOR)
+_FINISH_REASON_NAMES = {n: word and FinishReason(word) for word, n in _FINISH_REASONS.items()}
+_PRE_DRAFTS: dict[Any, Any] = {None: 0} | enum_numbers(coordinator_pb2.PreDraftResult.DESCRIPTOR)
+_PRE_DRAFT_NAMES = {number: word for word, number in _PRE_DRAFTS.items()}
 
 _MAX_LISTED_REQUESTS = 1000
 
-_REQUEST_FIELDS = tuple(field.name for field in fields(RequestStatus))
 _STEP_FIELDS = tuple({field.name for field in fields(StepStats)} - {"fallback", "pre_draft"})
 
 
@@ -195,12 +186,7 @@ def status_to_proto(
     status: ServiceStatus, max_message_bytes: int = DEFAULT_LIMITS.max_message_bytes
 ) -> coordinator_pb2.GetStatusResponse:
     """List requests in at most half of the message's bytes, and count the rest."""
-    roles = [
-        coordinator_pb2.RoleStatus(
-            name=role.name, address=role.address, is_healthy=role.is_healthy, reason=role.reason
-        )
-        for role in status.roles
-    ]
+    roles = [coordinator_pb2.RoleStatus(**same_fields(RoleStatus, one)) for one in status.roles]
     listed = _listed(status.requests, max_message_bytes // 2)
     return coordinator_pb2.GetStatusResponse(
         roles=roles,
@@ -218,8 +204,7 @@ def _listed(
     messages: list[coordinator_pb2.RequestStatus] = []
     num_bytes = 0
     for request in requests[:_MAX_LISTED_REQUESTS]:
-        same = {name: getattr(request, name) for name in _REQUEST_FIELDS}
-        message = coordinator_pb2.RequestStatus(**same)
+        message = coordinator_pb2.RequestStatus(**same_fields(RequestStatus, request))
         num_bytes += message.ByteSize()
         if num_bytes > max_bytes:
             break
@@ -228,13 +213,8 @@ def _listed(
 
 
 def status_from_proto(message: coordinator_pb2.GetStatusResponse) -> ServiceStatus:
-    roles = [
-        RoleStatus(role.name, role.address, role.is_healthy, role.reason) for role in message.roles
-    ]
-    requests = [
-        RequestStatus(**{name: getattr(request, name) for name in _REQUEST_FIELDS})
-        for request in message.requests
-    ]
+    roles = [RoleStatus(**same_fields(RoleStatus, one)) for one in message.roles]
+    requests = [RequestStatus(**same_fields(RequestStatus, one)) for one in message.requests]
     return ServiceStatus(
         tuple(roles),
         tuple(message.degraded_reasons),

@@ -10,6 +10,7 @@ import itertools
 import math
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -43,6 +44,11 @@ _STATE_BYTES = 2  # size of one number of a hidden state
 _MAX_STATE_BYTES = 2 * StateRows.MAX_BYTES
 
 _Alternatives: TypeAlias = tuple[tuple[tuple[int, float], ...], ...]
+
+
+def same_fields(kind: type[Any], value: object) -> dict[str, Any]:
+    """Return the fields of a dataclass, of a value of it or of a message that has the same ones."""
+    return {field.name: getattr(value, field.name) for field in fields(kind)}
 
 
 def sampling_to_proto(sampling: SamplingParams) -> types_pb2.SamplingParams:
@@ -278,29 +284,14 @@ def logprobs_from_proto(message: types_pb2.TokenLogprobs) -> TokenLogprobs:
 def info_to_proto(
     info: TargetInfo, drafters: Sequence[HostedDrafter] = ()
 ) -> verifier_pb2.GetInfoResponse:
-    hosted = [
-        verifier_pb2.HostedDrafter(name=one.name, address=one.address, problem=one.problem)
-        for one in drafters
-    ]
-    return verifier_pb2.GetInfoResponse(
-        vocab_size=info.vocab_size,
-        max_model_len=info.max_model_len,
-        max_sequences=info.max_sequences,
-        eos_token_ids=info.eos_token_ids,
-        max_tree_nodes=info.max_tree_nodes,
-        drafters=hosted,
-    )
+    hosted = [verifier_pb2.HostedDrafter(**same_fields(HostedDrafter, one)) for one in drafters]
+    return verifier_pb2.GetInfoResponse(**same_fields(TargetInfo, info), drafters=hosted)
 
 
 def info_from_proto(message: verifier_pb2.GetInfoResponse) -> TargetInfo:
-    return TargetInfo(
-        vocab_size=message.vocab_size,
-        max_model_len=message.max_model_len,
-        max_sequences=message.max_sequences,
-        eos_token_ids=tuple(message.eos_token_ids),
-        max_tree_nodes=message.max_tree_nodes,
-    )
+    found = same_fields(TargetInfo, message)
+    return TargetInfo(**found | {"eos_token_ids": tuple(message.eos_token_ids)})
 
 
 def hosted_from_proto(message: verifier_pb2.GetInfoResponse) -> tuple[HostedDrafter, ...]:
-    return tuple(HostedDrafter(one.name, one.address, one.problem) for one in message.drafters)
+    return tuple(HostedDrafter(**same_fields(HostedDrafter, one)) for one in message.drafters)
