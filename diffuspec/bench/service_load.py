@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from diffuspec.bench.http_client import HttpClient
-from diffuspec.bench.load import LoadRow
-from diffuspec.bench.open_loop import RateRun, ask_at_rate, rate_table
+from diffuspec.bench.load import LoadRow, RateRun, ask_at_rate, rate_table
 from diffuspec.bench.plots import require_matplotlib
 from diffuspec.bench.questions import Question, rotated
 from diffuspec.bench.studies.load import OFF, ON, LoadPlan, compare_load, load_tables, plot_load

@@ -12,8 +12,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import NamedTuple, TypeAlias
 
-from diffuspec.bench.intervals import Intervals, QuestionCost, bootstrap
+import numpy as np
+from numpy.typing import NDArray
+
 from diffuspec.bench.questions import SPEC_BENCH_FAMILIES
 from diffuspec.bench.run import Record
 from diffuspec.bench.systems.answer import Answer
@@ -22,6 +25,10 @@ from diffuspec.core.types import StepStats
 
 ALL_FAMILIES = "all"
 SPEC_BENCH = "spec_bench"  # the six families together, if there are others too
+Interval: TypeAlias = tuple[float, float]
+
+_NUM_DRAWS = 1000
+_PERCENTILES = (2.5, 97.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,3 +193,50 @@ def _survival(steps: Sequence[StepStats]) -> list[float]:
 
 def _ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else 0.0
+
+
+class QuestionCost(NamedTuple):
+    """The cost of the answers to one question, all turns together."""
+
+    num_tokens: int
+    seconds: float
+    num_steps: int
+
+
+class Intervals(NamedTuple):
+    """95 % intervals of the figures of the same names."""
+
+    speedup: Interval
+    spec_bench_speedup: Interval
+    mean_acceptance_length: Interval
+
+
+def bootstrap(own: Sequence[QuestionCost], baseline: Sequence[QuestionCost]) -> Intervals:
+    """Return the intervals of a system's figures; both lists hold the same questions in order."""
+    count = len(own)
+    drawn = np.random.default_rng(0).integers(count, size=(_NUM_DRAWS, count))
+    tokens, seconds, steps = np.array(own, np.float64).T
+    base_tokens, base_seconds, _ = np.array(baseline, np.float64).T
+
+    def total(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(values[drawn].sum(axis=1))
+
+    speeds = _divided(tokens, seconds), _divided(base_tokens, base_seconds)
+    pooled = (
+        _divided(total(tokens), total(seconds)),
+        _divided(total(base_tokens), total(base_seconds)),
+    )
+    return Intervals(
+        _middle(_divided(*pooled)),
+        _middle(_divided(total(speeds[0]), total(speeds[1]))),
+        _middle(_divided(total(tokens), total(steps))),
+    )
+
+
+def _divided(above: NDArray[np.float64], below: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+
+
+def _middle(values: NDArray[np.float64]) -> Interval:
+    low, high = np.percentile(values, _PERCENTILES).tolist()
+    return low, high

@@ -6,25 +6,36 @@ here its block is a lattice, searched as that of a diffusion LM is.
 
 from __future__ import annotations
 
-from diffuspec.core.drafter_config import DFlashConfig
-from diffuspec.core.interfaces import PathScorer
+from typing import TYPE_CHECKING
+
+from diffuspec.core.drafter_config import DFlashConfig, DFlashRemoteConfig
+from diffuspec.core.interfaces import PathScorer, TargetInfo
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
 from diffuspec.drafters.kind import DrafterKind, Target
 
+if TYPE_CHECKING:
+    from diffuspec.models.heads.dflash_runner import DFlashRunner
+    from diffuspec.models.heads.target_layers import TargetLayers
 
-def _load(config: DFlashConfig, target: Target, path_scorer: PathScorer | None) -> DiffuSpecDrafter:
+
+def load_lattices(
+    config: DFlashConfig | DFlashRemoteConfig, layers: TargetLayers, info: TargetInfo
+) -> DFlashRunner:
+    """Load what makes lattices from the target's hidden states. Raises ModelLoadError."""
     from diffuspec.algorithm.lattice import Pruning  # these import torch
-    from diffuspec.drafters.head_drafter import HeadLattices, StateReader, layers_beside
     from diffuspec.models.heads.dflash import DFlashModel
     from diffuspec.models.heads.dflash_runner import DFlashRunner
 
+    pruning = Pruning(config.candidate_mass, config.max_candidates, info.eos_token_ids)
+    return DFlashRunner(DFlashModel.load(config.path, layers), layers, info, pruning)
+
+
+def _load(config: DFlashConfig, target: Target, path_scorer: PathScorer | None) -> DiffuSpecDrafter:
+    from diffuspec.drafters.head_drafter import HeadLattices, StateReader, layers_beside  # torch
+
     assert path_scorer is not None, "the registry says that it is needed"
-    layers = layers_beside(target)
-    model = DFlashModel.load(config.path, layers)
-    ends = target.info.eos_token_ids
-    pruning = Pruning(config.candidate_mass, config.max_candidates, ends)
-    lattices = DFlashRunner(model, layers, target.info, pruning)
-    reader = StateReader(target, model.settings.target_layer_ids, max_unknown=lattices.max_unknown)
+    lattices = load_lattices(config, layers_beside(target), target.info)
+    reader = StateReader(target, lattices.hidden_layers, max_unknown=lattices.max_unknown)
     return DiffuSpecDrafter(HeadLattices(lattices, reader), path_scorer)
 
 

@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING
 from diffuspec.core.drafter_config import DFlashRemoteConfig
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.core.interfaces import PathScorer
+from diffuspec.drafters.dflash import load_lattices
 from diffuspec.drafters.kind import DrafterKind, Target
 
 if TYPE_CHECKING:
-    from diffuspec.drafters.fed_drafter import FedDrafter
+    from diffuspec.drafters.head_drafter import FedDrafter
 
 
 def _load(config: DFlashRemoteConfig, target: Target, path_scorer: PathScorer | None) -> FedDrafter:
-    from diffuspec.algorithm.lattice import Pruning  # these import torch
-    from diffuspec.drafters.fed_drafter import FedDrafter
-    from diffuspec.models.heads.dflash import DFlashModel
-    from diffuspec.models.heads.dflash_runner import DFlashRunner
+    from diffuspec.drafters.head_drafter import FedDrafter  # these import torch
     from diffuspec.models.heads.target_layers import layers_at
     from diffuspec.models.loading.backend import resolve_device, resolve_dtype
 
@@ -31,11 +29,8 @@ def _load(config: DFlashRemoteConfig, target: Target, path_scorer: PathScorer | 
         raise ModelLoadError(f"{config.path} needs the directory of its target, for the embeddings")
     device = resolve_device(config.path, config.device)
     layers = layers_at(target.path, device, resolve_dtype(config.dtype, device))
-    model = DFlashModel.load(config.path, layers)
-    ends = target.info.eos_token_ids
-    pruning = Pruning(config.candidate_mass, config.max_candidates, ends)
-    lattices = DFlashRunner(model, layers, target.info, pruning)
-    return FedDrafter(lattices, model.settings.target_layer_ids, path_scorer, target.info)
+    lattices = load_lattices(config, layers, target.info)
+    return FedDrafter(lattices, path_scorer, target.info)
 
 
 def _import_ahead() -> None:

@@ -1,23 +1,37 @@
-"""Drafters that read the target's hidden states: they observe it, and run beside it."""
+"""Drafters that read the target's hidden states.
+
+They observe the target and run beside it, or states come with requests.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from diffuspec.algorithm.lattice import EMPTY_LATTICE
 from diffuspec.core.errors import DrafterError
-from diffuspec.core.interfaces import LAST_LAYER, ObservableVerifier, Observation
-from diffuspec.core.types import EMPTY_DRAFT, Draft, DraftRequest, Lattice
+from diffuspec.core.interfaces import (
+    LAST_LAYER,
+    ObservableVerifier,
+    Observation,
+    PathScorer,
+    TargetInfo,
+)
+from diffuspec.core.types import EMPTY_DRAFT, Draft, DraftRequest, Lattice, StatesWanted
 from diffuspec.drafters.kind import Target
 from diffuspec.models.draft_requests import check_draft_request
 from diffuspec.models.heads.features import Features, FeatureStore
 from diffuspec.models.heads.target_layers import TargetLayers, target_layers
+from diffuspec.models.hidden_states import states_of
 from diffuspec.models.worker import Worker
 
+if TYPE_CHECKING:
+    from diffuspec.models.heads.dflash_runner import DFlashRunner
+
 T = TypeVar("T")
+Work: TypeAlias = Callable[[Sequence[DraftRequest], Sequence[Features]], list[T]]
 
 
 class DraftHeads(Protocol):
@@ -25,21 +39,6 @@ class DraftHeads(Protocol):
 
     def draft(self, requests: Sequence[DraftRequest], features: Sequence[Features]) -> list[Draft]:
         """Return one draft per request, in order. Called from one thread at a time."""
-        ...
-
-
-class FeatureLattices(Protocol):
-    """Makes lattices from hidden states."""
-
-    @property
-    def max_unknown(self) -> int:
-        """Tokens before a prefix's last whose states may be missing."""
-        ...
-
-    def lattices(
-        self, requests: Sequence[DraftRequest], features: Sequence[Features]
-    ) -> list[Lattice]:
-        """Return one lattice per request, in order. Called from one thread at a time."""
         ...
 
 
@@ -95,12 +94,7 @@ class StateReader:
             if one.hidden_states:
                 self._features.add(one)
 
-    async def run(
-        self,
-        work: Callable[[Sequence[DraftRequest], Sequence[Features]], list[T]],
-        requests: Sequence[DraftRequest],
-        nothing: T,
-    ) -> list[T]:
+    async def run(self, work: Work[T], requests: Sequence[DraftRequest], nothing: T) -> list[T]:
         """Do the work, in a thread, for the requests whose states are known.
 
         The result of the others is `nothing`. Raises InvalidRequestError before any work,
@@ -116,24 +110,25 @@ class StateReader:
         self._verifier.remove_observer(self)
         self._worker.close()
 
-    def _run(
-        self,
-        work: Callable[[Sequence[DraftRequest], Sequence[Features]], list[T]],
-        requests: Sequence[DraftRequest],
-        nothing: T,
-    ) -> list[T]:
+    def _run(self, work: Work[T], requests: Sequence[DraftRequest], nothing: T) -> list[T]:
         found = [self._features.find(request.prefix, self._max_unknown) for request in requests]
-        known = [place for place, features in enumerate(found) if features is not None]
-        results = [nothing] * len(requests)
-        if known:
-            features = [one for one in found if one is not None]
-            try:
-                made = work([requests[place] for place in known], features)
-            except Exception as error:  # torch raises anything
-                raise DrafterError(f"the draft heads failed: {error}") from error
-            for place, result in zip(known, made, strict=True):
-                results[place] = result
-        return results
+        try:
+            return _where_known(work, requests, found, nothing)
+        except Exception as error:  # torch raises anything
+            raise DrafterError(f"the draft heads failed: {error}") from error
+
+
+def _where_known(
+    work: Work[T], requests: Sequence[DraftRequest], found: Sequence[Features | None], nothing: T
+) -> list[T]:
+    """Do the work for the requests whose states were found; the others' result is `nothing`."""
+    known = {place: one for place, one in enumerate(found) if one is not None}
+    results = [nothing] * len(requests)
+    if known:
+        made = work([requests[place] for place in known], list(known.values()))
+        for place, result in zip(known, made, strict=True):
+            results[place] = result
+    return results
 
 
 class HeadDrafter:
@@ -160,7 +155,7 @@ class HeadDrafter:
 class HeadLattices:
     """A LatticeModel that reads the target's hidden states."""
 
-    def __init__(self, model: FeatureLattices, reader: StateReader) -> None:
+    def __init__(self, model: DFlashRunner, reader: StateReader) -> None:
         self._model = model
         self._reader = reader
 
@@ -173,3 +168,61 @@ class HeadLattices:
 
     def close(self) -> None:
         self._reader.close()
+
+
+class FedDrafter:
+    """Makes lattices from the hidden states sent to it, and has them searched.
+
+    It keeps the states of the latest prefixes. Each draft says which states are lacking, and is
+    empty if more are lacking than the model's `max_unknown` at the end of the prefix.
+    """
+
+    def __init__(self, model: DFlashRunner, path_scorer: PathScorer, target: TargetInfo) -> None:
+        self._model = model
+        self._path_scorer = path_scorer
+        self._num_ids = target.vocab_size
+        self._features = FeatureStore(2 * target.max_sequences)
+        self._worker = Worker("drafter", is_inline=target.max_sequences == 1)
+
+    async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Draft a batch; see `Drafter.draft`."""
+        for request in requests:
+            check_draft_request(request, self._num_ids)
+        if not requests:
+            return []
+        started = time.monotonic()
+        lattices, wishes = await self._worker.run(self._read, list(requests))
+        seconds = time.monotonic() - started
+        drafts = await self._path_scorer.search(requests, lattices)
+        return [
+            replace(draft, draft_seconds=seconds, states_wanted=wanted)
+            for draft, wanted in zip(drafts, wishes, strict=True)
+        ]
+
+    async def release(self, request_id: str) -> None:
+        """Keep the states, a bounded number: they serve requests with the same beginning."""
+
+    def close(self) -> None:
+        self._worker.close()
+
+    def _read(self, requests: Sequence[DraftRequest]) -> tuple[list[Lattice], list[StatesWanted]]:
+        try:
+            for request in requests:
+                self._keep(request)
+            most = self._model.max_unknown
+            found = [self._features.find(request.prefix, most) for request in requests]
+            whole = [one if one is not None and not one.first else None for one in found]
+            lattices = _where_known(self._model.lattices, requests, whole, EMPTY_LATTICE)
+        except Exception as error:  # torch raises anything
+            raise DrafterError(f"the drafter failed: {error}") from error
+        num_known = [self._features.num_known(request.prefix[:-1]) for request in requests]
+        return lattices, [StatesWanted(self._model.hidden_layers, number) for number in num_known]
+
+    def _keep(self, request: DraftRequest) -> None:
+        """Keep the states that came with a request, if they go on with what is known."""
+        rows = request.states
+        if rows is None or rows.end > len(request.prefix):
+            return
+        token_ids = request.prefix[: rows.end]
+        if rows.first <= self._features.num_known(token_ids):
+            self._features.extend(token_ids, rows.first, states_of(rows))

@@ -27,9 +27,9 @@ from diffuspec.models.draft_requests import (
 )
 from diffuspec.models.kernels.largest import most_probable
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
+from diffuspec.models.layers.draft_head import LogitColumns
 from diffuspec.models.loading.families import DiffusionSettings, find_warnings
 from diffuspec.models.loading.load import load_model
-from diffuspec.models.logit_columns import LogitColumns
 from diffuspec.models.masked_draft import MaskedDraft
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.worker import Worker

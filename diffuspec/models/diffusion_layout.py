@@ -3,21 +3,86 @@
 Usually a request has one draft. Several hypothetical prefixes of one request begin with the same
 tokens: these are laid out once, followed by the rest of each prefix (its tail) and its block. Rows
 of different drafts do not see each other.
+
+Where blocks are aligned to absolute positions, a row sees all of its own block and all earlier
+blocks. So a chain of blocks is one segment for each block, in order: its rows see the rows before
+the segment, and each other. Rows of several drafts are one segment with a matrix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diffuspec.core.types import TokenIds
-from diffuspec.models.aligned_layout import lay_out_chain, lay_out_drafts
 from diffuspec.models.attention.segment import Segment, Visible
 from diffuspec.models.loading.families import DiffusionAttention, DiffusionSettings
 from diffuspec.models.runner import ModelRunner
-from diffuspec.models.slot_drafts import DraftSpan, SlotDrafts
+
+
+class DraftSpan(NamedTuple):
+    """The rows of one draft after the shared ones: the tail of its prefix, then its block."""
+
+    tail: int  # first row of the tail
+    block: int  # first row of the block
+    end: int
+
+
+class JoinedRows(NamedTuple):
+    """The shared rows, then those of each draft."""
+
+    token_ids: TokenIds
+    positions: NDArray[np.integer]
+    logit_rows: NDArray[np.integer]  # rows that predict the masks, draft by draft
+    spans: list[DraftSpan]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotDrafts:
+    """Prefixes and their masks. The cache has the first `start` tokens of the prefixes.
+
+    The prefixes have their first num_shared tokens in common.
+    """
+
+    prefixes: Sequence[TokenIds]
+    masks: Sequence[TokenIds]
+    slot: int
+    start: int
+    num_shared: int
+
+    @property
+    def num_common(self) -> int:
+        """Number of rows that the drafts share."""
+        return self.num_shared - self.start
+
+    def joined(self, blocks: Sequence[TokenIds], is_shifted: bool) -> JoinedRows:
+        """Lay out the drafts with their blocks, which begin with the masks.
+
+        Shifted, `start` must be below num_shared if a prefix ends there.
+        """
+        start, num_shared = self.start, self.num_shared
+        token_ids = [self.prefixes[0][start:num_shared]]
+        positions = [np.arange(start, num_shared)]
+        logit_rows, spans, row = [], [], self.num_common
+        for prefix, masks, block in zip(self.prefixes, self.masks, blocks, strict=True):
+            tail = prefix[num_shared:]
+            token_ids += [tail, block]
+            positions.append(np.arange(num_shared, len(prefix) + len(block)))
+            span = DraftSpan(row, row + len(tail), row + len(tail) + len(block))
+            first = span.block - is_shifted
+            rows = np.arange(first, first + len(masks))
+            if is_shifted and not len(tail):
+                rows[0] = self.num_common - 1
+            logit_rows.append(rows)
+            spans.append(span)
+            row = span.end
+        return JoinedRows(
+            np.concatenate(token_ids), np.concatenate(positions), np.concatenate(logit_rows), spans
+        )
 
 
 def lay_out(
@@ -130,3 +195,63 @@ def _make_causal(visible: NDArray[np.bool_], first: int, last: int, end: int) ->
     """Hide the columns after each row from it, for rows first to last, up to column `end`."""
     for row in range(first, last):
         visible[row, row + 1 : end] = False
+
+
+def fill_block(num_known: int, masks: TokenIds, settings: DiffusionSettings) -> TokenIds:
+    """Return a draft's rows after num_known tokens, with masks up to the end of its last block.
+
+    These models are trained on, and generate, whole blocks of masks.
+    """
+    num_missing = -(num_known + len(masks)) % settings.block_size
+    filling = np.full(num_missing, settings.mask_token_id, masks.dtype)
+    return np.concatenate([masks, filling])
+
+
+def lay_out_chain(
+    token_ids: TokenIds, slot: int, start: int, block_size: int, logits: range
+) -> Iterator[Segment]:
+    """Lay out tokens at the positions from `start` on, where `logits` are positions, too.
+
+    The cache has the rows before `start`. If that is inside a block, they know all of the block.
+    """
+    end = start + len(token_ids)
+    for block in range(start // block_size * block_size, end, block_size):
+        first, last = max(block, start), min(block + block_size, end)
+        wanted = np.arange(max(logits.start, first), min(logits.stop, last)) - first
+        yield Segment(
+            slot,
+            first,
+            token_ids[first - start : last - start],
+            np.arange(first, last),
+            "full",
+            wanted,
+        )
+
+
+def lay_out_drafts(drafts: SlotDrafts, settings: DiffusionSettings) -> Iterator[Segment]:
+    """Lay out drafts whose prefixes share whole blocks."""
+    blocks = [
+        fill_block(len(prefix), masks, settings)
+        for prefix, masks in zip(drafts.prefixes, drafts.masks, strict=True)
+    ]
+    slot, start, size = drafts.slot, drafts.start, settings.block_size
+    if len(blocks) > 1:
+        rows = drafts.joined(blocks, settings.is_shifted)
+        visible = _visible_in_blocks(rows, drafts.num_common, size)
+        yield Segment(slot, start, rows.token_ids, rows.positions, visible, rows.logit_rows)
+        return
+    [prefix], [masks], [block] = drafts.prefixes, drafts.masks, blocks
+    first = len(prefix) - settings.is_shifted
+    chain = np.concatenate([prefix[start:], block])
+    yield from lay_out_chain(chain, slot, start, size, range(first, first + len(masks)))
+
+
+def _visible_in_blocks(rows: JoinedRows, num_common: int, block_size: int) -> NDArray[np.bool_]:
+    """Return the visibility matrix of common rows, then of several drafts."""
+    positions = rows.positions
+    visible = np.zeros((len(positions), len(positions)), np.bool_)
+    visible[:, :num_common] = True
+    for part in (slice(0, num_common), *(slice(one.tail, one.end) for one in rows.spans)):
+        ends = (positions[part] // block_size + 1) * block_size
+        visible[part, part] = positions[part] < ends[:, None]
+    return visible

@@ -11,7 +11,7 @@ import math
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,13 @@ from transformers.integrations.gguf.reader import GgufHeader, read_gguf_metadata
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
 from diffuspec.core.errors import MissingDependencyError, ModelLoadError
-from diffuspec.text.gguf_rope import scaled_rope
 from diffuspec.text.quiet import quiet
 
 _SUFFIX = ".gguf"
 _MAX_NAMED = 5  # files that an error lists
 _RESPELLED = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss"}
+_YARN_BETAS = ("beta_fast", "beta_slow")
+_UNREAD = {"yarn_log_multiplier": 0.0, "yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,3 +186,45 @@ def reading_part(file: GgufFile, part: str) -> Iterator[None]:
             yield
     except Exception as error:  # transformers, gguf and tokenizers raise anything
         raise ModelLoadError(f"{file.path}: cannot read its {part}: {error!r}") from error
+
+
+def scaled_rope(
+    path: Path, architecture: str, metadata: Mapping[str, Any], max_positions: int
+) -> dict[str, Any] | None:
+    """Return the rope parameters that differ from a family's own, if any do.
+
+    Raises ModelLoadError for a scaling that cannot be run.
+    """
+    prefix = f"{architecture}.rope."
+    found = {
+        key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)
+    }
+    kind = found.get("scaling.type")
+    factor = float(found.get("scaling.factor", found.get("scale_linear", 1.0)))
+    if kind is None:  # llama.cpp takes a factor alone for a linear one
+        kind = "none" if factor == 1.0 else "linear"
+    if kind not in ("none", "linear", "yarn"):
+        raise ModelLoadError(
+            f"{path}: {prefix}scaling.type {kind!r:.40} is not supported; none, linear and yarn are"
+        )
+    if kind == "none" or factor == 1.0:
+        return None
+    if factor < 1.0 or not math.isfinite(factor):
+        raise ModelLoadError(f"{path}: {prefix}scaling.factor must be 1 or more, got {factor}")
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    for name, usual in _UNREAD.items():
+        if found.get(f"scaling.{name}", usual) != usual:
+            raise ModelLoadError(
+                f"{path}: {prefix}scaling.{name} must be {usual}, got {found[f'scaling.{name}']}"
+            )
+    length = found.get("scaling.original_context_length", max_positions)
+    rope: dict[str, Any] = {"rope_type": "yarn", "factor": factor}
+    rope["original_max_position_embeddings"] = length
+    for name in _YARN_BETAS:
+        if f"scaling.yarn_{name}" in found:
+            rope[name] = float(found[f"scaling.yarn_{name}"])
+    attention = float(found.get("scaling.attn_factor", 1.0))
+    if attention != 1.0:
+        rope["attention_factor"] = attention * (0.1 * math.log(factor) + 1.0)
+    return rope

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from json import JSONDecodeError
 from pathlib import Path
-from typing import cast
+from typing import Final, TypeAlias, cast
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
@@ -21,7 +23,6 @@ from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import StructuredOutput
-from diffuspec.text.form_failures import meaning_of
 from diffuspec.text.grammar_tokens import GrammarTokens
 from diffuspec.text.grammar_trial import survives_trial
 from diffuspec.text.json_schemas import patterns_in, usable_schema
@@ -41,6 +42,28 @@ _LIMITS = LLParserLimits(
     max_grammar_size=50_000,
     verbose_errors=False,  # errors are logged, and logs must not hold users' text
 )
+
+_Say: TypeAlias = Callable[[re.Match[str]], str]
+
+_REGEX: Final = "the regular expression is wrong"
+# llguidance's and the regular expressions' own words, and what they mean.
+_MEANINGS: Final[tuple[tuple[str, _Say], ...]] = (
+    (r"regex parse error:.*\nerror: ([^\n]+)", lambda m: f"{_REGEX}: {m[1]}"),
+    (r"unknown name|Rule '.*' not found", lambda _: "the grammar uses a rule that it has not"),
+    (r"no start rule", lambda _: "the grammar has no rule `start`"),
+    (r"unknown special token", lambda _: "the grammar names a token that the model has not"),
+    (r"Unknown common regex", lambda _: "the grammar imports what there is not"),
+    (r"nested|recursion", lambda _: "it is nested too deeply"),
+    (r"too (?:big|large|complex|many)|fuel|limit|TooComplex|states", lambda _: "it is too complex"),
+    (r"oneOf", lambda _: "alternatives of oneOf must exclude each other plainly; use anyOf"),
+    (r"does not fetch|Pointer|remote", lambda _: "a $ref leads out of the schema, or nowhere"),
+    (r"Unsatisfiable", lambda _: "no value fits the schema"),
+    (r"Expected .* for '|must be an? ", lambda _: "a key of the schema has a wrong value"),
+    (r"^(?:at )?(\d+)\(\d+\):", lambda m: f"line {m[1]} of the grammar cannot be read"),
+    (r"(?:at|in) line (\d+)", lambda m: f"line {m[1]} of the grammar cannot be read"),
+    (r"Bias|NoExtension|^$", lambda _: "no text has this form"),
+)
+_OTHER: Final = "it has what is not supported"
 
 
 class Grammars:
@@ -219,3 +242,12 @@ def _why_refused(form: StructuredOutput, matcher: LLMatcher) -> str:
         if error := LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern)):
             return f"{place[:_MAX_PLACE]}: {meaning_of(error)}"
     return reason
+
+
+def meaning_of(reason: str) -> str:
+    """Return in our own words what llguidance's reason says."""
+    reason = reason.split("<state>", 1)[0].split("<non-verbose", 1)[0].strip()
+    for pattern, say in _MEANINGS:
+        if found := re.search(pattern, reason, re.DOTALL):
+            return say(found)
+    return _OTHER

@@ -1,28 +1,26 @@
-"""The speed-up of pre-drafting, by the number of outcomes pre-drafted.
+"""The speed-up of pre-drafting, by the number of outcomes pre-drafted, in virtual time.
 
 Both roles take a fixed time per batch, as on hardware of their own, whatever machine this runs on.
-The models' answers are computed beforehand, so that the loop and its waits alone are timed.
+What the models compute takes none, so that the loop's waits alone are timed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Literal, TypeAlias
 
 from diffuspec.bench.plots import Line, plot_sweep
-from diffuspec.bench.questions import rotated
+from diffuspec.bench.virtual_time.loop import run_in_virtual_time
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.interfaces import Drafter, Verifier
-from diffuspec.core.params import MAX_OUTCOMES, SamplingParams, SpeculationParams
+from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Draft, DraftRequest, TokenIds, Verdict, VerifyRequest
 from diffuspec.scheduler.coordinator import Coordinator
-from diffuspec.telemetry.metrics import RequestStats, summarize
+from diffuspec.telemetry.metrics import summarize
 from diffuspec.telemetry.trace import Tracer
 
 SEQUENTIAL = "sequential"
@@ -72,166 +70,102 @@ def measure_overlap(
 ) -> list[OverlapRow]:
     """Answer all prompts sequentially and with each fan-out, one request at a time.
 
-    Systems take turns at every prompt, so that none gets the machine at a better time. Each first
-    rehearses the prompt without waits, so that the models' answers are known when it is timed. The
-    tracer records the last fan-out.
+    The roles must compute in the event loop's thread. The tracer records the last fan-out.
     """
+    verifies = _PacedVerifier(verifier, pace.verify_seconds)
+    drafts = _PacedDrafter(drafter, pace.draft_seconds)
     ways: list[tuple[str, FanOut]] = [(SEQUENTIAL, 0)]
     ways += [(OVERLAPPED, fan_out) for fan_out in _FAN_OUTS]
-    known = _Known(verifier, drafter)
-    systems = [
-        _System(name, fan_out, known, pace, speculation, max_tokens, tracer if last else None)
-        for number, (name, fan_out) in enumerate(ways, start=1)
-        for last in (number == len(ways),)
-    ]
-    asyncio.run(_take_turns(systems, prompts))
-    base = systems[0].row().tokens_per_second
-    return [replace(row, speedup=row.tokens_per_second / base) for row in map(_System.row, systems)]
+    sampling = SamplingParams(max_tokens=max_tokens)
+    rows = []
+    for number, (system, fan_out) in enumerate(ways, start=1):
+        config = CoordinatorConfig(overlap=system == OVERLAPPED)
+        traced = tracer if number == len(ways) else None
+        coordinator = Coordinator(verifies, drafts, config, DraftLengthConfig(), tracer=traced)
+        own = replace(speculation, num_outcomes=fan_out)
+        work = _answer_all(coordinator, prompts, sampling, own, pace)
+        row = run_in_virtual_time(work, time.monotonic())  # the clock of the trace
+        rows.append(replace(row, system=system))
+    base = rows[0].tokens_per_second
+    return [replace(row, speedup=row.tokens_per_second / base) for row in rows]
 
 
-async def _take_turns(systems: Sequence[_System], prompts: Sequence[TokenIds]) -> None:
-    async with contextlib.AsyncExitStack() as stack:
-        for system in systems:
-            await stack.enter_async_context(system.rehearsal)
-            await stack.enter_async_context(system.coordinator)
-        for number, prompt in enumerate(prompts):
-            for system in rotated(systems, number):
-                await system.answer(prompt)
+async def _answer_all(
+    coordinator: Coordinator,
+    prompts: Sequence[TokenIds],
+    sampling: SamplingParams,
+    speculation: SpeculationParams,
+    pace: Pace,
+) -> OverlapRow:
+    stats, num_saved = [], 0
+    async with coordinator:
+        for prompt in prompts:
+            stream = coordinator.stream(prompt, sampling, speculation)
+            steps = [increment.step async for increment in stream]
+            # The first step is the prefill. A hit saves the draft of the step after it.
+            stats.append(summarize(steps[1:], len(prompt)))
+            num_saved += sum(step.pre_draft == "hit" for step in steps[:-1])
+
+    def total(name: str) -> float:
+        return float(sum(getattr(one, name) for one in stats))
+
+    num_tokens, seconds = total("num_output_tokens"), total("total_seconds")
+    num_steps, num_hits = total("num_steps"), total("num_pre_draft_hits")
+    num_tried = num_hits + total("num_pre_draft_misses")
+    num_awaited = total("num_drafts") - num_saved
+    ideal = num_steps * pace.verify_seconds + num_awaited * pace.draft_seconds
+    return OverlapRow(
+        system=OVERLAPPED,
+        num_outcomes=speculation.num_outcomes,
+        hit_rate=num_hits / num_tried if num_tried else 0.0,
+        mean_acceptance_length=num_tokens / num_steps,
+        tokens_per_second=num_tokens / seconds,
+        speedup=1.0,
+        ideal_tokens_per_second=num_tokens / ideal,
+        verify_idle_share=total("verify_idle_seconds") / seconds,
+        num_wasted_draft_tokens=total("num_wasted_draft_tokens") / num_tokens,
+    )
 
 
-class _Known:
-    """The models, and their answers so far."""
+class _PacedVerifier:
+    """A Verifier that takes a fixed time per batch, and computes the same verdict once."""
 
-    def __init__(self, verifier: Verifier, drafter: Drafter) -> None:
-        self.verifier = verifier
-        self.drafter = drafter
-        self.verdicts: dict[Hashable, Verdict] = {}
-        self.drafts: dict[Hashable, Draft] = {}
-
-
-class _System:
-    """One way of decoding: a coordinator that rehearses, and one that is timed."""
-
-    def __init__(
-        self,
-        name: str,
-        fan_out: FanOut,
-        known: _Known,
-        pace: Pace,
-        speculation: SpeculationParams,
-        max_tokens: int,
-        tracer: Tracer | None,
-    ) -> None:
-        self.name, self.fan_out = name, fan_out
-        self._verifier = _PacedVerifier(known, pace.verify_seconds)
-        self._drafter = _PacedDrafter(known, pace.draft_seconds)
-        config = CoordinatorConfig(overlap=name == OVERLAPPED)
-        roles = _PacedVerifier(known, 0.0), _PacedDrafter(known, 0.0)
-        self.rehearsal = Coordinator(*roles, config, DraftLengthConfig())
-        self.coordinator = Coordinator(
-            self._verifier, self._drafter, config, DraftLengthConfig(), tracer=tracer
-        )
-        self._sampling = SamplingParams(max_tokens=max_tokens)
-        self._speculation = replace(speculation, num_outcomes=fan_out)
-        self._stats: list[RequestStats] = []
-        self._num_saved = 0
-
-    async def answer(self, prompt: TokenIds) -> None:
-        most = replace(self._speculation, num_outcomes=MAX_OUTCOMES)
-        rehearsed = most if self.fan_out == "auto" else self._speculation
-        async for _ in self.rehearsal.stream(prompt, self._sampling, rehearsed):
-            pass
-        steps = [
-            increment.step
-            async for increment in self.coordinator.stream(
-                prompt, self._sampling, self._speculation
-            )
-        ]
-        # The first step is the prefill. A hit saves the draft of the step after it.
-        self._stats.append(summarize(steps[1:], len(prompt)))
-        self._num_saved += sum(step.pre_draft == "hit" for step in steps[:-1])
-
-    def row(self) -> OverlapRow:
-        num_tokens, seconds = self._sum("num_output_tokens"), self._sum("total_seconds")
-        num_steps, num_hits = self._sum("num_steps"), self._sum("num_pre_draft_hits")
-        num_tried = num_hits + self._sum("num_pre_draft_misses")
-        num_awaited = self._sum("num_drafts") - self._num_saved
-        ideal = num_steps * self._verifier.mean_seconds + num_awaited * self._drafter.mean_seconds
-        return OverlapRow(
-            system=self.name,
-            num_outcomes=self.fan_out,
-            hit_rate=num_hits / num_tried if num_tried else 0.0,
-            mean_acceptance_length=num_tokens / num_steps,
-            tokens_per_second=num_tokens / seconds,
-            speedup=1.0,
-            ideal_tokens_per_second=num_tokens / ideal,
-            verify_idle_share=self._sum("verify_idle_seconds") / seconds,
-            num_wasted_draft_tokens=self._sum("num_wasted_draft_tokens") / num_tokens,
-        )
-
-    def _sum(self, name: str) -> float:
-        return float(sum(getattr(one, name) for one in self._stats))
-
-
-class _Paced:
-    """A role whose calls take a fixed time."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._taken: list[float] = []
-
-    @property
-    def mean_seconds(self) -> float:
-        """Mean seconds of a call so far; a busy machine sleeps longer than asked."""
-        return fmean(self._taken) if self._taken else self.seconds
-
-    async def _pace(self, started: float) -> None:
-        await asyncio.sleep(max(started + self.seconds - time.monotonic(), 0.0))
-        self._taken.append(time.monotonic() - started)
-
-
-class _PacedVerifier(_Paced):
-    """A Verifier that takes a fixed time per batch."""
-
-    def __init__(self, known: _Known, seconds: float) -> None:
-        super().__init__(seconds)
-        self.info = known.verifier.info
-        self._known = known
+    def __init__(self, verifier: Verifier, seconds: float) -> None:
+        self.info = verifier.info
+        self._verifier, self._seconds = verifier, seconds
+        self._known: dict[Hashable, Verdict] = {}
 
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
-        started, known = time.monotonic(), self._known.verdicts
+        known = self._known
         keys = [(r.prefix.tobytes(), r.tree, r.sampling) for r in requests]
-        missing = {k: r for k, r in zip(keys, requests, strict=True) if k not in known}
-        if missing:
-            verdicts = await self._known.verifier.verify([*missing.values()])
+        if missing := {k: r for k, r in zip(keys, requests, strict=True) if k not in known}:
+            verdicts = await self._verifier.verify([*missing.values()])
             known.update(zip(missing, verdicts, strict=True))
-        await self._pace(started)
-        return [replace(known[key], verify_seconds=self.seconds) for key in keys]
+        await asyncio.sleep(self._seconds)
+        return [replace(known[key], verify_seconds=self._seconds) for key in keys]
 
     async def release(self, request_id: str) -> None:
-        await self._known.verifier.release(request_id)
+        await self._verifier.release(request_id)
 
 
-class _PacedDrafter(_Paced):
-    """A Drafter that takes a fixed time per batch."""
+class _PacedDrafter:
+    """A Drafter that takes a fixed time per batch, and makes the same draft once."""
 
-    def __init__(self, known: _Known, seconds: float) -> None:
-        super().__init__(seconds)
-        self._known = known
+    def __init__(self, drafter: Drafter, seconds: float) -> None:
+        self._drafter, self._seconds = drafter, seconds
+        self._known: dict[Hashable, Draft] = {}
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        started, known = time.monotonic(), self._known.drafts
+        known, own = self._known, self._seconds
         keys = [_draft_key(request) for request in requests]
-        missing = {k: r for k, r in zip(keys, requests, strict=True) if k not in known}
-        if missing:
-            drafts = await self._known.drafter.draft([*missing.values()])
+        if missing := {k: r for k, r in zip(keys, requests, strict=True) if k not in known}:
+            drafts = await self._drafter.draft([*missing.values()])
             known.update(zip(missing, drafts, strict=True))
-        await self._pace(started)
-        own = self.seconds
+        await asyncio.sleep(own)
         return [replace(known[key], draft_seconds=own, search_seconds=0.0) for key in keys]
 
     async def release(self, request_id: str) -> None:
-        await self._known.drafter.release(request_id)
+        await self._drafter.release(request_id)
 
 
 def _draft_key(request: DraftRequest) -> Hashable:

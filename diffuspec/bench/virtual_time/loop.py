@@ -19,9 +19,9 @@ T = TypeVar("T")
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """Advances its clock to the next timer when no callback is ready."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: float = 1000.0) -> None:
         super().__init__()
-        self._now = 1000.0
+        self._now = start
 
     def time(self) -> float:
         return self._now
@@ -49,7 +49,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return timers[0]
 
 
-def run_in_virtual_time(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end. Nothing in it may wait for threads or sockets."""
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+def run_in_virtual_time(work: Coroutine[Any, Any, T], start: float = 1000.0) -> T:
+    """Run a coroutine to its end. Nothing in it may wait for threads or sockets.
+
+    start: seconds that the clock shows in the beginning.
+    """
+    with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(start)) as runner:
         return runner.run(work)

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from diffuspec.models.attention.cache import CacheShape, KVCache
-from diffuspec.models.attention.interface import Attention, Projections
-from diffuspec.models.attention.scoring import Scoring
+from diffuspec.models.attention.interface import Attention, Projections, Scoring
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.kernels import operations
 from diffuspec.models.kernels.visible_columns import VisibleColumns

@@ -10,16 +10,30 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from diffuspec.models.attention.scoring import Scoring
-
 ATTENTION_NAME = "diffuspec"
 SELF_TEST_NAME = "diffuspec-self-test"  # the same, but each layer's mask tells its window
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scoring:
+    """The rule of one layer; most families have a scaling alone."""
+
+    scaling: float
+    window: int | None = None  # a row at position p sees positions above p - window only
+    softcap: float | None = None  # a score s becomes softcap * tanh(s / softcap)
+    sinks: torch.Tensor | None = None  # [heads]: score of a column without value, for each head
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether weights are the softmax of scaled products."""
+        return self.softcap is None and self.sinks is None
 
 
 class Projections(NamedTuple):

@@ -15,8 +15,7 @@ from torch import Tensor
 from diffuspec.models.attention import triton as triton_attention
 from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.cpu import CpuAttention, can_attend, pieces
-from diffuspec.models.attention.interface import Attention, Projections
-from diffuspec.models.attention.scoring import Scoring
+from diffuspec.models.attention.interface import Attention, Projections, Scoring
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.attention.torch import TorchAttention
 from diffuspec.models.kernels.decoder import AttentionPieces

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffuspec.models.attention.cache import KVCache
-from diffuspec.models.attention.interface import Attention, Projections
-from diffuspec.models.attention.scoring import Scoring
+from diffuspec.models.attention.interface import Attention, Projections, Scoring
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.kernels.triton.availability import is_available
 from diffuspec.models.kernels.triton.table import (

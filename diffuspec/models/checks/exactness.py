@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from diffuspec.models.attention.cache import CacheShape, KVCache
-from diffuspec.models.attention.interface import Projections
+from diffuspec.models.attention.interface import Projections, Scoring
 from diffuspec.models.attention.packed import PackedBatch
-from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.runner import ModelRunner
 

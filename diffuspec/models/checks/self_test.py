@@ -19,9 +19,9 @@ from diffuspec.models.attention.interface import (
     SELF_TEST_NAME,
     Attention,
     Projections,
+    Scoring,
     run_packed,
 )
-from diffuspec.models.attention.scoring import Scoring
 
 _TOKEN_IDS = (1, 2, 3, 4)  # several: the embedding of one may be all zeros
 _FAR = 100  # a position far enough from 0 to turn all but the slowest rotary angles

@@ -18,9 +18,8 @@ from diffuspec.algorithm.lattice import Pruning, build_lattices
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import DraftRequest, Lattice, TokenIds
 from diffuspec.models.attention.cache import KVCache
-from diffuspec.models.attention.interface import Attention, Projections
+from diffuspec.models.attention.interface import Attention, Projections, Scoring
 from diffuspec.models.attention.packed import PackedBatch
-from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.attention.segment import Segment, Visible
 from diffuspec.models.draft_requests import with_noise
 from diffuspec.models.heads.dflash import DFlashModel
@@ -110,6 +109,11 @@ class DFlashRunner(HeadRunner):
             by_request = self._guess([self._block(sessions, requests[place]) for place in places])
             found.update(zip(places, by_request, strict=True))
         return [found[place] for place in range(len(requests))]
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """The target's layers whose states it reads."""
+        return self._model.settings.target_layer_ids
 
     @property
     def max_unknown(self) -> int:

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from diffuspec.models.attention.interface import (
     Attention,
     Projections,
+    Scoring,
     attending,
     current_attention,
     packed_attention,
 )
 from diffuspec.models.attention.packed import PackedBatch
-from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.kernels import operations
 from diffuspec.models.kernels.decoder import (
     AttentionPieces,

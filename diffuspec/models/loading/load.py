@@ -27,14 +27,18 @@ from diffuspec.models.layers.linear import needs_no_padding, use_fast_layers
 from diffuspec.models.layers.rotary import use_rotary_tables
 from diffuspec.models.loading.backend import Backend, choose_backend
 from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_checkpoint
-from diffuspec.models.loading.draft_head import HEAD_TOKEN_IDS, DraftHead, use_draft_head
+from diffuspec.models.layers.draft_head import HEAD_TOKEN_IDS, DraftHead, use_draft_head
 from diffuspec.models.loading.gguf_model import read_gguf_model
 from diffuspec.models.loading.quantized_directory import read_quantized_model
 from diffuspec.models.loading.rope import check_rope, check_rope_types
 from diffuspec.models.loading.shared import read_with_shared
 from diffuspec.models.runner import ModelRunner
-from diffuspec.models.tensor_parallel.layers import has_only_plain_tensors, use_local_layers
-from diffuspec.models.tensor_parallel.sharding import sharding_options, spreading_over
+from diffuspec.models.tensor_parallel.layers import (
+    has_only_plain_tensors,
+    sharding_options,
+    spreading_over,
+    use_local_layers,
+)
 from diffuspec.text.tokenizer import quiet
 
 logger = logging.getLogger(__name__)

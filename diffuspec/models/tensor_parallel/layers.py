@@ -1,4 +1,7 @@
-"""One rank's share of a model's layers, over plain tensors.
+"""A model spread over the ranks of a group: each rank's share of its layers, over plain tensors.
+
+Every rank reads its share of the weights, by transformers' own plan, and caches its share of the
+key/value heads. The output of a forward is complete on every rank, and the same to the last bit.
 
 transformers shards weights as DTensors and wraps every layer's forward to convert between shards
 and tensors. Here its layers are replaced by plain ones over the same local weights, so that a
@@ -11,14 +14,27 @@ A layer split by rows takes a share of the input, and the ranks' outputs are sum
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from transformers.distributed import DistributedConfig  # type: ignore[attr-defined]
+
+from diffuspec.core.errors import ModelLoadError
+
+_DIVIDED = {
+    "num_attention_heads": "attention heads",
+    "num_key_value_heads": "key/value heads",
+    "intermediate_size": "inner columns of a layer",
+    "vocab_size": "token ids",
+}
 
 
 def use_local_layers(model: nn.Module) -> None:
@@ -112,3 +128,44 @@ _LAYERS: dict[tuple[type[nn.Module], str], Callable[[nn.Module], nn.Module]] = {
     (nn.Linear, "colwise_rep"): GatheredLinear,
     (nn.Embedding, "embedding_rowwise"): VocabularyShare,
 }
+
+
+def check_divides(path: Path, config: Any, num_ranks: int) -> None:
+    """Raises ModelLoadError, naming the possible numbers of ranks, if shares would differ."""
+    sizes = {name: getattr(config, name, None) for name in _DIVIDED}
+    found = {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
+    wrong = [f"{size} {_DIVIDED[name]}" for name, size in found.items() if size % num_ranks]
+    if wrong:
+        common = math.gcd(*found.values())
+        legal = [str(n) for n in range(1, common + 1) if common % n == 0]
+        raise ModelLoadError(
+            f"{path} cannot be spread evenly over {num_ranks} ranks: it has "
+            f"{', '.join(wrong)}; {', '.join(legal)} ranks are possible"
+        )
+
+
+def sharding_options(path: Path, config: Any, num_ranks: int) -> dict[str, Any]:
+    """Return the arguments of from_pretrained that read one rank's share; none for one rank.
+
+    Raises ModelLoadError.
+    """
+    if num_ranks == 1:
+        return {}
+    check_divides(path, config, num_ranks)
+    return {"distributed_config": DistributedConfig(tp_size=num_ranks, tp_plan="auto")}
+
+
+@contextlib.contextmanager
+def spreading_over(device: torch.device) -> Iterator[None]:
+    """Have transformers spread a model over devices of this type.
+
+    It asks torch which accelerator it was built for: "cuda" for the default build on Linux, which
+    is also installed where there is no GPU, or where other processes are to have it.
+    """
+    built_for = torch._C._get_accelerator
+    if device.type == "cpu":
+        torch._C._get_accelerator = lambda *_: device
+    try:
+        yield
+    finally:
+        torch._C._get_accelerator = built_for

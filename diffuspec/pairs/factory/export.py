@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.layers.draft_head import HEAD_TOKEN_IDS
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
-from diffuspec.models.loading.draft_head import HEAD_TOKEN_IDS
 from diffuspec.models.loading.families import DiffusionSettings
 from diffuspec.models.loading.shared import SCALE_SUFFIX, read_with_shared, to_int8
 from diffuspec.text.tokenizer import load_tokenizer, quiet

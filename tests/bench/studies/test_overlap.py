@@ -1,6 +1,5 @@
-"""The study of overlap, in virtual time: its figures and its plot."""
+"""The study of overlap: its figures and its plot."""
 
-import asyncio
 from functools import cache
 
 import numpy as np
@@ -23,15 +22,9 @@ from tests.support.fakes import (
     right_and_sure,
     sometimes_right,
 )
-from tests.support.virtual_time import run_in_virtual_time
 
 PROMPTS = [np.array([n, 7, 9], np.int32) for n in range(4)]
 FIXED = SpeculationParams(policy="fixed", num_draft_tokens=6)
-
-
-@pytest.fixture
-def virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asyncio, "run", run_in_virtual_time)
 
 
 @cache
@@ -48,7 +41,7 @@ def measure(
 
 
 @pytest.mark.parametrize("foresight", [0.0, 0.4, 0.8, 1.0])
-def test_overlap_reaches_the_speed_that_its_hit_rate_allows(virtual_time, foresight):
+def test_overlap_reaches_the_speed_that_its_hit_rate_allows(foresight):
     rows = measure(foresight=foresight)
     for (system, fan_out), row in rows.items():
         assert row.share_of_ideal > 0.95, (system, fan_out)
@@ -58,7 +51,7 @@ def test_overlap_reaches_the_speed_that_its_hit_rate_allows(virtual_time, foresi
     assert best.hit_rate == pytest.approx(foresight, abs=0.15)
 
 
-def test_more_outcomes_hit_more_often_and_leave_the_verifier_less_idle(virtual_time):
+def test_more_outcomes_hit_more_often_and_leave_the_verifier_less_idle():
     rows = measure()
     rates = [rows[OVERLAPPED, fan_out].hit_rate for fan_out in (0, 1, 2, 4, 8)]
     assert rates == sorted(rates) and rates[0] == 0 and rates[-1] > 0.5
@@ -67,7 +60,7 @@ def test_more_outcomes_hit_more_often_and_leave_the_verifier_less_idle(virtual_t
     assert rows[OVERLAPPED, 8].num_wasted_draft_tokens > rows[OVERLAPPED, 1].num_wasted_draft_tokens
 
 
-def test_without_outcomes_overlap_is_sequential_decoding(virtual_time):
+def test_without_outcomes_overlap_is_sequential_decoding():
     rows = measure()
     none, sequential = rows[OVERLAPPED, 0], rows[SEQUENTIAL, 0]
     assert none.speedup == pytest.approx(1.0, abs=0.01)
@@ -75,20 +68,20 @@ def test_without_outcomes_overlap_is_sequential_decoding(virtual_time):
 
 
 @pytest.mark.parametrize("draft_seconds", [0.001, 0.01, 0.029, 0.035, 0.1])
-def test_auto_is_never_much_slower_than_the_best_number_of_outcomes(virtual_time, draft_seconds):
+def test_auto_is_never_much_slower_than_the_best_number_of_outcomes(draft_seconds):
     rows = measure(pace=Pace(0.03, draft_seconds))
     best = max(row.tokens_per_second for row in rows.values())
     assert rows[OVERLAPPED, "auto"].tokens_per_second > 0.9 * best  # it learns meanwhile
 
 
-def test_the_cost_aware_controller_gains_from_overlap_too(virtual_time):
+def test_the_cost_aware_controller_gains_from_overlap_too():
     cost_aware = SpeculationParams(policy="cost_aware")
     rows = measure(cost_aware, foresight=0.9, strategy=sometimes_right)
     assert rows[OVERLAPPED, "auto"].speedup > 1.1
     assert rows[OVERLAPPED, 4].share_of_ideal > 0.9
 
 
-def test_the_plot_is_a_picture(virtual_time, tmp_path):
+def test_the_plot_is_a_picture(tmp_path):
     path = tmp_path / "overlap.png"
     plot_overlap(list(measure().values()), path)
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

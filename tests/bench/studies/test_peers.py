@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, quants
 
-from diffuspec.bench.studies.peer_models import gguf_model
-from diffuspec.bench.studies.peers import Sums, cells_of
+from diffuspec.bench.studies.peers import Sums, cells_of, gguf_model
 from diffuspec.core.errors import ConfigError
 from tests.support.gguf_files import write_gguf
 

@@ -13,8 +13,7 @@ from diffuspec.algorithm.draft_tree import ancestor_mask
 from diffuspec.models.attention import cpu as rows_module
 from diffuspec.models.attention.cache import CacheShape, KVCache
 from diffuspec.models.attention.cpu import CpuAttention
-from diffuspec.models.attention.interface import Projections
-from diffuspec.models.attention.scoring import Scoring
+from diffuspec.models.attention.interface import Projections, Scoring
 from diffuspec.models.attention.segment import Segment, Visible
 from diffuspec.models.attention.triton import TritonAttention
 from diffuspec.models.kernels import operations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from diffuspec.models.attention.scoring import Scoring
+from diffuspec.models.attention.interface import Scoring
 from diffuspec.models.attention.torch import attend, attend_in_blocks
 from tests.support.rounding import EPS, product_error
 

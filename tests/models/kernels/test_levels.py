@@ -12,8 +12,7 @@ from diffuspec.core.devices import CPU_LEVELS, wanted_cpu_level
 from diffuspec.core.errors import ConfigError
 from diffuspec.models.attention.cache import CacheShape, KVCache
 from diffuspec.models.attention.cpu import CpuAttention
-from diffuspec.models.attention.interface import Projections
-from diffuspec.models.attention.scoring import Scoring
+from diffuspec.models.attention.interface import Projections, Scoring
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.kernels import levels
 from diffuspec.models.kernels.products import MatrixProduct

@@ -11,8 +11,8 @@ import torch
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.target import CausalTarget
+from diffuspec.models.tensor_parallel.layers import check_divides, spreading_over
 from diffuspec.models.tensor_parallel.lockstep import LockstepTarget
-from diffuspec.models.tensor_parallel.sharding import check_divides, spreading_over
 from diffuspec.pairs.tiny import TARGET
 from tests.models.tensor_parallel.follower import config
 from tests.models.tensor_parallel.processes import Follower, Ranks, save_family

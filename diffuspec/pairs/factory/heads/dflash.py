@@ -14,8 +14,7 @@ import torch
 from torch.nn import functional
 from transformers import Qwen3Config
 
-from diffuspec.models.attention.interface import Attention, Projections
-from diffuspec.models.attention.scoring import Scoring
+from diffuspec.models.attention.interface import Attention, Projections, Scoring
 from diffuspec.models.heads.dflash import DFlashModel
 from diffuspec.models.heads.dflash_settings import DFlashSettings, default_layer_ids
 from diffuspec.models.heads.target_layers import TargetLayers

@@ -8,8 +8,7 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig, Qwen2Config
 
-from diffuspec.models.attention.interface import Attention, Projections
-from diffuspec.models.attention.scoring import Scoring
+from diffuspec.models.attention.interface import Attention, Projections, Scoring
 from diffuspec.models.heads.eagle import EagleHead
 from diffuspec.models.heads.target_layers import TargetLayers
 from diffuspec.models.hidden_states import HiddenStates

@@ -7,15 +7,26 @@ weights name them as `head_token_ids`; it drafts no others. What is decoded does
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from diffuspec.core.errors import ModelLoadError
-from diffuspec.models.logit_columns import LogitColumns
 
 HEAD_TOKEN_IDS = "head_token_ids"  # name of a tensor among the weights: int32, ascending
+
+
+class LogitColumns(NamedTuple):
+    """The token ids of the columns of logits, ascending, among all ids of the vocabulary."""
+
+    token_ids: Tensor  # [columns] int64
+    num_ids: int
+
+    def spread(self, logits: Tensor) -> Tensor:
+        """Return logits [R, columns] as those of all ids, [R, num_ids]: -inf for the others."""
+        every = logits.new_full((len(logits), self.num_ids), -torch.inf)
+        return every.index_copy_(1, self.token_ids, logits)
 
 
 class DraftHead(nn.Module):
