@@ -136,7 +136,9 @@ class ExampleFiles:
         middle = len(few) // 2
         return pad(few[middle : middle + NUM_TYPICAL_EXAMPLES])
 
-    def batches(self, seed: int, chunk: int, tokens_per_batch: int) -> Iterator[Batch]:
+    def batches(
+        self, seed: int, chunk: int, tokens_per_batch: int, device: torch.device
+    ) -> Iterator[Batch]:
         """Read what is new, and yield the padded batches of a chunk; see `chunk_of_batches`.
 
         A thread pads the batches to come while one is trained on.
@@ -144,7 +146,7 @@ class ExampleFiles:
         self.read_new()
         chosen = chunk_of_batches(self.training, seed, chunk, tokens_per_batch)
         with ThreadPoolExecutor(1) as pool:
-            yield from pool.map(pad, chosen)
+            yield from (batch.to(device) for batch in pool.map(pad, chosen))
 
     def _add(self, path: Path, line: bytes) -> None:
         self._num_lines += 1

@@ -49,6 +49,7 @@ class Head:
         self._index: torch.Tensor | None = None  # [V] -> row, -1 for ids left out
         if token_ids is not None:
             weight = self._layer.weight
+            token_ids = token_ids.to(weight.device)
             self._index = torch.full((len(weight),), -1, device=weight.device)
             self._index[token_ids] = torch.arange(len(token_ids), device=weight.device)
             self._weight = weight.detach()[token_ids]
@@ -72,8 +73,10 @@ class Head:
         return -_pick(logprobs, self.columns(token_ids)[:, None])[:, 0]
 
 
-def frequent_ids(examples: Iterable[Example], count: int) -> torch.Tensor:
-    """Return the most frequent token ids of answers, ascending."""
+def frequent_ids(examples: Iterable[Example], count: int | None) -> torch.Tensor | None:
+    """Return the most frequent token ids of answers, ascending; None for all."""
+    if count is None:
+        return None
     counts: Counter[int] = Counter()
     for example in examples:
         counts.update(

@@ -147,7 +147,7 @@ class DrafterTraining:
         for embeddings in (self.model.get_input_embeddings(), self.model.get_output_embeddings()):
             embeddings.requires_grad_(False)
         self._config = self._loss_config()
-        self._head_ids = self._frequent_ids()
+        self._head_ids = frequent_ids(self.files.training, plan.head_tokens)
         self._head = Head(self.model, self._head_ids)
         if plan.compiles:
             compile_layers(self.model.get_decoder().layers)
@@ -195,8 +195,8 @@ class DrafterTraining:
         return measure_drafts(self.model, held_out, self.settings, self.plan.max_block)
 
     def _chunk(self, chunk: int) -> Iterator[Batch]:
-        batches = self.files.batches(self.plan.seed, chunk, self.plan.tokens_per_batch)
-        return (batch.to(self.device) for batch in batches)
+        plan = self.plan
+        return self.files.batches(plan.seed, chunk, plan.tokens_per_batch, self.device)
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         with mixed_precision(self.device):
@@ -239,12 +239,6 @@ class DrafterTraining:
             position_decay=0.9,
             revealed_share=0.1,
         )
-
-    def _frequent_ids(self) -> torch.Tensor | None:
-        count = self.plan.head_tokens
-        if count is None:
-            return None
-        return frequent_ids(self.files.training, count).to(self.device)
 
 
 def choose_device(name: str, num_threads: int | None) -> str:

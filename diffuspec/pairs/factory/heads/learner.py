@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from diffuspec.models.heads.target_layers import TargetLayers
 from diffuspec.pairs.factory.examples import Batch
 from diffuspec.pairs.factory.loss import Head
 
@@ -39,10 +38,6 @@ class Rows:
         for step in range(1, distance + 1):
             marks &= ahead(answer, step)
         return marks
-
-
-Output: TypeAlias = Callable[[Rows, int, torch.Tensor], torch.Tensor]
-"""(rows, number of the head, mask of rows [B, N]) -> what the head makes of these rows, [R, H]."""
 
 
 class Learner(Protocol):
@@ -85,25 +80,6 @@ def token_loss(head: Head, states: torch.Tensor, labels: torch.Tensor) -> torch.
         return head.cross_entropies(head.logprobs(states), labels).sum()
 
     return in_slices(loss, states, labels) / max(1, len(labels))
-
-
-def guesses_loss(rows: Rows, head: Head, num_heads: int, output: Output) -> torch.Tensor:
-    """Return the loss of heads that each guess one token, head by head further on."""
-    losses = []
-    for place in range(num_heads):
-        kept = rows.wanted(place + 2)
-        labels = ahead(rows.batch.token_ids, place + 2)[kept]
-        losses.append(token_loss(head, output(rows, place, kept), labels))
-    return weighted(losses)
-
-
-def right_guesses(rows: Rows, layers: TargetLayers, output: Output) -> torch.Tensor:
-    """Mark the first NUM_GUESSES heads' right guesses, [R, NUM_GUESSES]; see `Learner.right`."""
-    kept, found = rows.wanted(NUM_GUESSES + 1), []
-    for place in range(NUM_GUESSES):
-        wanted = ahead(rows.batch.token_ids, place + 2)[kept]
-        found.append(right_tokens(layers.head, output(rows, place, kept), wanted))
-    return torch.stack(found, dim=-1)
 
 
 def in_slices(loss: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torch.Tensor:

@@ -19,9 +19,8 @@ from diffuspec.pairs.factory.examples import Batch, ExampleFiles, batches_by_len
 from diffuspec.pairs.factory.export import Storage, stored
 from diffuspec.pairs.factory.heads.dflash import DFlashLearner, settings_for
 from diffuspec.pairs.factory.heads.eagle import EagleLearner
-from diffuspec.pairs.factory.heads.hydra import HydraLearner
+from diffuspec.pairs.factory.heads.guesses import HydraLearner, MedusaLearner
 from diffuspec.pairs.factory.heads.learner import Learner, Rows
-from diffuspec.pairs.factory.heads.medusa import MedusaLearner
 from diffuspec.pairs.factory.layers import compile_layers, load_target
 from diffuspec.pairs.factory.loss import Head, frequent_ids
 from diffuspec.pairs.factory.optimisation import (
@@ -84,7 +83,8 @@ class HeadTraining:
         dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
         target = load_target(plan.target, dtype).to(self.device).eval().requires_grad_(False)
         self._target = target
-        self._head = Head(target, self._head_ids())
+        head_ids = frequent_ids(self.files.training, plan.head_tokens)
+        self._head = Head(target, head_ids)
         self._learner = self._make_learner()
         self.heads = self._learner.module.to(self.device).train()
         if plan.compiles:
@@ -146,15 +146,9 @@ class HeadTraining:
         )
         return DFlashLearner(self._target, layers, settings, start.layers, batch.token_ids)
 
-    def _head_ids(self) -> torch.Tensor | None:
-        count = self.plan.head_tokens
-        if count is None:
-            return None
-        return frequent_ids(self.files.training, count).to(self.device)
-
     def _chunk(self, chunk: int) -> Iterator[Batch]:
-        batches = self.files.batches(self.plan.seed, chunk, self.plan.tokens_per_batch)
-        return (batch.to(self.device) for batch in batches)
+        plan = self.plan
+        return self.files.batches(plan.seed, chunk, plan.tokens_per_batch, self.device)
 
     def _rows(self, batch: Batch) -> Rows:
         layers = self._learner.hidden_layers
