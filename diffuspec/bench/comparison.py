@@ -23,7 +23,7 @@ from diffuspec.bench.overhead import (
     sweep_draft_cost,
 )
 from diffuspec.bench.questions import Question, first_per_family
-from diffuspec.bench.report import Results, notes, print_tables, write_report
+from diffuspec.bench.report import Results, notes, write_report
 from diffuspec.bench.run import (
     ChatCodec,
     Record,
@@ -136,9 +136,7 @@ def _report(
         panels = {title: bars_of(results.rows), PAPER_TITLE: paper_bars()}
         plots.plot_panels(panels, "mean speed-up over plain decoding", options.out / "table_1.png")
         tables = [*table_1(results.rows, title), *tables]
-    write_report(options.out, "results", results.to_json(), tables, notes(results))
-    print_tables(tables, notes(results), console)
-    console.print(f"Written to {options.out}", highlight=False)
+    write_report(options.out, "results", results.to_json(), tables, notes(results), console)
 
 
 def _title(options: BenchOptions) -> str:

@@ -19,23 +19,20 @@ from diffuspec.bench.comparison import (
     run_comparison,
     settings_of,
 )
-from diffuspec.bench.machine import Machine
 from diffuspec.bench.options import CONCURRENCIES, BenchOptions, engine_config, system_names
 from diffuspec.bench.output import make_folder, progress
 from diffuspec.bench.questions import Question, first_per_family, load_questions
 from diffuspec.bench.report import (
     describe_mismatches,
     describe_skipped,
-    print_tables,
     write_report,
 )
-from diffuspec.bench.run import Mismatch, find_mismatches
+from diffuspec.bench.run import find_mismatches
 from diffuspec.bench.studies.ablations import sweeps
 from diffuspec.bench.studies.load import LoadPlan, load_tables, plot_load, study_load
 from diffuspec.bench.studies.overlap import plot_overlap
 from diffuspec.bench.studies.pre_drafts import study_pre_drafts
 from diffuspec.bench.studies.sweeps import (
-    SweepResult,
     ablation_config,
     distinct_settings,
     num_answers,
@@ -100,18 +97,6 @@ def _run_ablations(
     if run.skipped:
         lines.append(describe_skipped(run.skipped))
     results = sweep_results(chosen, measured, run)
-    _report_ablations(options, results, machine, mismatches, lines, console)
-    return int(any(mismatch.is_failure for mismatch in mismatches))
-
-
-def _report_ablations(
-    options: BenchOptions,
-    results: Sequence[SweepResult],
-    machine: Machine,
-    mismatches: Sequence[Mismatch],
-    lines: Sequence[str],
-    console: Console,
-) -> None:
     for result in results:
         result.plot(options.out / f"ablation_{result.sweep.name}.png")
     tables = [table for result in results for table in result.tables()]
@@ -120,9 +105,8 @@ def _report_ablations(
         "sweeps": [result.to_json() for result in results],
         "mismatches": [asdict(mismatch) for mismatch in mismatches],
     }
-    write_report(options.out, "ablations", data, tables, lines)
-    print_tables(tables, lines, console)
-    console.print(f"Written to {options.out}", highlight=False)
+    write_report(options.out, "ablations", data, tables, lines, console)
+    return int(any(mismatch.is_failure for mismatch in mismatches))
 
 
 def _run_pre_drafts(
@@ -135,9 +119,8 @@ def _run_pre_drafts(
         machine = describe(engine)
         tables, rows, data = study_pre_drafts(engine, questions, options.max_tokens, tracer)
     plot_overlap(rows, options.out / "pre_drafts.png")
-    write_report(options.out, "pre_drafts", {"machine": asdict(machine), **data}, tables, [])
-    print_tables(tables, [], console)
-    console.print(f"Written to {options.out}", highlight=False)
+    data = {"machine": asdict(machine), **data}
+    write_report(options.out, "pre_drafts", data, tables, [], console)
     return 0
 
 
@@ -161,9 +144,7 @@ def _run_load(
     if config.data_parallel_size > 1:
         lines.append(f"Processes with an engine each: {config.data_parallel_size}.")
         data["data_parallel_size"] = config.data_parallel_size
-    write_report(options.out, "load", data, tables, lines)
-    print_tables(tables, lines, console)
-    console.print(f"Written to {options.out}", highlight=False)
+    write_report(options.out, "load", data, tables, lines, console)
     return int(num_different > 0)
 
 

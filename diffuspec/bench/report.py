@@ -257,10 +257,17 @@ def print_tables(tables: Sequence[TextTable], lines: Sequence[str], console: Con
 
 
 def write_report(
-    folder: Path, name: str, data: dict[str, Any], tables: Sequence[TextTable], lines: Sequence[str]
+    folder: Path,
+    name: str,
+    data: dict[str, Any],
+    tables: Sequence[TextTable],
+    lines: Sequence[str],
+    console: Console,
 ) -> None:
-    """Write NAME.json and NAME.md into a folder that exists."""
+    """Write NAME.json and NAME.md into a folder that exists, and print the tables and lines."""
     text = json.dumps(data, indent=2, allow_nan=False)
     (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
     parts = [table.to_markdown() for table in tables]
     (folder / f"{name}.md").write_text("\n".join([*parts, *lines, ""]), encoding="utf-8")
+    print_tables(tables, lines, console)
+    console.print(f"Written to {folder}", highlight=False)

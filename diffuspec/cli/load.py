@@ -65,7 +65,7 @@ def run(
 
     from diffuspec.bench.output import make_folder, progress
     from diffuspec.bench.questions import first_per_family, load_questions
-    from diffuspec.bench.report import print_tables, write_report
+    from diffuspec.bench.report import write_report
     from diffuspec.bench.service_load import measure_service, plot_service
     from diffuspec.bench.studies.load import LoadPlan
     from diffuspec.pairs.tiny import QUESTIONS
@@ -86,10 +86,7 @@ def run(
         load = asyncio.run(measuring)
     lines = [f"{load.model} at {url}; answers that differ: {load.num_different}."]
     plot_service(load, out / "load.png")
-    write_report(out, "load", load.to_json(), load.tables(), lines)
-    console = Console()
-    print_tables(load.tables(), lines, console)
-    console.print(f"Written to {out}", highlight=False)
+    write_report(out, "load", load.to_json(), load.tables(), lines, Console())
     raise typer.Exit(int(load.num_different > 0))
 
 

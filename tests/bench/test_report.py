@@ -84,7 +84,8 @@ def test_notes_report_skipped_turns_and_fallbacks() -> None:
 
 def test_files_parse_back(tmp_path: Path) -> None:
     results = make_results((Mismatch("paper", 3, 1, 0, 17),))
-    write_report(tmp_path, "results", results.to_json(), results.tables(), notes(results))
+    tables, lines = results.tables(), notes(results)
+    write_report(tmp_path, "results", results.to_json(), tables, lines, Console(quiet=True))
     data = json.loads((tmp_path / "results.json").read_text())
     rows = {(row["family"], row["system"]): row for row in data["rows"]}
     assert [*rows] == [*itertools.product(("qa", "code", "spec_bench", "all"), SYSTEMS)]
@@ -112,7 +113,8 @@ def test_files_parse_back(tmp_path: Path) -> None:
 
 def test_markdown_has_every_table_with_as_many_cells_as_columns(tmp_path: Path) -> None:
     results = make_results()
-    write_report(tmp_path, "results", results.to_json(), results.tables(), notes(results))
+    tables, lines = results.tables(), notes(results)
+    write_report(tmp_path, "results", results.to_json(), tables, lines, Console(quiet=True))
     text = (tmp_path / "results.md").read_text()
     for table in results.tables():
         assert f"**{table.title}**" in text

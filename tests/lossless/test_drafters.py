@@ -96,14 +96,18 @@ def a_job(draw: st.DrawFn) -> Job:
     return Job(prompt, draw(a_sampling()), speculation)
 
 
+JOBS = st.lists(a_job(), min_size=1, max_size=6)
+ARRIVALS = st.sampled_from(["alone", "together", "one after the other"])
+FAKES: dict[str, Any] = {
+    "jobs": JOBS,
+    "strategies": st.lists(st.sampled_from(STRATEGIES), min_size=1, max_size=6),
+    "max_sequences": st.integers(1, 4),
+    "seed": st.integers(0, 100),
+}
+
+
 @settings(max_examples=60)
-@given(
-    jobs=st.lists(a_job(), min_size=1, max_size=6),
-    strategies=st.lists(st.sampled_from(STRATEGIES), min_size=1, max_size=6),
-    max_sequences=st.integers(1, 4),
-    arrival=st.sampled_from(["alone", "together", "one after the other"]),
-    seed=st.integers(0, 100),
-)
+@given(**FAKES, arrival=ARRIVALS)
 def test_no_draft_changes_what_a_target_says(jobs, strategies, max_sequences, arrival, seed):
     verifier = FakeVerifier(replace(FAKE_TARGET, max_sequences=max_sequences))
     drafter = FakeDrafter(oracle_of(verifier), mixed(strategies), seed)
@@ -122,13 +126,10 @@ def assert_plain(verifier: FakeVerifier, jobs: Sequence[Job], answers: Sequence[
 
 @settings(max_examples=100)
 @given(
-    jobs=st.lists(a_job(), min_size=1, max_size=6),
-    strategies=st.lists(st.sampled_from(STRATEGIES), min_size=1, max_size=6),
-    max_sequences=st.integers(1, 4),
+    **FAKES,
     num_drafters=st.integers(1, 3),
     hit_rate=st.sampled_from([0.0, 0.6, 1.0]),
-    arrival=st.sampled_from(["alone", "together", "one after the other"]),
-    seed=st.integers(0, 100),
+    arrival=ARRIVALS,
 )
 def test_no_pre_draft_changes_what_a_target_says(
     jobs, strategies, max_sequences, num_drafters, hit_rate, arrival, seed
@@ -173,13 +174,10 @@ class Unreliable:
 
 @settings(max_examples=60)
 @given(
-    jobs=st.lists(a_job(), min_size=1, max_size=6),
-    strategies=st.lists(st.sampled_from(STRATEGIES), min_size=1, max_size=6),
-    max_sequences=st.integers(1, 4),
+    **FAKES,
     num_drafters=st.integers(1, 3),
     overlap=st.booleans(),
     rate=st.sampled_from([0.02, 0.2]),
-    seed=st.integers(0, 100),
 )
 def test_no_failure_changes_what_a_target_says(
     jobs, strategies, max_sequences, num_drafters, overlap, rate, seed
@@ -201,10 +199,10 @@ def test_no_failure_changes_what_a_target_says(
 
 @settings(max_examples=60)
 @given(
-    jobs=st.lists(a_job(), min_size=1, max_size=6),
+    jobs=JOBS,
     num_tokens=st.integers(2, 5),
     overlap=st.booleans(),
-    arrival=st.sampled_from(["alone", "together", "one after the other"]),
+    arrival=ARRIVALS,
     kind=st.sampled_from(
         ["pld", "samd", "token_recycling", "samd_recycling", "lookahead", "merged"]
     ),
@@ -252,13 +250,10 @@ def test_no_repetition_that_is_found_changes_what_a_target_says(
 
 @settings(max_examples=25)
 @given(
-    jobs=st.lists(a_job(), min_size=1, max_size=6),
-    strategies=st.lists(st.sampled_from(STRATEGIES), min_size=2, max_size=3),
-    max_sequences=st.integers(1, 4),
+    **FAKES | {"strategies": st.lists(st.sampled_from(STRATEGIES), min_size=2, max_size=3)},
     hit_rate=st.sampled_from([0.0, 0.6]),
     overlap=st.booleans(),
-    arrival=st.sampled_from(["alone", "together", "one after the other"]),
-    seed=st.integers(0, 100),
+    arrival=ARRIVALS,
 )
 def test_no_choice_among_drafters_changes_what_a_target_says(
     jobs, strategies, max_sequences, hit_rate, overlap, arrival, seed

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from diffuspec.bench.systems.answer import Answer
 from diffuspec.core.errors import ModelLoadError
+from diffuspec.text.quiet import quiet
 
 
 class TransformersSystem:
@@ -77,7 +76,7 @@ def load_transformers_model(path: Path, device: torch.device, dtype: torch.dtype
     Its generation settings (penalties, temperature) are dropped, so that it decodes greedily.
     """
     try:
-        with _no_progress_bar():
+        with quiet():
             model: Any = AutoModelForCausalLM.from_pretrained(
                 path,
                 dtype=dtype,
@@ -95,15 +94,3 @@ def _generation_config(**fields: Any) -> GenerationConfig:
     make: Any = GenerationConfig  # a class without types
     config: GenerationConfig = make(**fields)
     return config
-
-
-@contextlib.contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    log: Any = transformers.utils.logging
-    was_enabled = log.is_progress_bar_enabled()
-    log.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            log.enable_progress_bar()

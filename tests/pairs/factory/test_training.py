@@ -1,8 +1,9 @@
-"""A drafter for a random target, trained in seconds."""
+"""A drafter for a random target, trained in seconds; what it shares with trainings of heads."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +11,12 @@ from safetensors.torch import load_file
 
 from diffuspec.core.errors import ConfigError
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
+from diffuspec.pairs.factory.heads.training import HeadPlan, HeadTraining
 from diffuspec.pairs.factory.training import DrafterPlan, DrafterTraining
 from tests.pairs.factory.conftest import assert_drafts
 
 
-def make_plan(target: Path, out: Path, answers: Path, **more: object) -> DrafterPlan:
+def make_plan(target: Path, out: Path, answers: Path, **more: Any) -> DrafterPlan:
     return DrafterPlan(
         target,
         out,
@@ -25,7 +27,7 @@ def make_plan(target: Path, out: Path, answers: Path, **more: object) -> Drafter
         report_every=4,
         matrix_lr=0.05,
         other_lr=0.01,
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 
@@ -55,10 +57,21 @@ def test_a_causal_lm_learns_the_targets_answers(target, answers, tmp_path):
     assert_drafts(target, {"kind": "sps", "path": tmp_path, "device": "cpu"})
 
 
-def test_a_training_that_was_killed_goes_on_to_the_same_weights(target, answers, tmp_path):
-    def run(out: Path, stop_after: int | None) -> dict[str, torch.Tensor]:
-        plan = make_plan(target, out, answers, stop_after=stop_after)
-        DrafterTraining(plan).run()
+def make_heads_plan(target: Path, out: Path, answers: Path, **more: Any) -> HeadPlan:
+    return HeadPlan("hydra", target, out, (answers,), 4, tokens_per_batch=300, **more)
+
+
+TRAININGS = pytest.mark.parametrize(
+    ("make", "training"), [(make_plan, DrafterTraining), (make_heads_plan, HeadTraining)]
+)
+
+
+@TRAININGS
+def test_a_training_that_was_killed_goes_on_to_the_same_weights(
+    make, training, target, answers, tmp_path
+):
+    def run(out: Path, stop_after: int) -> dict[str, torch.Tensor]:
+        training(make(target, out, answers, stop_after=stop_after)).run()
         return load_file(out / "model.safetensors")
 
     whole = run(tmp_path / "whole", 2)
@@ -75,8 +88,9 @@ def test_a_training_keeps_its_layers_and_its_mask(target, answers, tmp_path):
         DrafterTraining(replace(plan, layers=(0, 1)))
 
 
-def test_too_few_answers_are_refused(target, tmp_path):
+@TRAININGS
+def test_too_few_answers_are_refused(make, training, target, tmp_path):
     path = tmp_path / "answers.jsonl"
     path.write_text('{"prompt": [1], "answer": [2]}\n')
     with pytest.raises(ConfigError, match="1 answers are too few"):
-        DrafterTraining(make_plan(target, tmp_path, path))
+        training(make(target, tmp_path, path))

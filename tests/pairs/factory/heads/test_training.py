@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from diffuspec.core.errors import ConfigError, ModelLoadError
+from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.heads.checkpoint import HeadCheckpoint
 from diffuspec.models.heads.dflash import DFlashModel
 from diffuspec.models.heads.eagle import EagleHead
@@ -69,22 +69,3 @@ def test_matrices_stored_as_int8_are_read_the_same_up_to_rounding(target, answer
     save_file(stored, tmp_path / "model.safetensors")
     with pytest.raises(ModelLoadError, match=r"fc.weight is stored as int8 without its scales"):
         HeadCheckpoint.read(tmp_path, ())
-
-
-def test_a_training_that_was_killed_goes_on_to_the_same_weights(target, answers, tmp_path):
-    def run(out: Path, stop_after: int) -> dict[str, torch.Tensor]:
-        plan = make_plan("hydra", target, out, answers, num_chunks=4, stop_after=stop_after)
-        HeadTraining(plan).run()
-        return load_file(out / "model.safetensors")
-
-    whole = run(tmp_path / "whole", 2)
-    run(tmp_path / "resumed", 1)
-    resumed = run(tmp_path / "resumed", 2)
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-
-
-def test_too_few_answers_are_refused(target, tmp_path):
-    path = tmp_path / "answers.jsonl"
-    path.write_text('{"prompt": [1], "answer": [2]}\n')
-    with pytest.raises(ConfigError, match="1 answers are too few"):
-        HeadTraining(make_plan("medusa", target, tmp_path, path))
