@@ -69,7 +69,7 @@ class Journal:
             if found.get(key) != value:
                 raise ConfigError(
                     f"--resume: {self._path} is of a run with another {key.replace('_', ' ')}; "
-                    "choose another --out, or leave out --resume to begin anew"
+                    "choose another --out, or leave out --resume to start over"
                 )
 
 

@@ -202,7 +202,7 @@ def arrival_times(rate: float, count: int) -> list[float]:
 async def ask_at_rate(
     client: LoadClient, prompts: Sequence[Prompt], rate: float, max_tokens: int
 ) -> RateRun:
-    """Ask every prompt once, `rate` a second on average. Raises what the client raises."""
+    """Ask every prompt once, `rate` a second on average. Raises the client's errors."""
     answers: list[LoadAnswer] = []
     num_refused = 0
 

@@ -117,7 +117,7 @@ class BenchOptions:
             raise ConfigError("--repeats has no effect on --pre-drafts")
 
     def _check_plain(self) -> None:
-        """Refuse what needs a drafter."""
+        """Refuse options that need a drafter."""
         for option in ("ngram", *_STUDIES):
             if getattr(self, option):
                 raise ConfigError(f"--{option.replace('_', '-')} needs --drafter")

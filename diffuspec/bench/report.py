@@ -106,7 +106,7 @@ def _speed_cells(row: Row, mismatches: Sequence[Mismatch]) -> tuple[str, ...]:
 
 
 def interval_table(rows: Sequence[Row]) -> TextTable:
-    """Return how far the questions fix the figures, and the accepted tokens alone."""
+    """Return confidence intervals of the figures, and the accepted tokens alone."""
     names = ("speed-up", "Spec-Bench speed-up", "acceptance length")
     cells = []
     for row in _headline_rows(rows):

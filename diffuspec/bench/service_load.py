@@ -23,7 +23,7 @@ _SECONDS_PER_RATE = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ServiceLoad:
-    """What was measured at a service."""
+    """Measurements of a service."""
 
     model: str
     rows: tuple[LoadRow, ...]  # closed loop

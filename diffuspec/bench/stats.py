@@ -126,7 +126,7 @@ def _row(name: str, family: str, own: Sequence[Record], baseline: Sequence[Recor
 
 
 def _question_costs(*groups: Sequence[Record]) -> Iterator[list[QuestionCost]]:
-    """Yield what each question took in each group of records, in the same order."""
+    """Yield the cost of each question in each group of records, in the same order."""
     question_ids = sorted({record.question_id for group in groups for record in group})
     for group in groups:
         answers: dict[int, list[Answer]] = defaultdict(list)

@@ -21,9 +21,9 @@ from diffuspec.drafters.tree_template import TemplateNode, make_template
 
 if TYPE_CHECKING:
     from diffuspec.drafters.head_drafter import HeadDrafter
-    from diffuspec.models.heads.candidates import Candidates
     from diffuspec.models.heads.features import Features
     from diffuspec.models.heads.medusa import MedusaDraftModel
+    from diffuspec.models.heads.nodes import Candidates
     from diffuspec.models.heads.target_layers import TargetLayers
 
 NUM_CANDIDATES = 10  # candidates of each head

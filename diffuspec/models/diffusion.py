@@ -25,9 +25,9 @@ from diffuspec.models.draft_requests import (
     is_noiseless,
     with_noise,
 )
-from diffuspec.models.kernels.largest import most_probable
-from diffuspec.models.loading.checkpoint import inspect_checkpoint
+from diffuspec.models.kernels.operations import most_probable
 from diffuspec.models.layers.draft_head import LogitColumns
+from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.models.loading.families import DiffusionSettings, find_warnings
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.masked_draft import MaskedDraft

@@ -23,7 +23,7 @@ def check_vocabulary(num_ids: int, vocab_size: int) -> None:
 
 
 def check_draft_request(request: DraftRequest, num_ids: int) -> None:
-    """Check what every model that drafts needs; token ids must be below num_ids.
+    """Check the fields that every drafting model reads; token ids must be below num_ids.
 
     Raises InvalidRequestError.
     """

@@ -39,7 +39,7 @@ class StepGraphs:
 
     @torch.inference_mode()
     def __init__(self, model: torch.nn.Module, cache: KVCache) -> None:
-        """Raises RuntimeError if the model does what cannot be captured, such as to wait."""
+        """Raises RuntimeError if the model has operations that cannot be captured, such as a wait."""
         self._model, self._cache = model, cache
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[_Shape, _Graph] = {}

@@ -106,7 +106,7 @@ class ModelRunner:
             self._try_prompt()
 
     def _try_prompt(self) -> None:
-        """Compile what prompts go through."""
+        """Compile the kernels that prompts need."""
         positions = np.arange(min(MAX_STEP_ROWS + 1, self.cache.max_len))
         segment = Segment(0, 0, np.zeros_like(positions), positions, "causal", positions[-1:])
         self.forward([segment])
@@ -134,7 +134,7 @@ class ModelRunner:
     def forward_columns(
         self, segments: Sequence[Segment], hidden_states: HiddenStates | None = None
     ) -> torch.Tensor:
-        """Do as `forward`, but return the model's own `columns` of logits alone."""
+        """Like `forward`, but return the model's own `columns` of logits alone."""
         if self._fixed_rows is None:
             logits = self._forward(segments, hidden_states)
             if hidden_states is not None:

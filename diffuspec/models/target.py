@@ -103,7 +103,7 @@ class CausalTarget:
         return await self._worker.run(self.verify_here, list(requests), admitted)
 
     async def admit(self, requests: Sequence[VerifyRequest]) -> list[Admitted | None]:
-        """Return what forms admit of the requests' draft trees; see `AnswerMasks.admit`."""
+        """Return the parts of the requests' draft trees that their forms admit; see `AnswerMasks.admit`."""
         if self._masks is not None:
             return await self._masks.admit(requests)
         if any(request.sampling.structured_output for request in requests):
@@ -218,7 +218,7 @@ class CausalTarget:
         return plans
 
     def _read_shared(self, reading: Sequence[VerifyPlan], request: VerifyRequest) -> None:
-        """Read now what a request's prefix shares with one that is to be read before it.
+        """Read the beginning that a request's prefix shares with one to be read before it.
 
         The request then finds it in the cache, so that a prompt with several choices, or the common
         beginning of prompts that come together, is read once.

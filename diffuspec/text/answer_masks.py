@@ -1,4 +1,4 @@
-"""AnswerMasks: what structured outputs admit, computed in threads of their own.
+"""AnswerMasks: the tokens that structured outputs admit, computed in threads of their own.
 
 A verification waits for masks a moment only. A request whose masks take longer is held: it is
 verified later, and the others of its batch now.

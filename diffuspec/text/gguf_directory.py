@@ -1,4 +1,4 @@
-"""A GGUF file as a model directory: what is not weights is written to a cache, once for a file.
+"""A GGUF file as a model directory: all but weights is written to a cache, once for a file.
 
 The directory has what a model directory has, but in place of safetensors a link to the file.
 """

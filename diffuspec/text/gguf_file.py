@@ -67,7 +67,7 @@ class GgufFile:
         return config
 
     def model_config(self) -> dict[str, Any]:
-        """Return what a config.json would say. Raises ModelLoadError."""
+        """Return the content of a config.json. Raises ModelLoadError."""
         found: dict[str, Any] = self.transformers_config().to_dict()
         for name in ("quantization_config", "_name_or_path"):  # keys about the file, not the model
             found.pop(name, None)
@@ -180,7 +180,7 @@ def _only_one(source: Path, files: list[Path]) -> Path:
 
 @contextlib.contextmanager
 def reading_part(file: GgufFile, part: str) -> Iterator[None]:
-    """Turn what transformers raises into a ModelLoadError that names the file and the part."""
+    """Turn transformers' errors into a ModelLoadError that names the file and the part."""
     try:
         with quiet():
             yield

@@ -245,7 +245,7 @@ def _why_refused(form: StructuredOutput, matcher: LLMatcher) -> str:
 
 
 def meaning_of(reason: str) -> str:
-    """Return in our own words what llguidance's reason says."""
+    """Return llguidance's reason in our own words."""
     reason = reason.split("<state>", 1)[0].split("<non-verbose", 1)[0].strip()
     for pattern, say in _MEANINGS:
         if found := re.search(pattern, reason, re.DOTALL):

@@ -1,4 +1,4 @@
-"""JSON Schemas as their users write them, made into what llguidance can hold answers to.
+"""JSON Schemas as users write them, rewritten so that llguidance can hold answers to them.
 
 Formats that it does not know are annotations, as JSON Schema has it. What can be said with other
 keys is; what cannot be obeyed is refused with its place, as in #/properties/tags/uniqueItems.
@@ -31,7 +31,7 @@ _MAX_REFERENCES: Final = 8  # length of a chain of references
 
 
 def usable_schema(schema: Any, name: str = "json_schema") -> Any:
-    """Return a schema that means the same and has only what llguidance takes.
+    """Return a schema that means the same and has only keys that llguidance takes.
 
     name: of what has the schema, in errors. Raises InvalidRequestError.
     """
@@ -107,7 +107,7 @@ class _Rewriter:
             self._refuse(f"{place}/$ref", "refers to nothing within the schema")
 
     def _referred(self, schema: Any) -> Any:
-        """Return what a schema stands for, through its references; None: they lead nowhere."""
+        """Return the schema at the end of a chain of references; None: they lead nowhere."""
         for _ in range(_MAX_REFERENCES):
             reference = schema.get("$ref") if isinstance(schema, Mapping) else None
             if reference is None:

@@ -1,4 +1,4 @@
-"""Hashes of the beginnings of prompts, and what is remembered of the prompts seen before."""
+"""Hashes of the beginnings of prompts, and values remembered for prompts seen before."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def bytes_of_letters(token: str) -> bytes | None:
 
 
 def reader_of(decoder: Any) -> Callable[[str], bytes] | None:
-    """Return what reads the bytes of tokens by the `decoder` of a tokenizer.json.
+    """Return the function that reads the bytes of tokens, by the `decoder` of a tokenizer.json.
 
     None for a decoder that joins tokens by rules of its own.
     """

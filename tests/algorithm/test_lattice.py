@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from diffuspec.algorithm.lattice import Pruning, build_lattices
-from diffuspec.models.kernels.largest import most_probable
+from diffuspec.models.kernels.operations import most_probable
 
 EOS = (7, 6)
 

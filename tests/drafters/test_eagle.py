@@ -16,9 +16,8 @@ from diffuspec.drafters.eagle import TEMPLATE
 from diffuspec.drafters.eagle2 import DynamicShape
 from diffuspec.drafters.level_trees import LevelTrees, StaticShape, TreeShape
 from diffuspec.drafters.medusa import TEMPLATE as MEDUSA_TEMPLATE
-from diffuspec.models.heads.candidates import Candidates
 from diffuspec.models.heads.features import Features
-from diffuspec.models.heads.nodes import Level
+from diffuspec.models.heads.nodes import Candidates, Level
 from tests.support.draft_requests import draft_request
 
 EOS = 999

@@ -1,6 +1,6 @@
 """Answer files as Spec-Bench writes them, one for each system, for its own speed.py and equal.py.
 
-Its speed.py counts the baseline's tokens anew from its text, one less a turn for a BOS token that
+Its speed.py counts the baseline's tokens again from its text, one less a turn for a BOS token that
 many tokenizers do not have; so its speed-ups are a little higher than ours.
 """
 

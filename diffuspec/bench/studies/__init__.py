@@ -1,1 +1,1 @@
-"""The paper's ablations and sweeps, and what pre-drafting gains."""
+"""The paper's ablations, load, pre-drafting, and comparisons with other engines."""

@@ -57,7 +57,7 @@ Drafters = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What the drafters gave, plain decoding first, and answers that differ from its."""
+    """Figures of the drafters, plain decoding first, and the answers that differ from its."""
 
     rows: tuple[Row, ...]
     mismatches: tuple[Mismatch, ...]

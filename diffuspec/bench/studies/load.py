@@ -38,7 +38,7 @@ _NUM_WARMING = 24  # prompts that each system is asked before the first turn
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What each system is asked."""
+    """The load on each system."""
 
     max_tokens: int  # longest answer
     concurrencies: Sequence[int]  # requests at a time, one figure after the other

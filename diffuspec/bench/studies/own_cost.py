@@ -121,7 +121,7 @@ def own_cost_table(costs: Sequence[OwnCost]) -> TextTable:
 
 @app.command(cls=Command)
 def main() -> None:
-    """Measure what the coordinator itself takes per sequence and step; print a table."""
+    """Measure the coordinator's own time per sequence and step; print a table."""
     print_tables([own_cost_table(study_own_cost())], [], Console())
 
 

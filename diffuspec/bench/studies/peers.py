@@ -48,7 +48,7 @@ _WEIGHT_FORMATS: dict[int, Sequence[str]] = {
 
 
 def gguf_model(folder: Path, bits: int) -> Path:
-    """Return the model as a GGUF file; in 16 and 8 bits the published weights, stored anew."""
+    """Return the model as a GGUF file; in 16 and 8 bits the published weights, converted."""
     path = folder / f"smollm2-{bits}.gguf"
     if path.exists():
         return path
@@ -60,11 +60,11 @@ def gguf_model(folder: Path, bits: int) -> Path:
         if bits == _OWN_BITS:
             unfinished.write_bytes(published.read_bytes())
         else:
-            _store_anew(published, unfinished, _TYPES[bits])
+            _convert(published, unfinished, _TYPES[bits])
     return unfinished.rename(path)
 
 
-def _store_anew(source: Path, out: Path, kind: GGMLQuantizationType) -> None:
+def _convert(source: Path, out: Path, kind: GGMLQuantizationType) -> None:
     """Write a GGUF file's matrices in another type; the rest stays as it is."""
     reader = GGUFReader(source)
     architecture = reader.fields["general.architecture"].contents()
@@ -101,7 +101,7 @@ def openvino_model(folder: Path, bits: int, source: Path, environment: Path) -> 
 
 @dataclass
 class Sums:
-    """What one system did in one setting."""
+    """Totals of one system in one setting."""
 
     num_prompt_tokens: int = 0
     prefill_seconds: float = 0.0
@@ -152,7 +152,7 @@ COMMANDS: dict[str, Callable[[int], list[str]]] = {
 
 
 def systems_here(console: Console) -> list[str]:
-    """Return the engines that are installed; says what others need. Raises ConfigError."""
+    """Return the engines that are installed; print what the others need. Raises ConfigError."""
     if not (ENVIRONMENT / "bin" / "optimum-cli").exists():
         raise ConfigError(f"{ENVIRONMENT} is not there: run `make peers` first")
     has_llama_cpp = (PACKAGES / "node-llama-cpp").exists() and shutil.which("node")

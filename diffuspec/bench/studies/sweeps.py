@@ -37,7 +37,7 @@ from diffuspec.engine import Engine
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is measured for one or more variants."""
+    """A setting that is measured once, for one or more variants."""
 
     name: str
     config: EngineConfig

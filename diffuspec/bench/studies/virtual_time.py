@@ -75,7 +75,7 @@ def _measured(
 
 
 def _chosen(name: str, given: Sequence[T] | None, known: Sequence[T]) -> list[T]:
-    """Return what was given, in the order of `known`; all of that without any."""
+    """Return the given values in the order of `known`; all known ones if none is given."""
     if wrong := [one for one in given or () if one not in known]:
         names = ", ".join(map(str, known))
         raise typer.BadParameter(f"must be one of {names}, got {wrong[0]}", param_hint=name)

@@ -52,7 +52,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass
 class Sums:
-    """What one system did under one load."""
+    """Totals of one system under one load."""
 
     num_tokens: int = 0
     seconds: float = 0.0

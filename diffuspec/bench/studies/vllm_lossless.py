@@ -95,7 +95,7 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 @dataclass
 class Asked:
-    """Answers of one system, and what was drafted for them."""
+    """Answers of one system, and its numbers of drafted and accepted tokens."""
 
     answers: list[list[int]]
     num_drafted: int = 0

@@ -34,7 +34,7 @@ _ROUNDS = 4  # answers to each asker
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is decoded, and where."""
+    """A machine, a regime and a load."""
 
     machine: str
     regime: str

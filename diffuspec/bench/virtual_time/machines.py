@@ -1,4 +1,4 @@
-"""The simulated machines: what calls of the roles take on them, in seconds."""
+"""The simulated machines: the seconds that the roles' calls take on them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 
 
 class Machine(ABC):
-    """What a verification and a draft call take on one kind of machine, and what they share."""
+    """How long verifications and draft calls take on a kind of machine, and how they interfere."""
 
     name: ClassVar[str]
     interference: ClassVar[float] = 0.0  # seconds added to a call per second of one beside it

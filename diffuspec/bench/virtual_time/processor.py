@@ -18,7 +18,7 @@ class Processor:
     """Runs jobs side by side, each at 1 / (1 + interference) of its speed for one other job.
 
     Every further job slows the others down as much again. Without interference each job has a
-    processor of its own. The work left is computed anew when a job begins or ends, never between.
+    processor of its own. The work left is computed again when a job begins or ends, never between.
     """
 
     def __init__(self, interference: float) -> None:

@@ -1,4 +1,4 @@
-"""The simulated traffic: prompts, the target's answers, and what a drafter guesses of them.
+"""The simulated traffic: prompts, the target's answers, and a drafter's guesses.
 
 All of it is a function of the regime and the number of the request, which is the prompt's first
 token. At each position of an answer the target's token, the drafter's guess and its confidence are
@@ -55,7 +55,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """What share of the drafted tokens is right, and what the drafter says of it.
+    """The share of drafted tokens that are right, and the drafter's confidence in them.
 
     Requests take turns at the ranges; within one, their shares are spread evenly. `later` holds the
     ranges of the second half of a run's answers, if they differ. `stretches`, if any, take turns
@@ -133,7 +133,7 @@ class Answer:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """What plain decoding answers."""
+        """The answer of plain decoding."""
         return self.own[: self.num_tokens]
 
     @property

@@ -202,7 +202,7 @@ class KVCache:
         return rows
 
     def memory(self, slot_index: int) -> SlotMemory:
-        """Return where a slot lies."""
+        """Return the addresses of a slot's keys and values."""
         return self._memory[slot_index]
 
     def all_slots(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -104,7 +104,7 @@ class CpuAttention(Attention):
 
 
 def pieces(segment: Segment) -> Iterator[VisibleColumns]:
-    """Cut a segment: chains of _MAX_ROWS rows first, what is left of it last."""
+    """Cut a segment into chains of _MAX_ROWS rows, and its other rows last."""
     start, count = segment.start, segment.num_chained
     num_left = segment.num_rows - count
     first = 0

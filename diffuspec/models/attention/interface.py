@@ -23,7 +23,7 @@ SELF_TEST_NAME = "diffuspec-self-test"  # the same, but each layer's mask tells 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scoring:
-    """The rule of one layer; most families have a scaling alone."""
+    """How a layer turns products of queries and keys into weights; most families only scale."""
 
     scaling: float
     window: int | None = None  # a row at position p sees positions above p - window only
@@ -37,7 +37,7 @@ class Scoring:
 
 
 class Projections(NamedTuple):
-    """What a layer makes of the forward's T rows."""
+    """Queries, keys and values of the forward's T rows in one layer."""
 
     query: Tensor  # [heads, T, dim]
     key: Tensor  # [kv_heads, T, dim]

@@ -26,7 +26,7 @@ from diffuspec.models.heads.dflash import DFlashModel
 from diffuspec.models.heads.features import Features
 from diffuspec.models.heads.head_runner import HeadRunner
 from diffuspec.models.heads.target_layers import TargetLayers, by_padded_rows
-from diffuspec.models.kernels.largest import most_probable
+from diffuspec.models.kernels.operations import most_probable
 
 MAX_CONTEXT_ROWS = 2048  # rows of hidden states that are read at a time
 

@@ -17,11 +17,10 @@ from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import DraftRequest, TokenIds
 from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.segment import Segment
-from diffuspec.models.heads.candidates import Candidates, Place, likeliest_after
 from diffuspec.models.heads.eagle import EagleHead
 from diffuspec.models.heads.features import Features
 from diffuspec.models.heads.head_runner import HeadRunner
-from diffuspec.models.heads.nodes import DraftNode, Level
+from diffuspec.models.heads.nodes import Candidates, DraftNode, Level, Place, likeliest_after
 from diffuspec.models.heads.target_layers import TargetLayers
 
 MAX_TREE_ROWS = 64  # nodes of a draft that may have children

@@ -1,4 +1,4 @@
-"""The base of what runs a draft head: the target's layers, and a cache of the head's own."""
+"""The base of the runners of draft heads: the target's layers, and a cache of the head's own."""
 
 from __future__ import annotations
 

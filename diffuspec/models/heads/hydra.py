@@ -19,11 +19,10 @@ from torch import nn
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import DraftRequest
-from diffuspec.models.heads.candidates import Candidates, Place, likeliest_after
 from diffuspec.models.heads.checkpoint import HeadCheckpoint
 from diffuspec.models.heads.features import Features
 from diffuspec.models.heads.medusa import ResidualBlock
-from diffuspec.models.heads.nodes import Level
+from diffuspec.models.heads.nodes import Candidates, Level, Place, likeliest_after
 from diffuspec.models.heads.target_layers import TargetLayers, by_padded_rows
 
 PICKLED = ("hydra_lm_head.pt",)

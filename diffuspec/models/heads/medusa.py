@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import DraftRequest
-from diffuspec.models.heads.candidates import Candidates, Place, likeliest_after
 from diffuspec.models.heads.checkpoint import HeadCheckpoint
+from diffuspec.models.heads.nodes import Candidates, Place, likeliest_after
 from diffuspec.models.heads.target_layers import TargetLayers, by_padded_rows
 
 PICKLED = ("medusa_lm_head.pt",)

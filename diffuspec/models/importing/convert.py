@@ -168,7 +168,7 @@ def _check_prompt(file: GgufFile, tokenizer: Any) -> list[int]:
 
 @torch.inference_mode()
 def _check_tokens(file: GgufFile, folder: Path, model: Any, prompt: list[int]) -> None:
-    """Raises ModelLoadError unless our loader makes of the folder what transformers' model says.
+    """Raises ModelLoadError unless the folder decodes to the same tokens as transformers' model.
 
     Both compute in float32. The model is changed to it in place.
     """

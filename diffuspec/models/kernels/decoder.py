@@ -61,7 +61,7 @@ class _Piece(ctypes.Structure):
 
 
 class SlotMemory(NamedTuple):
-    """Where the keys and values of a cache's slot lie."""
+    """Addresses of the keys and values of a cache's slot."""
 
     keys: int  # address of layer 0's keys
     values: int

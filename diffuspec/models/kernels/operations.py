@@ -1,4 +1,4 @@
-"""Norms, rotary positions, gated activations and attention over rows.
+"""Norms, rotary positions, gated activations and attention over rows, and their likeliest columns.
 
 torch needs some 40 operations for this part of a decoder layer, and a step of few rows spends as
 long on starting them as on reading the weights. A row's result does not depend on the other rows,
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from diffuspec.models.kernels.triton.availability import is_available as is_available_on_gpu
 from diffuspec.models.kernels.visible_columns import VisibleColumns
@@ -154,3 +156,39 @@ def attend(
         window or 0,
         has_transposed_keys,
     )
+
+
+def most_probable(
+    logits: torch.Tensor, count: int, column_ids: torch.Tensor | None = None
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return the token ids of each row's largest logits, and their logprobs, [N, count] each.
+
+    logits [N, V]; the largest come first. A count above V is V. column_ids: the id of each of the V
+    columns, unless they are 0 to V - 1.
+
+    torch takes one pass over the logits for their softmax and several for a top-k, and starts half
+    a dozen operations; on a CPU there is a kernel that reads them twice.
+    """
+    count = min(count, logits.shape[-1])
+    if is_available and logits.device.type == "cpu":
+        ids, logprobs = _on_cpu(logits.float().contiguous(), count)
+    else:
+        logprobs, ids = logits.float().log_softmax(dim=-1).topk(count, dim=-1)
+    if column_ids is not None:
+        ids = column_ids[ids]
+    return ids.int().cpu().numpy(), logprobs.cpu().numpy()
+
+
+def _on_cpu(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the columns of the largest logits, and their logprobs."""
+    columns = torch.empty(len(logits), count, dtype=torch.int32)
+    logprobs = torch.empty(len(logits), count)
+    _cpu.find_largest(
+        logits.data_ptr(),
+        columns.data_ptr(),
+        logprobs.data_ptr(),
+        len(logits),
+        logits.shape[1],
+        count,
+    )
+    return columns, logprobs

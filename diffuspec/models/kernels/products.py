@@ -53,7 +53,7 @@ def can_multiply(dtype: torch.dtype, allow_int8: bool = False) -> bool:
 
 
 class Matrix(ctypes.Structure):
-    """Where a packed weight lies: see cpu/products.h."""
+    """Addresses of a packed weight: see cpu/products.h."""
 
     _fields_ = (
         ("weights", ctypes.c_void_p),

@@ -49,7 +49,7 @@ class Groups(NamedTuple):
 
 
 class _Part(ctypes.Structure):
-    """Where a matrix lies: see cpu/quantized_products.h."""
+    """Addresses of a matrix: see cpu/quantized_products.h."""
 
     _fields_ = (
         ("weights", ctypes.c_void_p),
@@ -81,7 +81,7 @@ class QuantizedMatrix:
         )
 
     def _packed(self, groups: Groups) -> list[Tensor | None]:
-        """Return what the kernels read of some outputs, in the order of `Groups`."""
+        """Return the fields that kernels read for some outputs, in the order of `Groups`."""
         fields = _words(groups.numbers, self.layout.bits), *groups[1:]
         return [None if field is None else _in_blocks(field) for field in fields]
 
@@ -90,7 +90,7 @@ class QuantizedMatrix:
         return sum(field.nbytes for field in self._fields if field is not None)
 
     def structure(self, first_output: int) -> _Part:
-        """Return where it lies, as a part of a matrix with other outputs before it."""
+        """Return its addresses, as a part of a matrix with other outputs before it."""
         layout = self.layout
         return _Part(
             *(None if field is None else field.data_ptr() for field in self._fields),

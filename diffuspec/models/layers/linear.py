@@ -103,7 +103,7 @@ class _Product:
     """Rows times a weight matrix in oneDNN's own layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, num_rows: int = 1) -> None:
-        """num_rows: what the layout is chosen for; kernels agree most often if it is 1."""
+        """num_rows: rows that the layout is chosen for; kernels agree most often if it is 1."""
         self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, num_rows)
         self._bias = bias
 

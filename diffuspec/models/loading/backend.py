@@ -48,7 +48,7 @@ class Backend:
 def choose_backend(
     path: Path, device: Device, dtype: DType, is_exact: bool | None = None, num_ranks: int = 1
 ) -> Backend:
-    """Return what is to compute a model. Raises ModelLoadError, ConfigError.
+    """Choose the device, the type and the kernels of a model. Raises ModelLoadError, ConfigError.
 
     is_exact None: where that costs little, in 16 bits, and in float32 where the processor has
     products of our own.

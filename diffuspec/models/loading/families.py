@@ -148,7 +148,7 @@ def why_refused(path: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def find_warnings(family: DiffusionFamily | None, settings: DiffusionSettings) -> Iterator[str]:
-    """Yield what a user must know about a drafter of a family when it is loaded."""
+    """Yield warnings for the user of a drafter of a family, when it is loaded."""
     if family is None:
         return
     if family.restriction is not None:
@@ -188,7 +188,7 @@ def read_settings(
 
 
 def _own_family(path: Path, config: Mapping[str, Any]) -> DiffusionFamily:
-    """Return what a config.json with keys of ours says. Raises ModelLoadError."""
+    """Return the family that a config.json with keys of ours describes. Raises ModelLoadError."""
     base, attention = str(config["model_type"]), _read_attention(path, config)
     is_shifted = config.get("diffusion_shift", True)
     if not isinstance(is_shifted, bool):

@@ -16,7 +16,7 @@ from transformers.integrations.gguf.reader import GgufHeader, TensorInfo
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.kernels.quantized import Groups
-from diffuspec.models.layers.matrices import AnyQuantized, matrix_of, slice_size
+from diffuspec.models.layers.quantized import AnyQuantized, matrix_of, slice_size
 from diffuspec.models.loading.gguf_blocks import FORMATS, PLAIN_TYPES
 from diffuspec.models.loading.stored_model import check_can_stay_quantized, empty_model, fill
 

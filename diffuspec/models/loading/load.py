@@ -264,7 +264,7 @@ def experts_options(config: Any, dtype: torch.dtype) -> dict[str, str]:
 
 
 def check_weights(path: Path, model: Any, info: Mapping[str, Any]) -> None:
-    """Check what transformers says of a model that it has loaded from a directory or a file.
+    """Check transformers' report on a model that it has loaded from a directory or a file.
 
     Raises ModelLoadError unless each of the model's weights was there and fits, and no other.
     """

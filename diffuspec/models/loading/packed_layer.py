@@ -12,7 +12,7 @@ from torch import Tensor
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.kernels.quantized import MAX_GROUP, Groups, Layout
 from diffuspec.models.kernels.triton.matrix import packing_for
-from diffuspec.models.layers.matrices import AnyQuantized, matrix_of, slice_size
+from diffuspec.models.layers.quantized import AnyQuantized, matrix_of, slice_size
 from diffuspec.models.loading.quantization import WORD
 from diffuspec.models.loading.stored_tensors import StoredTensor
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.kernels.products import Int8Matrix
-from diffuspec.models.layers.matrices import AnyQuantized, StoredMatrix
+from diffuspec.models.layers.quantized import AnyQuantized, StoredMatrix
 from diffuspec.models.loading.checkpoint import Checkpoint, weight_files
 from diffuspec.models.loading.packed_layer import PackedLayer
 from diffuspec.models.loading.quantization import MARKS, WORD, Quantization

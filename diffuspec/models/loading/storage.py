@@ -1,4 +1,4 @@
-"""How a model's weights are stored, and what multiplies them here. No weights are read."""
+"""How a model's weights are stored, and what computes their products. No weights are read."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _of_gguf(checkpoint: Checkpoint) -> tuple[str, int]:
 
 
 def _bytes_of_weight(form: BlockFormat) -> float:
-    """Return what a weight takes in our layout, with its share of scales."""
+    """Return the bytes of a weight in our layout, with its share of scales."""
     empty = torch.zeros(1, 1, form.num_bytes, dtype=torch.uint8)
     numbers, *fields = form.split(empty)
     num_bytes = sum(field.nbytes for field in fields if field is not None)

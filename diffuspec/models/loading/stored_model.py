@@ -16,8 +16,13 @@ from diffuspec.models.attention.interface import ATTENTION_NAME
 from diffuspec.models.kernels import huge_pages, operations
 from diffuspec.models.kernels.quantized import can_multiply
 from diffuspec.models.layers.linear import SIBLINGS, siblings_of
-from diffuspec.models.layers.matrices import StoredMatrix, moved
-from diffuspec.models.layers.quantized import StoredEmbedding, embedding_of, linear_of
+from diffuspec.models.layers.quantized import (
+    StoredEmbedding,
+    StoredMatrix,
+    embedding_of,
+    linear_of,
+    moved,
+)
 
 
 class StoredWeights(Protocol):

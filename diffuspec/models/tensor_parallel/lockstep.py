@@ -64,7 +64,7 @@ class LockstepTarget:
         self._released.append(request_id)
 
     def add_observer(self, observer: Observer) -> None:
-        """Let an observer watch what this rank computes, which is what all ranks do."""
+        """Let an observer watch this rank, which computes the same as the others."""
         self._target.add_observer(observer)
 
     def remove_observer(self, observer: Observer) -> None:

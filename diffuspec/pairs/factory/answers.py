@@ -67,7 +67,7 @@ def _line(prompt: list[int], answer: Completion) -> str:
 
 
 def _drop_unfinished_line(path: Path) -> int:
-    """Cut off what a killed process left after the last newline. Return the number of lines."""
+    """Cut off an incomplete last line of a killed process. Return the number of lines."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         return 0

@@ -17,7 +17,7 @@ from diffuspec.text.tokenizer import load_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a training began from: training/start.json."""
+    """The start of a training, in training/start.json."""
 
     layers: tuple[int, ...]
     mask_token_id: int
@@ -30,7 +30,7 @@ def write_start(note: Path, start: Start) -> Start:
 
 
 def read_start(note: Path, wanted: int | tuple[int, ...]) -> Start:
-    """Read what a training began from. Raises ConfigError for other layers than those wanted."""
+    """Read the start of a training. Raises ConfigError for other layers than those wanted."""
     found = json.loads(note.read_text())
     start = Start(tuple(found["layers"]), found["mask_token_id"])
     if wanted not in (start.layers, len(start.layers)):
@@ -55,7 +55,7 @@ class LayersPlan(Protocol):
 
 
 def begin(plan: LayersPlan, target: Any, batch: Batch, examples: Sequence[Example]) -> Start:
-    """Read what the training in the output directory began from, or choose and note it.
+    """Read the start of the training in the output directory, or choose and note one.
 
     Layers are chosen on the batch; the mask is an id that no example has. Raises ConfigError.
     """

@@ -50,7 +50,7 @@ ModelKind: TypeAlias = Literal["diffuspec", "sps"]
 
 @dataclass(frozen=True, slots=True)
 class DrafterPlan:
-    """What to train, on what and how long."""
+    """The model to train, the data and the length."""
 
     target: Path
     out: Path

@@ -15,8 +15,11 @@ from diffuspec.bench.systems.naming import (
     TRANSFORMERS_GREEDY,
     TRANSFORMERS_PROMPT_LOOKUP,
 )
-from diffuspec.bench.systems.opening import open_systems
-from diffuspec.bench.systems.transformers_system import TransformersSystem, load_transformers_model
+from diffuspec.bench.systems.opening import (
+    TransformersSystem,
+    load_transformers_model,
+    open_systems,
+)
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.drafter_config import AutoregressiveConfig
 from diffuspec.core.errors import ModelLoadError

@@ -10,11 +10,10 @@ import torch
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.core.types import DraftRequest
-from diffuspec.models.heads.candidates import Candidates
 from diffuspec.models.heads.eagle import EagleHead
 from diffuspec.models.heads.eagle_runner import EagleRunner
 from diffuspec.models.heads.features import Features
-from diffuspec.models.heads.nodes import DraftNode
+from diffuspec.models.heads.nodes import Candidates, DraftNode
 from diffuspec.models.heads.target_layers import TargetLayers
 from diffuspec.models.kernels import operations
 from diffuspec.models.layers.fused_decoder import FusedDecoderLayer

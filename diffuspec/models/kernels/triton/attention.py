@@ -62,7 +62,7 @@ def _attend_splits(
     scaling: float,
     window: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what `join_splits` joins: sums [T, heads, splits, 2], outputs [..., dim]."""
+    """Return the parts that `join_splits` joins: sums [T, heads, splits, 2], outputs [..., dim]."""
     num_heads, num_kv_heads, dim = len(query), keys.shape[1], query.shape[2]
     shape = chunk.num_rows, num_heads, chunk.num_splits
     sums = torch.empty(*shape, 2, device=query.device)

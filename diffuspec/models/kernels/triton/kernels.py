@@ -261,7 +261,7 @@ def join_splits(
     DIM_PADDED: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
 ):
-    """Join what the splits of one row and head give, one after another."""
+    """Join the results of the splits of one row and head, one after another."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, DIM_PADDED)
     in_dim = at < DIM

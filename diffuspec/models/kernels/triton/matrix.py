@@ -90,7 +90,7 @@ class GpuMatrix:
         self.device = words.device  # has its number, as `device` need not
 
     def _packed(self, groups: Groups) -> list[Tensor | None]:
-        """Return what the kernels read of some outputs, in the order of `Groups`."""
+        """Return the fields that kernels read for some outputs, in the order of `Groups`."""
         own = groups.codes, groups.offset_codes, groups.zeros
         has_groups = any(field is not None for field in own)
         packing = packing_for(self.layout, self.num_inputs, has_groups)
@@ -182,7 +182,7 @@ def slice_size(num_inputs: int) -> int:
 
 
 def _in_blocks(field: Tensor, count: int) -> Tensor:
-    """Return [outputs, N] as [blocks, count, 128]; what is missing is 0."""
+    """Return [outputs, N] as [blocks, count, 128]; missing numbers are 0."""
     missing = count - field.shape[1], -len(field) % OUTPUTS
     padded = pad(field, (0, missing[0], 0, missing[1]))
     return padded.view(-1, OUTPUTS, count).transpose(1, 2).contiguous()

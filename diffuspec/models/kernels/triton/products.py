@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diffuspec.models.kernels.products import Int8Matrix
 from diffuspec.models.kernels.triton import quantized_kernels as kernels
-from diffuspec.models.kernels.triton.group_sums import multiply
+from diffuspec.models.kernels.triton.group_sums import TILES, agreeing_tiles, multiply, tile_for
 from diffuspec.models.kernels.triton.launches import (
     NUM_WARPS,
     join_splits,
@@ -23,7 +23,6 @@ from diffuspec.models.kernels.triton.launches import (
     splits_for,
 )
 from diffuspec.models.kernels.triton.matrix import OUTPUTS, GpuMatrix
-from diffuspec.models.kernels.triton.tiles import TILES, agreeing_tiles, tile_for
 
 _MAX_PIECE = 512  # rows whose splits are kept at a time
 _UNIT = 128  # inputs in 8 bits that are multiplied at a time

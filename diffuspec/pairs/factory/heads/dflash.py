@@ -109,7 +109,7 @@ class DFlashLearner:
         return right.reshape(-1, size)[:, 1:]
 
     def states(self, rows: Rows, blocks: Blocks, num_given: int = 1) -> torch.Tensor:
-        """Return what the drafter makes of blocks, [B, M, H]: the given tokens, and masks."""
+        """Return the drafter's outputs for blocks of given tokens and masks, [B, M, H]."""
         token_ids, features = rows.batch.token_ids, rows.features
         assert features is not None, "the learner names the layers that it reads"
         size, num_tokens = token_ids.shape
@@ -133,7 +133,7 @@ def _own_labels(blocks: Blocks, size: int) -> torch.Tensor:
 
 
 class _BlocksOfBatch(Attention):
-    """Attention of the blocks of sequences of one length: rows see what a mask says."""
+    """Attention of the blocks of sequences of one length: a mask says which columns rows see."""
 
     def __init__(self, context: Sequence[torch.Tensor], visible: torch.Tensor) -> None:
         """context: keys and values of each layer; visible [B, M, N + M]."""
@@ -183,7 +183,7 @@ def settings_for(
 def start_from_layers(
     model: DFlashModel, target: Any, kept: Sequence[int], token_ids: torch.Tensor
 ) -> None:
-    """Set a drafter to compute about what these layers of the target do.
+    """Give a drafter weights with which it approximates these layers of the target.
 
     Its context is the mean of the states that it reads, each scaled to the same size. Norms before
     attention become part of the projections behind them: context has one norm for all layers. The
@@ -203,7 +203,7 @@ def start_from_layers(
 
 
 def _take_layer(layer: Any, source: Any, inputs: torch.Tensor) -> None:
-    """Take the weights of a layer of the target; inputs [T, H] are some of what it is given."""
+    """Take the weights of a layer of the target; inputs [T, H] are examples of its inputs."""
     own, given = layer.state_dict(), source.state_dict()
     fitting = {name: x for name, x in given.items() if name in own and x.shape == own[name].shape}
     layer.load_state_dict(fitting, strict=False)

@@ -36,11 +36,11 @@ class _GuessLearner(ABC):
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """Return what the checkpoint's config.json says."""
+        """Return the checkpoint's config.json."""
 
     @abstractmethod
     def _output(self, rows: Rows, place: int, kept: torch.Tensor) -> torch.Tensor:
-        """Return what a head makes of the rows that a mask [B, N] keeps, [R, H]."""
+        """Return a head's output for the rows that a mask [B, N] keeps, [R, H]."""
 
     def loss(self, rows: Rows, head: Head) -> torch.Tensor:
         losses = []

@@ -54,7 +54,7 @@ class Learner(Protocol):
         ...
 
     def config(self) -> dict[str, Any]:
-        """Return what the checkpoint's config.json says."""
+        """Return the checkpoint's config.json."""
         ...
 
     def loss(self, rows: Rows, head: Head) -> torch.Tensor:
@@ -67,7 +67,7 @@ class Learner(Protocol):
 
 
 def ahead(values: torch.Tensor, step: int) -> torch.Tensor:
-    """Return what stands `step` places on in each row of [B, N, ...]; 0 after the end."""
+    """Return the values `step` places further on in each row of [B, N, ...]; 0 after the end."""
     after = torch.zeros_like(values)
     after[:, : values.shape[1] - step] = values[:, step:]
     return after
@@ -83,7 +83,7 @@ def token_loss(head: Head, states: torch.Tensor, labels: torch.Tensor) -> torch.
 
 
 def in_slices(loss: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torch.Tensor:
-    """Return the sum of a loss over slices of rows; what it computes of one is not kept.
+    """Return the sum of a loss over slices of rows; intermediate results are not kept.
 
     For a large batch, the logits of all rows would not fit into memory: they are computed a second
     time for the gradient.

@@ -44,7 +44,7 @@ TOKENS_PER_MEASURED_BATCH = 4096
 
 @dataclass(frozen=True, slots=True)
 class HeadPlan:
-    """What to train, on what and how long. All heads share the target's embeddings and head."""
+    """The heads to train, the data and the length. All share the target's embeddings and head."""
 
     kind: HeadKind
     target: Path
