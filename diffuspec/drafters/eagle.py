@@ -18,8 +18,7 @@ from diffuspec.drafters.tree_template import make_template
 
 if TYPE_CHECKING:
     from diffuspec.drafters.head_drafter import HeadDrafter
-    from diffuspec.drafters.level_trees import LevelTrees, TreeShape
-    from diffuspec.models.heads.target_layers import TargetLayers
+    from diffuspec.drafters.level_trees import TreeShape
 
 # The static tree; its depths have 4, 8, 8, 3 and 2 nodes.
 TEMPLATE = make_template(((4,), (3, 2, 2, 1), (3, 2, 2, 1), (3,), (2,)))
@@ -27,17 +26,14 @@ TEMPLATE = make_template(((4,), (3, 2, 2, 1), (3, 2, 2, 1), (3,), (2,)))
 
 def load_eagle(config: EagleConfig | Eagle2Config, target: Target, shape: TreeShape) -> HeadDrafter:
     """Load an EAGLE head that drafts trees of a shape. Raises ModelLoadError."""
-    from diffuspec.drafters.head_drafter import load_heads  # these import torch
+    from diffuspec.drafters.head_drafter import HeadDrafter, layers_beside  # these import torch
     from diffuspec.drafters.level_trees import LevelTrees
     from diffuspec.models.heads.eagle import EagleHead
     from diffuspec.models.heads.eagle_runner import EagleRunner
 
-    def make(layers: TargetLayers) -> LevelTrees:
-        head, max_requests = EagleHead.load(config.path, layers), target.info.max_sequences
-        model = EagleRunner(head, layers, target.info, max_requests)
-        return LevelTrees(model, shape, target.info, max_requests)
-
-    return load_heads(target, make)
+    layers = layers_beside(target)
+    model = EagleRunner(EagleHead.load(config.path, layers), layers, target.info)
+    return HeadDrafter(target, LevelTrees(model, shape, target.info))
 
 
 def _load(config: EagleConfig, target: Target, path_scorer: PathScorer | None) -> HeadDrafter:

@@ -42,17 +42,6 @@ class DraftHeads(Protocol):
         ...
 
 
-def load_heads(
-    target: Target, make_heads: Callable[[TargetLayers], DraftHeads], *, keeps_all: bool = True
-) -> HeadDrafter:
-    """Return a drafter beside the target, with the heads that are made for its layers.
-
-    keeps_all: False keeps each prefix's last hidden state alone. Raises ModelLoadError.
-    """
-    heads = make_heads(layers_beside(target))
-    return HeadDrafter(heads, StateReader(target, (LAST_LAYER,), keeps_all=keeps_all))
-
-
 def layers_beside(target: Target) -> TargetLayers:
     """Return the layers of the target in this process. Raises ModelLoadError."""
     assert target.verifier is not None, "heads observe the target in this process"
@@ -132,11 +121,12 @@ def _where_known(
 
 
 class HeadDrafter:
-    """A Drafter of heads that read the target's hidden states."""
+    """A Drafter beside the target, of heads that read its last hidden states."""
 
-    def __init__(self, heads: DraftHeads, reader: StateReader) -> None:
+    def __init__(self, target: Target, heads: DraftHeads, *, keeps_all: bool = True) -> None:
+        """keeps_all: False keeps each prefix's last hidden state alone."""
         self._heads = heads
-        self._reader = reader
+        self._reader = StateReader(target, (LAST_LAYER,), keeps_all=keeps_all)
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Draft a batch; see `Drafter.draft`."""

@@ -15,20 +15,17 @@ from diffuspec.drafters.medusa import TEMPLATE
 
 if TYPE_CHECKING:
     from diffuspec.drafters.head_drafter import HeadDrafter
-    from diffuspec.drafters.level_trees import LevelTrees
-    from diffuspec.models.heads.target_layers import TargetLayers
 
 
 def _load(config: HydraConfig, target: Target, path_scorer: PathScorer | None) -> HeadDrafter:
-    from diffuspec.drafters.head_drafter import load_heads  # these import torch
+    from diffuspec.drafters.head_drafter import HeadDrafter, layers_beside  # these import torch
     from diffuspec.drafters.level_trees import LevelTrees, StaticShape
     from diffuspec.models.heads.hydra import HydraDraftModel, HydraHeads
 
-    def make(layers: TargetLayers) -> LevelTrees:
-        model = HydraDraftModel(HydraHeads.load(config.path, layers), layers, target.info)
-        return LevelTrees(model, StaticShape(TEMPLATE), target.info, target.info.max_sequences)
-
-    return load_heads(target, make, keeps_all=False)
+    layers = layers_beside(target)
+    model = HydraDraftModel(HydraHeads.load(config.path, layers), layers, target.info)
+    trees = LevelTrees(model, StaticShape(TEMPLATE), target.info)
+    return HeadDrafter(target, trees, keeps_all=False)
 
 
 KIND = DrafterKind(HydraConfig, _load, needs_path_scorer=False, has_model=False, observes=True)

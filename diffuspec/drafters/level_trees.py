@@ -56,14 +56,11 @@ class StaticShape:
 class LevelTrees:
     """Drafts with a head and a shape; a DraftHeads."""
 
-    def __init__(
-        self, head: LevelHead, shape: TreeShape, target: TargetInfo, max_requests: int
-    ) -> None:
-        """max_requests: most requests in one forward."""
+    def __init__(self, head: LevelHead, shape: TreeShape, target: TargetInfo) -> None:
         self._head = head
         self._shape = shape
         self._eos_token_ids = frozenset(target.eos_token_ids)
-        self._max_requests = max_requests
+        self._max_requests = target.max_sequences
 
     def draft(self, requests: Sequence[DraftRequest], features: Sequence[Features]) -> list[Draft]:
         drafts: dict[int, Draft] = {}

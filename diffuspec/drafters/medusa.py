@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from diffuspec.models.heads.features import Features
     from diffuspec.models.heads.medusa import MedusaDraftModel
     from diffuspec.models.heads.nodes import Candidates
-    from diffuspec.models.heads.target_layers import TargetLayers
 
 NUM_CANDIDATES = 10  # candidates of each head
 
@@ -64,14 +63,12 @@ class MedusaTrees:
 
 
 def _load(config: MedusaConfig, target: Target, path_scorer: PathScorer | None) -> HeadDrafter:
-    from diffuspec.drafters.head_drafter import load_heads  # these import torch
+    from diffuspec.drafters.head_drafter import HeadDrafter, layers_beside  # these import torch
     from diffuspec.models.heads.medusa import MedusaDraftModel, MedusaHeads
 
-    def make(layers: TargetLayers) -> MedusaTrees:
-        model = MedusaDraftModel(MedusaHeads.load(config.path, layers), layers, target.info)
-        return MedusaTrees(model, target.info)
-
-    return load_heads(target, make, keeps_all=False)
+    layers = layers_beside(target)
+    model = MedusaDraftModel(MedusaHeads.load(config.path, layers), layers, target.info)
+    return HeadDrafter(target, MedusaTrees(model, target.info), keeps_all=False)
 
 
 KIND = DrafterKind(MedusaConfig, _load, needs_path_scorer=False, has_model=False, observes=True)

@@ -51,7 +51,7 @@ def request(name: str = "a", max_nodes: int = 64, depth: int = 20, **sampling: A
 def draft(head: FixedHead, shape: TreeShape, *requests: DraftRequest) -> list[Draft]:
     asked = requests or (request(),)
     features = [Features(0, torch.zeros(1, 4))] * len(asked)
-    return LevelTrees(head, shape, INFO, 2).draft(asked, features)
+    return LevelTrees(head, shape, INFO).draft(asked, features)
 
 
 def test_eagles_tree_has_the_shape_of_the_published_one() -> None:

@@ -89,7 +89,7 @@ class DFlashRunner(HeadRunner):
         self._model = model
         self._pruning = pruning
         self._block_size = model.settings.block_size
-        super().__init__(layers, target, model.cache_shape, target.max_sequences, self._block_size)
+        super().__init__(layers, target, model.cache_shape, self._block_size)
 
     @torch.inference_mode()
     def lattices(

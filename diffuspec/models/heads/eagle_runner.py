@@ -55,17 +55,10 @@ class _HeadInputs:
 class EagleRunner(HeadRunner):
     """A LevelHead: an EAGLE head beside its target."""
 
-    def __init__(
-        self, head: EagleHead, layers: TargetLayers, target: TargetInfo, max_requests: int
-    ) -> None:
-        super().__init__(layers, target, head.cache_shape, max_requests, MAX_TREE_ROWS)
+    def __init__(self, head: EagleHead, layers: TargetLayers, target: TargetInfo) -> None:
+        super().__init__(layers, target, head.cache_shape, MAX_TREE_ROWS)
         self._head = head
         self._sessions: dict[str, _Session] = {}
-
-    @property
-    def max_requests(self) -> int:
-        """Number of requests drafted for together."""
-        return self._cache.num_slots
 
     @torch.inference_mode()
     def begin(self, requests: Sequence[DraftRequest], features: Sequence[Features]) -> None:

@@ -21,14 +21,13 @@ class HeadRunner:
         layers: TargetLayers,
         target: TargetInfo,
         shape: CacheShape,
-        num_slots: int,
         num_scratch_rows: int,
     ) -> None:
         """Scratch rows of a slot stand behind a whole sequence, for tokens that are drafted."""
         self._layers = layers
         self._target = target
         num_rows = target.max_model_len + num_scratch_rows
-        self._cache = KVCache(shape, num_slots, num_rows, layers.dtype, layers.device)
+        self._cache = KVCache(shape, target.max_sequences, num_rows, layers.dtype, layers.device)
 
     def _padding(self, num_rows: int) -> int:
         """Return the number of rows to add to a forward, as `ModelRunner` does."""

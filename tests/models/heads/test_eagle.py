@@ -108,7 +108,7 @@ def test_candidates_follow_the_formula_at_every_node(
     weights = save_eagle(tmp_path, H, V, has_biases)
     head = EagleHead.load(tmp_path, layers)
     assert isinstance(head.layers[0], FusedDecoderLayer) == operations.is_available
-    model = EagleRunner(head, layers, target.info, 2)
+    model = EagleRunner(head, layers, target.info)
     torch.manual_seed(1)
     states = {"a": torch.randn(20, H), "b": torch.randn(20, H)}
     prefixes, first = {"a": [*range(40, 49)], "b": [*range(60, 65)]}, {"a": 0, "b": 2}
