@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from diffuspec.core.devices import Device, DType
+from diffuspec.core.devices import Device
 from diffuspec.core.errors import VocabularyError
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.types import TokenIds
@@ -54,7 +54,6 @@ class CausalLmProxy:
         vocab_size: int,
         beam_width: int,
         device: Device = "auto",
-        dtype: DType = "auto",
     ) -> Self:
         """Load a model directory. Raises ModelLoadError, VocabularyError.
 
@@ -65,7 +64,7 @@ class CausalLmProxy:
         checkpoint.check_room_for_drafts()
         num_path_rows = beam_width * MAX_DRAFT_TOKENS
         loaded = load_model(
-            path, device=device, dtype=dtype, num_slots=2, num_scratch_rows=num_path_rows
+            path, device=device, num_slots=2, num_scratch_rows=num_path_rows
         )
         known = check_tokenizer(path, load_tokenizer(path), loaded.runner.vocab_size)
         if known != vocab_size:

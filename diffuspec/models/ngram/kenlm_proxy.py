@@ -27,20 +27,15 @@ class KenlmProxy:
     loading, so threads may share it.
     """
 
-    def __init__(
-        self, path: str | Path, *, vocab_size: int, expected_order: int | None = None
-    ) -> None:
+    def __init__(self, path: str | Path, *, vocab_size: int) -> None:
         """Load a model whose words are token ids below vocab_size.
 
-        Raises NgramError, which names the file, if it cannot be read, is damaged, is not of
-        expected_order (if given), or has other words. Raises MissingDependencyError without the
-        package kenlm.
+        Raises NgramError, which names the file, if it cannot be read, is damaged, or has other
+        words. Raises MissingDependencyError without the package kenlm.
         """
         kenlm = _import_kenlm()
         num_ngrams = read_num_ngrams(path)
         self.order = len(num_ngrams)
-        if expected_order is not None and self.order != expected_order:
-            raise NgramError(f"{path} has order {self.order}, expected {expected_order}")
         model = _load(kenlm, path)
         # A dict, because a list would take -1 for the last word.
         self._words = {token_id: str(token_id) for token_id in range(vocab_size)}

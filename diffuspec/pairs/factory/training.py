@@ -24,11 +24,6 @@ from diffuspec.pairs.factory.examples import (
     pad,
 )
 from diffuspec.pairs.factory.export import Storage, save_drafter
-from diffuspec.pairs.factory.layers import (
-    compile_layers,
-    keep_layers,
-    load_target,
-)
 from diffuspec.pairs.factory.loss import Head, LossConfig, draft_loss, frequent_ids
 from diffuspec.pairs.factory.optimisation import (
     Progressed,
@@ -36,7 +31,12 @@ from diffuspec.pairs.factory.optimisation import (
     mixed_precision,
     train,
 )
-from diffuspec.pairs.factory.start import begin
+from diffuspec.pairs.factory.start import (
+    begin,
+    compile_layers,
+    keep_layers,
+    load_target,
+)
 
 NUM_REPORT_EXAMPLES = 48  # held-out examples in a report
 MAX_EXAMPLE_TOKENS = 1024

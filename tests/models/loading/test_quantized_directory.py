@@ -24,7 +24,7 @@ from diffuspec.models.kernels import operations
 from diffuspec.models.layers.linear import KernelLinear
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.loading.stored_model import check_can_stay_quantized, empty_model
-from diffuspec.pairs.factory.layers import load_target
+from diffuspec.pairs.factory.start import load_target
 from tests.support.checkpoints import MASK_TOKEN_ID, NUM_IDS
 from tests.support.logits import PROMPT, logits_of
 from tests.support.models import SHAPE, edit_json, make_dream

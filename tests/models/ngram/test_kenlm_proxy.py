@@ -21,7 +21,7 @@ from tests.models.ngram.conftest import DATA, SMALL_VOCAB_SIZE, read_corpus, rea
 
 @pytest.fixture
 def proxy(small_arpa: Path) -> KenlmProxy:
-    return KenlmProxy(small_arpa, vocab_size=SMALL_VOCAB_SIZE, expected_order=3)
+    return KenlmProxy(small_arpa, vocab_size=SMALL_VOCAB_SIZE)
 
 
 @pytest.fixture
@@ -133,8 +133,8 @@ def write_other_vocabulary(path: Path) -> None:
     write_arpa(estimate([[5, 500, 5], [500, 5]]), path)
 
 
-def write_order(order: int) -> Callable[[Path], None]:
-    return lambda path: write_arpa(estimate(read_corpus("small"), order=order), path)
+def write_unigrams(path: Path) -> None:
+    write_arpa(estimate(read_corpus("small"), order=1), path)
 
 
 def write_arpa_without_suffixes(path: Path) -> None:
@@ -179,8 +179,7 @@ BAD_FILES: dict[str, tuple[bytes | Callable[[Path], None], str]] = {
         BINARY.replace(struct.pack("<Q", 116), struct.pack("<Q", 2**60), 1),
         "damaged header",
     ),
-    "order 1": (write_order(1), "has order 1; KenLM loads orders 2 to 6"),
-    "order 2": (write_order(2), "has order 2, expected 3"),
+    "order 1": (write_unigrams, "has order 1; KenLM loads orders 2 to 6"),
     "words of text": (write_text_model, "of its 19 words 17 are ids from 0 to 133"),
     "ids outside the vocabulary": (write_other_vocabulary, "of its 2 words 1 are ids"),
 }
@@ -193,7 +192,7 @@ def test_files_that_cannot_be_used_are_refused_by_name(
     path = tmp_path / "bad.model"
     path.write_bytes(content) if isinstance(content, bytes) else content(path)
     with pytest.raises(NgramError, match=f"bad.model.*({message})"):
-        KenlmProxy(path, vocab_size=SMALL_VOCAB_SIZE, expected_order=3)
+        KenlmProxy(path, vocab_size=SMALL_VOCAB_SIZE)
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from diffuspec.pairs.factory.acceptance import measure_acceptance
 from diffuspec.pairs.factory.blocks import hidden_states, masked_tokens, place_aligned_blocks
 from diffuspec.pairs.factory.examples import Batch
 from diffuspec.pairs.factory.export import load_drafter, save_drafter
-from diffuspec.pairs.factory.layers import keep_layers
+from diffuspec.pairs.factory.start import keep_layers
 from diffuspec.pairs.factory.training import DrafterPlan, DrafterTraining
 from tests.pairs.factory.conftest import assert_drafts
 from tests.support.checkpoints import MASK_TOKEN_ID, NUM_IDS

@@ -16,7 +16,7 @@ from diffuspec.models.attention.segment import Segment
 from diffuspec.models.loading.families import DiffusionSettings
 from diffuspec.models.loading.load import load_model
 from diffuspec.pairs.factory.export import load_drafter, save_drafter
-from diffuspec.pairs.factory.layers import keep_layers
+from diffuspec.pairs.factory.start import keep_layers
 from tests.pairs.factory.conftest import assert_drafts
 from tests.support.checkpoints import MASK_TOKEN_ID
 

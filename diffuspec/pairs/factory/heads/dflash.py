@@ -15,8 +15,7 @@ from torch.nn import functional
 from transformers import Qwen3Config
 
 from diffuspec.models.attention.interface import Attention, Projections, Scoring
-from diffuspec.models.heads.dflash import DFlashModel
-from diffuspec.models.heads.dflash_settings import DFlashSettings, default_layer_ids
+from diffuspec.models.heads.dflash import DFlashModel, DFlashSettings, default_layer_ids
 from diffuspec.models.heads.target_layers import TargetLayers
 from diffuspec.pairs.factory.blocks import Blocks, place_blocks
 from diffuspec.pairs.factory.heads.learner import Rows, in_slices, right_tokens

@@ -21,7 +21,6 @@ from diffuspec.pairs.factory.heads.dflash import DFlashLearner, settings_for
 from diffuspec.pairs.factory.heads.eagle import EagleLearner
 from diffuspec.pairs.factory.heads.guesses import HydraLearner, MedusaLearner
 from diffuspec.pairs.factory.heads.learner import Learner, Rows
-from diffuspec.pairs.factory.layers import compile_layers, load_target
 from diffuspec.pairs.factory.loss import Head, frequent_ids
 from diffuspec.pairs.factory.optimisation import (
     Progressed,
@@ -29,7 +28,7 @@ from diffuspec.pairs.factory.optimisation import (
     mixed_precision,
     train,
 )
-from diffuspec.pairs.factory.start import begin
+from diffuspec.pairs.factory.start import begin, compile_layers, load_target
 
 HeadKind: TypeAlias = Literal["medusa", "hydra", "eagle", "dflash"]
 MATRIX_LRS: dict[HeadKind, float] = {

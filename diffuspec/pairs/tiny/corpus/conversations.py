@@ -76,7 +76,7 @@ def is_held_out(drawn: Conversation) -> bool:
 
 
 def training_conversations(
-    seed: int, size: float = 1.0, weights: Mapping[str, float] | None = None
+    seed: int, weights: Mapping[str, float] | None = None
 ) -> Iterator[Conversation]:
     """Yield training conversations without end, families by weight (default: evenly)."""
     rng = random.Random(seed)
@@ -84,14 +84,14 @@ def training_conversations(
     families = list(shares)
     while True:
         family = rng.choices(families, weights=list(shares.values()))[0]
-        drawn = conversation(family, rng, size)
+        drawn = conversation(family, rng)
         if not is_held_out(drawn):
             yield drawn
 
 
-def held_out_questions(per_family: int, seed: int = 0) -> list[Question]:
+def held_out_questions(per_family: int) -> list[Question]:
     """Return distinct held-out questions of each family, at full size, numbered from 1."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     drawn = [one for family in FAMILIES for one in _held_out(family, per_family, rng)]
     return [
         Question(number, one.family, list(one.turns), list(one.answers))

@@ -16,7 +16,7 @@ from diffuspec.pairs.factory.blocks import place_blocks
 from diffuspec.pairs.factory.examples import Batch
 from diffuspec.pairs.factory.heads.dflash import DFlashLearner, settings_for
 from diffuspec.pairs.factory.heads.learner import Rows
-from diffuspec.pairs.factory.layers import load_target
+from diffuspec.pairs.factory.start import load_target
 
 SIZE, MASK = 5, 259
 
