@@ -22,6 +22,7 @@ from diffuspec.core.types import DraftRequest, Lattice
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.diffusion import DiffusionDrafter
 from tests.support.draft_requests import draft_request
+from tests.support.diffusion_reference import assert_lattice, refined
 from tests.support.models import (
     MASK_TOKEN_ID,
     MAX_POSITIONS,
@@ -86,19 +87,11 @@ def reference_logits(
     return predicted
 
 
-def assert_lattice(lattice: Lattice, logits: torch.Tensor) -> None:
-    """Check all candidates with their log-probabilities, up to the column that EOS leads."""
-    choices = logits.argmax(-1).tolist()
-    num_columns = choices.index(EOS) + 1 if EOS in choices else len(choices)
-    assert lattice.num_positions == num_columns
-    logprobs = logits.log_softmax(-1)
-    for column in range(num_columns - (EOS in choices)):
-        count = int(lattice.num_candidates[column])
-        assert count > NUM_KNOWN_IDS - 5
-        token_ids = torch.from_numpy(lattice.token_ids[column, :count]).long()
-        expected = logprobs[column][token_ids].numpy()
-        np.testing.assert_allclose(lattice.logprobs[column, :count], expected, atol=1e-4)
-        assert int(token_ids[0]) == choices[column]
+def assert_drafted(
+    kind: str, prefixes: Sequence[Sequence[int]], lattices: Sequence[Lattice]
+) -> None:
+    for prefix, lattice in zip(prefixes, lattices, strict=True):
+        assert_lattice(lattice, reference_logits(kind, prefix), EOS)
 
 
 @pytest.fixture(params=KINDS)
@@ -110,8 +103,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 async def test_first_draft_equals_the_reference(load: Load, kind: str, prefix_cache: bool) -> None:
     drafter = load(kind, prefix_cache=prefix_cache)
     for length in (40, 3, 1):
-        [lattice] = await drafter.lattices([request(PREFIX[:length], f"{length}")])
-        assert_lattice(lattice, reference_logits(kind, PREFIX[:length]))
+        lattices = await drafter.lattices([request(PREFIX[:length], f"{length}")])
+        assert_drafted(kind, [PREFIX[:length]], lattices)
 
 
 @pytest.mark.parametrize(
@@ -123,9 +116,7 @@ async def test_growing_prefix_equals_the_reference(
     drafter = load(kind, prefix_cache=prefix_cache)
     for length in (10, 11, 11, 15, 14, 40):
         batch = [request(PREFIX[:length]), request(PREFIX[20:], "b")]
-        first, second = await drafter.lattices(batch)
-        assert_lattice(first, reference_logits(kind, PREFIX[:length]))
-        assert_lattice(second, reference_logits(kind, PREFIX[20:]))
+        assert_drafted(kind, [PREFIX[:length], PREFIX[20:]], await drafter.lattices(batch))
 
 
 async def test_block_causal_prefix_is_computed_once(load: Load) -> None:
@@ -145,12 +136,10 @@ async def test_a_long_prefix_is_prefilled_in_pieces_while_others_are_drafted(
     for length in (16, 32):
         *behind, short = await drafter.lattices(batch)
         assert [lattice.num_positions for lattice in behind] == [0, 0]
-        assert_lattice(short, reference_logits("block_causal", PREFIX[:9]))
+        assert_drafted("block_causal", [PREFIX[:9]], [short])
         assert drafter.runner.cache.acquire("a", np.array(PREFIX, np.int32))[1] == length
-    for lattice, prefix in zip(
-        await drafter.lattices(batch), (PREFIX, hypothesis, PREFIX[:9]), strict=True
-    ):
-        assert_lattice(lattice, reference_logits("block_causal", prefix))
+    prefixes = [PREFIX, hypothesis, PREFIX[:9]]
+    assert_drafted("block_causal", prefixes, await drafter.lattices(batch))
 
 
 async def test_dream_cache_is_refreshed_in_time(
@@ -166,9 +155,9 @@ async def test_dream_cache_is_refreshed_in_time(
 
     monkeypatch.setattr(drafter.runner, "forward_columns", spy)
     for length in range(10, 27):
-        [lattice] = await drafter.lattices([request(PREFIX[:length])])
+        lattices = await drafter.lattices([request(PREFIX[:length])])
         if length in (10, 18, 26):
-            assert_lattice(lattice, reference_logits("dream", PREFIX[:length]))
+            assert_drafted("dream", [PREFIX[:length]], lattices)
     assert starts == [0, *range(10, 17), 0, *range(18, 25), 0]
 
 
@@ -189,7 +178,7 @@ async def test_dream_cache_feeds_new_tokens_and_masks_over_old_states(load: Load
         logits = model(new, attention_mask=mask, past_key_values=cache).logits[0, 2:-1]
     logits = logits.clone()
     logits[:, NUM_KNOWN_IDS:] = -torch.inf
-    assert_lattice(lattice, logits)
+    assert_lattice(lattice, logits, EOS)
 
 
 async def test_first_draft_token_is_read_at_the_last_prefix_token(load: Load) -> None:
@@ -221,7 +210,7 @@ async def test_hypotheses_in_one_forward_equal_each_alone(
         [expected] = await alone.lattices([hypothesis])
         assert lattice.token_ids[:, :3].tolist() == expected.token_ids[:, :3].tolist()
         np.testing.assert_allclose(lattice.logprobs[:, :3], expected.logprobs[:, :3], atol=1e-4)
-    assert_lattice(together[-1], reference_logits(kind, PREFIX[:7]))
+    assert_drafted(kind, [PREFIX[:7]], together[-1:])
 
 
 async def test_many_hypotheses_are_spread_over_segments(
@@ -234,42 +223,29 @@ async def test_many_hypotheses_are_spread_over_segments(
         for first, length in ((3, 0), (3, 2), (4, 5), (3, 1), (9, 0))
     ]
     lattices = await drafter.lattices([request(prefix) for prefix in prefixes])
-    for prefix, lattice in zip(prefixes, lattices, strict=True):
-        assert_lattice(lattice, reference_logits(kind, prefix))
+    assert_drafted(kind, prefixes, lattices)
 
 
 async def test_prefixes_of_one_request_may_have_nothing_in_common(load: Load, kind: str) -> None:
     drafter = load(kind)
     prefixes = [PREFIX[:9], PREFIX[1:20], [77], *([[5 + i, *PREFIX] for i in range(12)])]
     lattices = await drafter.lattices([request(prefix) for prefix in prefixes])
-    for prefix, lattice in zip(prefixes, lattices, strict=True):
-        assert_lattice(lattice, reference_logits(kind, prefix))
+    assert_drafted(kind, prefixes, lattices)
 
 
 async def test_more_requests_than_slots_in_one_batch(load: Load, kind: str) -> None:
     drafter = load(kind)
-    batch = [request(PREFIX[i:20], f"{i}") for i in range(5)]
-    for i, lattice in enumerate(await drafter.lattices(batch)):
-        assert_lattice(lattice, reference_logits(kind, PREFIX[i:20]))
+    prefixes = [PREFIX[i:20] for i in range(5)]
+    batch = [request(prefix, f"{i}") for i, prefix in enumerate(prefixes)]
+    assert_drafted(kind, prefixes, await drafter.lattices(batch))
 
 
 async def test_refinement_fixes_the_most_confident_masks_first(load: Load, kind: str) -> None:
     k, num_steps = 7, 3
     drafter = load(kind, num_refinement_steps=num_steps, prefix_cache=False)
     [lattice] = await drafter.lattices([request(PREFIX, k=k)])
-    block = [MASK_TOKEN_ID] * k
-    logits = reference_logits(kind, PREFIX, block)
-    scores = logits.clone()
-    for _ in range(num_steps - 1):
-        confidences, choices = logits.log_softmax(-1).max(-1)
-        masked = [i for i in range(k) if block[i] == MASK_TOKEN_ID]
-        for i in sorted(masked, key=lambda i: -float(confidences[i]))[:3]:  # ceil(7 / 3)
-            block[i] = int(choices[i])
-        logits = reference_logits(kind, PREFIX, block)
-        for i in range(k):
-            if block[i] == MASK_TOKEN_ID:
-                scores[i] = logits[i]
-    assert_lattice(lattice, scores)
+    expected = refined(lambda block: reference_logits(kind, PREFIX, block), k, num_steps)
+    assert_lattice(lattice, expected, EOS)
     assert drafter.runner.num_forwards == num_steps
 
 
@@ -278,7 +254,7 @@ async def test_sampled_requests_are_drafted_with_the_targets_own_noise(load: Loa
     [lattice] = await drafter.lattices([request(PREFIX, temperature=0.8, seed=11)])
     positions = range(len(PREFIX), len(PREFIX) + K)
     noise = gumbel_noise(11, positions, VOCAB_SIZE, "cpu")
-    assert_lattice(lattice, reference_logits("block_causal", PREFIX) / 0.8 + noise)
+    assert_lattice(lattice, reference_logits("block_causal", PREFIX) / 0.8 + noise, EOS)
 
 
 async def test_prefix_beyond_the_drafters_context_is_cut(
@@ -289,10 +265,10 @@ async def test_prefix_beyond_the_drafters_context_is_cut(
     prefix = np.random.default_rng(4).integers(3, NUM_KNOWN_IDS, 140).tolist()
     starts = []
     for length in range(122, 132):
-        [lattice] = await drafter.lattices([request(prefix[:length])])
+        lattices = await drafter.lattices([request(prefix[:length])])
         limit = 130 - K
         starts.append(0 if length <= limit else 62 * -(-(length - limit) // 62))
-        assert_lattice(lattice, reference_logits("block_causal", prefix[starts[-1] : length]))
+        assert_drafted("block_causal", [prefix[starts[-1] : length]], lattices)
     assert starts == [0] * 3 + [62] * 7
 
 
@@ -338,8 +314,7 @@ async def test_a_failing_forward_raises_drafter_error_and_clears_the_cache(
         patch.setattr("diffuspec.models.runner.run_packed", fail)
         with pytest.raises(DrafterError, match="device lost"):
             await drafter.lattices([request(PREFIX)])
-    [lattice] = await drafter.lattices([request(PREFIX)])
-    assert_lattice(lattice, reference_logits(kind, PREFIX))
+    assert_drafted(kind, [PREFIX], await drafter.lattices([request(PREFIX)]))
 
 
 async def test_nan_logits_are_an_error(load: Load) -> None:
@@ -352,8 +327,7 @@ async def test_nan_logits_are_an_error(load: Load) -> None:
         await drafter.lattices([request([3, 7])])
     with torch.inference_mode():
         embedding[7] = good
-    [lattice] = await drafter.lattices([request([3, 7, 5])])
-    assert_lattice(lattice, reference_logits("block_causal", [3, 7, 5]))
+    assert_drafted("block_causal", [[3, 7, 5]], await drafter.lattices([request([3, 7, 5])]))
 
 
 async def test_released_requests_leave_their_slot(load: Load) -> None:

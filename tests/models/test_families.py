@@ -18,11 +18,11 @@ from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.errors import ModelLoadError, VocabularyError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS
-from diffuspec.core.types import DraftRequest, Lattice
+from diffuspec.core.types import DraftRequest
 from diffuspec.models.diffusion import DiffusionDrafter
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from tests.support.diffusion_families import ALIGNED, FAMILIES, save_family
-from tests.support.diffusion_reference import Reference, sees_all, sees_blocks
+from tests.support.diffusion_reference import Reference, assert_lattice, refined, sees_all, sees_blocks
 from tests.support.draft_requests import draft_request
 from tests.support.models import (
     MASK_TOKEN_ID,
@@ -84,17 +84,6 @@ class Definition:
         drafted = logits[first : first + k].clone()
         drafted[:, NUM_KNOWN_IDS:] = -torch.inf
         return drafted
-
-
-def assert_lattice(lattice: Lattice, logits: torch.Tensor) -> None:
-    assert lattice.num_positions == len(logits)
-    logprobs = logits.log_softmax(-1)
-    for column in range(len(logits)):
-        count = int(lattice.num_candidates[column])
-        token_ids = torch.from_numpy(lattice.token_ids[column, :count]).long()
-        assert count > NUM_KNOWN_IDS - 10
-        expected = logprobs[column][token_ids].numpy()
-        np.testing.assert_allclose(lattice.logprobs[column, :count], expected, atol=2e-4)
 
 
 @pytest.fixture(params=ALIGNED)
@@ -203,20 +192,13 @@ async def test_refinement_goes_block_after_block(
     drafter = load(aligned, num_refinement_steps=num_steps)
     definition, prefix = Definition(tmp_path / aligned, aligned), PREFIX[:length]
     [lattice] = await drafter.lattices([request(prefix, k)])
-    block = [MASK_TOKEN_ID] * k
-    scores = definition.draft(prefix, k)
-    logits = scores.clone()
-    for _ in range(num_steps - 1):
-        confidences, choices = logits.log_softmax(-1).max(-1)
-        masked = [i for i in range(k) if block[i] == MASK_TOKEN_ID]
-        masked.sort(key=lambda i: ((length + i) // size, -float(confidences[i])))
-        for i in masked[:4]:  # ceil(14 / 4)
-            block[i] = int(choices[i])
-        logits = definition.draft(prefix, k, block)
-        for i in range(k):
-            if block[i] == MASK_TOKEN_ID:
-                scores[i] = logits[i]
-    assert_lattice(lattice, scores)
+    expected = refined(
+        lambda block: definition.draft(prefix, k, block),
+        k,
+        num_steps,
+        turn=lambda place: (length + place) // size,
+    )
+    assert_lattice(lattice, expected)
 
 
 async def test_a_prefix_beyond_the_context_leaves_room_for_the_whole_last_block(

@@ -1,19 +1,24 @@
 """What a diffusion LM computes, by its definition, in plain torch.
 
-Who sees whom is asked for each pair of rows. Nothing of the package or of transformers is used.
+Who sees whom is asked for each pair of rows. Nothing of the package or of transformers computes.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import silu
+
+from diffuspec.core.types import Lattice
+from tests.support.models import MASK_TOKEN_ID, NUM_KNOWN_IDS
 
 Sees = Callable[[int, int], bool]
 
@@ -97,3 +102,45 @@ class Reference:
     def _norm(self, rows: Tensor, name: str) -> Tensor:
         scale = (rows.square().mean(-1, keepdim=True) + self._config["rms_norm_eps"]).rsqrt()
         return rows * scale * self._weights[name + ".weight"]
+
+
+def assert_lattice(lattice: Lattice, logits: Tensor, eos: int | None = None) -> None:
+    """Check all candidates with their log-probabilities, up to the column that EOS leads."""
+    choices = logits.argmax(-1).tolist()
+    num_columns = choices.index(eos) + 1 if eos in choices else len(choices)
+    assert lattice.num_positions == num_columns
+    logprobs = logits.log_softmax(-1)
+    for column in range(num_columns - (eos in choices)):
+        count = int(lattice.num_candidates[column])
+        assert count > NUM_KNOWN_IDS - 5
+        token_ids = torch.from_numpy(lattice.token_ids[column, :count]).long()
+        expected = logprobs[column][token_ids].numpy()
+        np.testing.assert_allclose(lattice.logprobs[column, :count], expected, atol=2e-4)
+        assert int(token_ids[0]) == choices[column]
+
+
+def refined(
+    logits_of: Callable[[Sequence[int]], Tensor],
+    k: int,
+    num_steps: int,
+    turn: Callable[[int], int] = lambda _: 0,
+) -> Tensor:
+    """Return the logits of a refined draft of k tokens, given those after a block of it.
+
+    A position's are those of the step that fixed it. The most confident masks are fixed first, of
+    the positions whose turn is first.
+    """
+    block = [MASK_TOKEN_ID] * k
+    logits = logits_of(block)
+    scores = logits.clone()
+    for _ in range(num_steps - 1):
+        confidences, choices = logits.log_softmax(-1).max(-1)
+        masked = [i for i in range(k) if block[i] == MASK_TOKEN_ID]
+        masked.sort(key=lambda i: (turn(i), -float(confidences[i])))
+        for i in masked[: math.ceil(k / num_steps)]:
+            block[i] = int(choices[i])
+        logits = logits_of(block)
+        for i in range(k):
+            if block[i] == MASK_TOKEN_ID:
+                scores[i] = logits[i]
+    return scores
