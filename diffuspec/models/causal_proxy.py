@@ -63,9 +63,7 @@ class CausalLmProxy:
         checkpoint.check_autoregressive("the causal proxy")
         checkpoint.check_room_for_drafts()
         num_path_rows = beam_width * MAX_DRAFT_TOKENS
-        loaded = load_model(
-            path, device=device, num_slots=2, num_scratch_rows=num_path_rows
-        )
+        loaded = load_model(path, device=device, num_slots=2, num_scratch_rows=num_path_rows)
         known = check_tokenizer(path, load_tokenizer(path), loaded.runner.vocab_size)
         if known != vocab_size:
             raise VocabularyError(

@@ -39,7 +39,7 @@ class StepGraphs:
 
     @torch.inference_mode()
     def __init__(self, model: torch.nn.Module, cache: KVCache) -> None:
-        """Raises RuntimeError if the model has operations that cannot be captured, such as a wait."""
+        """Raises RuntimeError for a model with operations that cannot be captured, as a wait is."""
         self._model, self._cache = model, cache
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[_Shape, _Graph] = {}

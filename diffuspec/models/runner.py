@@ -24,8 +24,8 @@ from diffuspec.models.checks.self_test import run_self_test
 from diffuspec.models.graphs import StepGraphs
 from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.models.kernels.triton.table import MAX_STEP_ROWS
-from diffuspec.models.layers.invariant_sizes import gpu_size, invariant_size
 from diffuspec.models.layers.draft_head import LogitColumns
+from diffuspec.models.layers.invariant_sizes import gpu_size, invariant_size
 
 logger = logging.getLogger(__name__)
 

@@ -103,7 +103,7 @@ class CausalTarget:
         return await self._worker.run(self.verify_here, list(requests), admitted)
 
     async def admit(self, requests: Sequence[VerifyRequest]) -> list[Admitted | None]:
-        """Return the parts of the requests' draft trees that their forms admit; see `AnswerMasks.admit`."""
+        """Return what the requests' forms admit of their trees; see `AnswerMasks.admit`."""
         if self._masks is not None:
             return await self._masks.admit(requests)
         if any(request.sampling.structured_output for request in requests):

@@ -21,9 +21,7 @@ CONTEXT = [5, 17, 40, 3, 88, 21]
 
 @pytest.fixture
 def proxy(target_path):
-    return CausalLmProxy.load(
-        target_path("qwen2"), device="cpu", vocab_size=NUM_IDS, beam_width=3
-    )
+    return CausalLmProxy.load(target_path("qwen2"), device="cpu", vocab_size=NUM_IDS, beam_width=3)
 
 
 def reference(path, token_ids):

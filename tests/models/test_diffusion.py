@@ -21,8 +21,8 @@ from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import DraftRequest, Lattice
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.diffusion import DiffusionDrafter
-from tests.support.draft_requests import draft_request
 from tests.support.diffusion_reference import assert_lattice, refined
+from tests.support.draft_requests import draft_request
 from tests.support.models import (
     MASK_TOKEN_ID,
     MAX_POSITIONS,

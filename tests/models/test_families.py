@@ -22,7 +22,13 @@ from diffuspec.core.types import DraftRequest
 from diffuspec.models.diffusion import DiffusionDrafter
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from tests.support.diffusion_families import ALIGNED, FAMILIES, save_family
-from tests.support.diffusion_reference import Reference, assert_lattice, refined, sees_all, sees_blocks
+from tests.support.diffusion_reference import (
+    Reference,
+    assert_lattice,
+    refined,
+    sees_all,
+    sees_blocks,
+)
 from tests.support.draft_requests import draft_request
 from tests.support.models import (
     MASK_TOKEN_ID,

@@ -2,9 +2,9 @@
 
 There are two kernels: query [heads, rows, dim], keys and values [kv_heads, columns, dim] ->
 [rows, heads, dim]. Heads that share a key head are treated as additional rows of it. Masks are
-additive: 0 where a new row sees a column, -inf where it does not. Columns are some of the cached rows
-before the new ones, then the new rows themselves. With a window, a row at position p sees positions
-above p - window only.
+additive: 0 where a new row sees a column, -inf where it does not. Columns are some of the cached
+rows before the new ones, then the new rows themselves. With a window, a row at position p sees
+positions above p - window only.
 """
 
 from __future__ import annotations

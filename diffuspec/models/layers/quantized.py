@@ -1,4 +1,4 @@
-"""Matrices as they are stored, in the layout of the device that multiplies them, and their layers."""
+"""Stored matrices, in the layout of the device that multiplies them, and their layers."""
 
 from __future__ import annotations
 

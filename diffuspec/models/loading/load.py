@@ -22,12 +22,12 @@ from diffuspec.models.attention.interface import ATTENTION_NAME
 from diffuspec.models.checks.exactness import has_independent_rows
 from diffuspec.models.kernels import huge_pages, operations
 from diffuspec.models.layers.activation import use_chunked_activations
+from diffuspec.models.layers.draft_head import HEAD_TOKEN_IDS, DraftHead, use_draft_head
 from diffuspec.models.layers.fused_decoder import use_fused_forward, use_fused_layers
 from diffuspec.models.layers.linear import needs_no_padding, use_fast_layers
 from diffuspec.models.layers.rotary import use_rotary_tables
 from diffuspec.models.loading.backend import Backend, choose_backend
 from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_checkpoint
-from diffuspec.models.layers.draft_head import HEAD_TOKEN_IDS, DraftHead, use_draft_head
 from diffuspec.models.loading.gguf_model import read_gguf_model
 from diffuspec.models.loading.quantized_directory import read_quantized_model
 from diffuspec.models.loading.rope import check_rope, check_rope_types
