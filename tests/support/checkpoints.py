@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -68,9 +69,9 @@ def words_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def save_target(path: Path, family: str) -> Path:
-    """Save a random target and its tokenizer."""
-    _save_model(path, family, seed=0)
+def save_target(path: Path, family: str, **config: Any) -> Path:
+    """Save a random target, with changes of its config, and its tokenizer."""
+    _save_model(path, family, 0, **config)
     PreTrainedTokenizerFast(
         tokenizer_object=byte_tokenizer(), eos_token="<|end|>", chat_template=CHAT_TEMPLATE
     ).save_pretrained(path)
@@ -79,14 +80,14 @@ def save_target(path: Path, family: str) -> Path:
 
 def save_drafter(path: Path) -> Path:
     """Save a random block-causal diffusion LM over the same ids."""
-    _save_model(path, "qwen2", seed=1)
+    _save_model(path, "qwen2", 1)
     config = json.loads((path / "config.json").read_text())
     config |= {"mask_token_id": MASK_TOKEN_ID, "diffusion_attention": "block_causal"}
     (path / "config.json").write_text(json.dumps(config))
     return path
 
 
-def _save_model(path: Path, family: str, seed: int) -> None:
+def _save_model(path: Path, family: str, seed: int, **config: Any) -> None:
     config_class, model_class = FAMILIES[family]
     torch.manual_seed(seed)
-    model_class(config_class(**_SHAPE)).save_pretrained(path)
+    model_class(config_class(**_SHAPE | config)).save_pretrained(path)

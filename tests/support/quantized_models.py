@@ -18,26 +18,13 @@ from compressed_tensors.compressors.pack_quantized import PackedQuantizationComp
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
-from tests.support.checkpoints import CHAT_TEMPLATE, FAMILIES, byte_tokenizer
+from tests.support.checkpoints import save_target
 
 Tensors: TypeAlias = dict[str, Tensor]
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of successive outputs in a word
-_SHAPE = {
-    "vocab_size": 264,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.15,
-    "eos_token_id": [256, 17, 73, 140],
-    "pad_token_id": None,
-    "bos_token_id": None,
-}
+_SHAPE = {"hidden_size": 128, "intermediate_size": 256, "initializer_range": 0.15}
 
 
 @dataclass(frozen=True)
@@ -50,13 +37,7 @@ class Format:
 
 def save_quantized(path: Path, form: Format, family: str = "llama", **config: Any) -> Path:
     """Save a random model with quantised layers. Returns a directory of the same in float32."""
-    config_class, model_class = FAMILIES[family]
-    torch.manual_seed(0)
-    plain = path.parent / f"{path.name}-plain"
-    model_class(config_class(**_SHAPE | config)).save_pretrained(plain)
-    PreTrainedTokenizerFast(
-        tokenizer_object=byte_tokenizer(), eos_token="<|end|>", chat_template=CHAT_TEMPLATE
-    ).save_pretrained(plain)
+    plain = save_target(path.parent / f"{path.name}-plain", family, **_SHAPE | config)
     quantize(plain, path, form)
     return plain
 
