@@ -129,7 +129,6 @@ def system_names(options: BenchOptions, config: EngineConfig) -> tuple[str, ...]
         return table_systems(config)[0] if options.suite else _all_systems(config)
     for name in options.systems:
         if name not in TRANSFORMERS_SYSTEMS:
-            speculation_for(name, SpeculationParams())
             find_drafter(name, config)
     return tuple(dict.fromkeys((BASELINE, *options.systems)))
 
