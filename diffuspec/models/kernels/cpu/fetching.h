@@ -1,5 +1,5 @@
-// Whether weights are fetched before they are needed. Some processors read them faster so, others
-// slower: the first products try both ways in turns. Results are the same.
+// Weights fetched into the second-level cache before they are needed. Some processors read them faster
+// so, others slower: the first products try both ways in turns. Results are the same.
 
 #pragma once
 
@@ -7,9 +7,32 @@
 #include <chrono>
 #include <cstdint>
 
+#include "vectors.h"
+
 namespace kernels {
 
-constexpr int kFetchDistance = 128;  // bytes: processors fetch lines of 64 bytes in pairs
+// Bytes that are fetched bit by bit: a processor has few fetches under way at a time, so that many at
+// once would make it wait, and computes beside them if each step asks for its share.
+class Ahead {
+ public:
+  Ahead() = default;  // of no bytes
+
+  // Bytes from one on, divided among some steps.
+  Ahead(const void* first, int64_t num_bytes, int64_t num_steps)
+      : next_(static_cast<const char*>(first)),
+        share_(int((num_bytes + num_steps - 1) / num_steps)) {}
+
+  // Asks for the share of a step.
+  INLINE void fetch() {
+    for (int byte = 0; byte < share_; byte += kLine) __builtin_prefetch(next_ + byte, 0, kSecondLevel);
+    next_ += share_;
+  }
+
+ private:
+  static constexpr int kLine = 64, kSecondLevel = 2;
+  const char* next_ = nullptr;
+  int share_ = 0;
+};
 
 // The two ways for products of one kind.
 class Fetching {

@@ -20,7 +20,7 @@ constexpr int kWidth = 8;
 constexpr int kPart = 32;
 constexpr int kGroup = 3;
 constexpr bool kHoldsWeights = false;
-constexpr int kAhead = 32;
+constexpr bool kFetches = true;
 
 ON_LEVEL_INLINE __m256i load_eight(const int32_t* from) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));

@@ -20,7 +20,7 @@ constexpr int kWidth = 4;
 constexpr int kPart = 16;
 constexpr int kGroup = 6;
 constexpr bool kHoldsWeights = true;
-constexpr int kAhead = 0;
+constexpr bool kFetches = false;
 
 // At each step one number of a row is multiplied with one of each output.
 struct Float32 {

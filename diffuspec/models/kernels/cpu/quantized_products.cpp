@@ -7,7 +7,6 @@
 namespace kernels {
 namespace {
 
-constexpr int kVectors = 4;    // of outputs that are computed together
 constexpr int kMaxGroup = 256;
 constexpr int kAhead = 8192;  // bytes between a weight and what is fetched before it is needed
 
@@ -28,7 +27,15 @@ class Groups {
         place_(int64_t{block} * num_) {}
 
   int count() const { return num_; }
+  int size() const { return part_.group; }
   const int32_t* weights(int group) const { return part_.weights + (place_ + group) * words_; }
+
+  // What is fetched while a group is read, in so many parts.
+  Ahead ahead(int group, bool fetches, int num_parts) const {
+    if (!fetches) return {};
+    const char* here = reinterpret_cast<const char*>(weights(group));
+    return {here + kAhead, words_ * 4, words_ / kBlock * num_parts};
+  }
 
   // Reads the scales and offsets of the next group.
   INLINE void read_next(int group) {
@@ -62,73 +69,113 @@ class Groups {
   alignas(64) float super_offsets_[kBlock];
 };
 
-// Calls `use(input, vector, weights)` for a group's inputs and some vectors of outputs.
-template <class V, int kBits, class Use>
-INLINE void for_each_weight(
-    const int32_t* weights, int group, bool fetches, const float* scales, const float* offsets,
-    Use use) {
-  typename V::Numbers scale[kVectors], offset[kVectors];
-#pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) {
-    scale[v] = read<typename V::Numbers>(scales + v * V::kCount);
-    offset[v] = read<typename V::Numbers>(offsets + v * V::kCount);
+// Returns one of the numbers of some words, which hold 32 / kBits of them, the first lowest.
+template <class V, int kBits>
+INLINE typename V::Numbers number_of(typename V::Whole words, int place) {
+#if !defined(__clang__)
+  if constexpr (kBits == 4 && V::kCount == 16) {  // looked up: only the lowest bits count
+    constexpr typename V::Numbers kAll = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return __builtin_shuffle(kAll, words >> kBits * place);
   }
-  constexpr int kInputs = 32 / kBits;  // of a word
-  for (int i = 0; i < group; i += kInputs, weights += kBlock) {
-    if (fetches)
-#pragma GCC unroll 2
-      for (int byte = 0; byte < kVectors * V::kCount * 4; byte += kFetchDistance)
-        __builtin_prefetch(reinterpret_cast<const char*>(weights) + kAhead + byte, 0, 2);
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const auto words = read<typename V::Whole>(weights + v * V::kCount);
-#pragma GCC unroll 8
-      for (int k = 0; k < kInputs; ++k) {
-        const typename V::Whole number =
-            kBits == 4 ? words >> kBits * k & 15 : words << (32 - kBits * (k + 1)) >> (32 - kBits);
-        use(i + k, v, __builtin_convertvector(number, typename V::Numbers) * scale[v] + offset[v]);
-      }
-    }
-  }
+#endif
+  const typename V::Whole number = kBits == 4 ? words >> kBits * place & 15
+                                              : words << (32 - kBits * (place + 1)) >> (32 - kBits);
+  return __builtin_convertvector(number, typename V::Numbers);
 }
 
-// Adds a group's products to the sums of one row, without writing weights.
-template <class V, int kBits>
-INLINE void add_to_row(const Groups& groups, int group, const Part& part, bool fetches,
-                       const float* inputs, float* sums) {
-  constexpr int kPart = kVectors * V::kCount;
+// Calls `use(input, weights)` for a group's inputs and kVectors vectors of outputs, from one on.
+template <class V, int kBits, int kVectors, class Use>
+INLINE void for_each_weight(const Groups& groups, int group, int first, Ahead& ahead, Use use) {
+  using Numbers = typename V::Numbers;
+  Numbers scale[kVectors], offset[kVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    scale[v] = read<Numbers>(groups.scales + first + v * V::kCount);
+    offset[v] = read<Numbers>(groups.offsets + first + v * V::kCount);
+  }
+  constexpr int kInputs = 32 / kBits;  // of a word
+  const int32_t* from = groups.weights(group) + first;
+  Ahead rest = ahead;
+  for (int i = 0; i < groups.size(); i += kInputs, from += kBlock) {
+    rest.fetch();
+    typename V::Whole words[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) words[v] = read<typename V::Whole>(from + v * V::kCount);
+#pragma GCC unroll 8
+    for (int k = 0; k < kInputs; ++k) {
+      Numbers weights[kVectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v)
+        weights[v] = number_of<V, kBits>(words[v], k) * scale[v] + offset[v];
+      use(i + k, weights);
+    }
+  }
+  ahead = rest;
+}
+
+// Adds a group's products to the sums of N rows, without writing weights.
+template <class V, int kBits, int N>
+INLINE void add_group(
+    const Groups& groups, int group, Ahead& ahead, const float* inputs, int64_t stride,
+    float* sums) {
+  using Numbers = typename V::Numbers;
+  constexpr int kVectors = N == 1 ? 4 : 2, kPart = kVectors * V::kCount;
   for (int first = 0; first < kBlock; first += kPart) {
-    typename V::Numbers found[kVectors];
+    Numbers found[N][kVectors];
+#pragma GCC unroll 12
+    for (int i = 0; i < N; ++i)
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v)
-      found[v] = read<typename V::Numbers>(sums + first + v * V::kCount);
-    for_each_weight<V, kBits>(
-        groups.weights(group) + first, part.group, fetches, groups.scales + first,
-        groups.offsets + first,
-        [&](int i, int v, typename V::Numbers weight) __attribute__((always_inline)) {
-          found[v] = inputs[i] * weight + found[v];
-        });
+      for (int v = 0; v < kVectors; ++v)
+        found[i][v] = read<Numbers>(sums + i * kBlock + first + v * V::kCount);
+    const auto add = [&](int input, const Numbers(&weights)[kVectors])
+        __attribute__((always_inline)) {
+#pragma GCC unroll 12
+      for (int i = 0; i < N; ++i)
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) write(sums + first + v * V::kCount, found[v]);
+        for (int v = 0; v < kVectors; ++v)
+          found[i][v] = inputs[i * stride + input] * weights[v] + found[i][v];
+    };
+    for_each_weight<V, kBits, kVectors>(groups, group, first, ahead, add);
+#pragma GCC unroll 12
+    for (int i = 0; i < N; ++i)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v)
+        write(sums + i * kBlock + first + v * V::kCount, found[i][v]);
   }
 }
 
 // Writes a group's weights, [group, kBlock].
 template <class V, int kBits>
-INLINE void widen(const Groups& groups, int group, const Part& part, bool fetches, float* to) {
-  constexpr int kPart = kVectors * V::kCount;
-  for (int first = 0; first < kBlock; first += kPart)
-    for_each_weight<V, kBits>(
-        groups.weights(group) + first, part.group, fetches, groups.scales + first,
-        groups.offsets + first,
-        [&](int i, int v, typename V::Numbers weight) __attribute__((always_inline)) {
-          write(to + i * kBlock + first + v * V::kCount, weight);
-        });
+INLINE void widen(const Groups& groups, int group, Ahead& ahead, float* to) {
+  constexpr int kVectors = 4, kPart = kVectors * V::kCount;
+  for (int first = 0; first < kBlock; first += kPart) {
+    const auto keep = [&](int input, const typename V::Numbers(&weights)[kVectors])
+        __attribute__((always_inline)) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v)
+        write(to + input * kBlock + first + v * V::kCount, weights[v]);
+    };
+    for_each_weight<V, kBits, kVectors>(groups, group, first, ahead, keep);
+  }
 }
 
-// Adds up all inputs of rows with a block of outputs; sums are [num_rows, kBlock].
+// Adds up all inputs of N rows with a block of outputs; sums are [N, kBlock].
+template <class Registers, int kBits, int N>
+INLINE void add_few(
+    const Part& part, int block, const float* inputs, const Product& call, float* sums) {
+  using V = Vectors<Registers>;
+  Groups groups(part, call.matrix.num_inputs, block);
+  constexpr int kParts = N == 1 ? kBlock / 4 / V::kCount : kBlock / 2 / V::kCount;
+  for (int group = 0; group < groups.count(); ++group, inputs += part.group) {
+    groups.read_next(group);
+    Ahead ahead = groups.ahead(group, call.fetches, kParts);
+    add_group<V, kBits, N>(groups, group, ahead, inputs, call.matrix.num_inputs, sums);
+  }
+}
+
+// The same for any number of rows.
 template <class Registers, int kBits>
-INLINE void add_all(
+INLINE void add_many(
     const Part& part, int block, const float* inputs, const Product& call, float* sums) {
   using V = Vectors<Registers>;
   const int num_inputs = call.matrix.num_inputs;
@@ -137,13 +184,18 @@ INLINE void add_all(
   SmallProduct product{inputs, num_inputs, wide, kLanes, kBlock, part.group, sums, kBlock, false};
   for (int group = 0; group < groups.count(); ++group, product.rows += part.group) {
     groups.read_next(group);
-    if (call.num_rows == 1) {
-      add_to_row<V, kBits>(groups, group, part, call.fetches, product.rows, sums);
-      continue;
-    }
-    widen<V, kBits>(groups, group, part, call.fetches, wide);
+    Ahead ahead = groups.ahead(group, call.fetches, kBlock / 4 / V::kCount);
+    widen<V, kBits>(groups, group, ahead, wide);
     multiply_rows<Registers>(product, call.num_rows, kBlock / kLanes);
   }
+}
+
+template <class Registers, int kBits, int N = Registers::kUnwritten>
+INLINE void add_all(
+    const Part& part, int block, const float* inputs, const Product& call, float* sums) {
+  if (call.num_rows > N) return add_many<Registers, kBits>(part, block, inputs, call, sums);
+  if (call.num_rows == N) return add_few<Registers, kBits, N>(part, block, inputs, call, sums);
+  if constexpr (N > 1) add_all<Registers, kBits, N - 1>(part, block, inputs, call, sums);
 }
 
 template <class Registers>

@@ -20,17 +20,18 @@
 
 namespace kernels {
 
-// How many numbers a register holds, and of how many rows and times kLanes columns sums fit.
+// How many numbers a register holds, and of how many rows and times kLanes columns sums fit; and for
+// how many rows at most quantised weights are unpacked into registers alone.
 struct WideRegisters {
-  static constexpr int kNumbers = 16, kRows = 6, kVectors = 4;
+  static constexpr int kNumbers = 16, kRows = 6, kVectors = 4, kUnwritten = 12;
 };
 
 struct NarrowRegisters {
-  static constexpr int kNumbers = 8, kRows = 3, kVectors = 2;
+  static constexpr int kNumbers = 8, kRows = 3, kVectors = 2, kUnwritten = 3;
 };
 
 struct OtherRegisters {
-  static constexpr int kNumbers = 4, kRows = 4, kVectors = 1;
+  static constexpr int kNumbers = 4, kRows = 4, kVectors = 1, kUnwritten = 1;
 };
 
 // Returns the one of three functions that is compiled for the level in use.

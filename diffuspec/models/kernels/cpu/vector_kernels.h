@@ -4,8 +4,8 @@
 // - ON_LEVEL and ON_LEVEL_INLINE: the attributes of functions for these processors;
 // - kWidth: numbers in a vector; kPart: outputs that are computed together; kGroup: rows whose sums
 //   with those outputs fill the registers; kHoldsWeights: whether registers hold a step's weights
-//   beside the sums, or a step's numbers of the rows; kAhead: how many steps before their use weights
-//   are fetched, where they are, or 0;
+//   beside the sums, or a step's numbers of the rows; kFetches: whether weights may be fetched a chunk
+//   before they are used;
 // - `to_whole(vector)`: the nearest whole numbers, ties to even;
 // - kinds Float32, Float32WithBfloat16, Float32WithFloat16 and Int8, with kRows, the most rows whose
 //   sums are in registers together.
@@ -25,28 +25,22 @@ namespace kernels {
 namespace {
 
 constexpr int kWorthWidening = 2 * kGroup;  // rows for which weights are widened once
-constexpr int kSecondLevel = 2;             // cache into which weights are fetched
 
 // Adds what some steps contribute to the sums of N rows with V vectors of outputs. A step's weights
 // follow those of the step before at a distance of kDistance.
 template <class Kind, int N, int V, int kDistance>
 ON_LEVEL_INLINE void add_group(
     const typename Kind::Input* inputs, int64_t stride, const typename Kind::Weight* weights,
-    int num_steps, int num_ahead, Sums<typename Kind::Sum> sums) {
+    int num_steps, Ahead& ahead, Sums<typename Kind::Sum> sums) {
   decltype(Kind::load(nullptr)) found[N][V];
 #pragma GCC unroll 6
   for (int i = 0; i < N; ++i)
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v)
       found[i][v] = Kind::load((sums.first ? sums.first : sums.to + i * sums.stride) + v * kWidth);
-  constexpr int kBytes = V * kWidth * sizeof(*weights);
+  Ahead rest = ahead;
   for (int step = 0; step < num_steps; ++step, weights += kDistance) {
-    if (num_ahead) {
-      const char* ahead = reinterpret_cast<const char*>(weights + num_ahead * kDistance);
-#pragma GCC unroll 4
-      for (int byte = 0; byte < kBytes; byte += kFetchDistance)
-        __builtin_prefetch(ahead + byte, 0, kSecondLevel);
-    }
+    rest.fetch();
     if constexpr (kHoldsWeights) {
       decltype(Kind::load_weights(nullptr)) weight[V];
 #pragma GCC unroll 8
@@ -73,37 +67,37 @@ ON_LEVEL_INLINE void add_group(
   for (int i = 0; i < N; ++i)
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) Kind::store(sums.to + i * sums.stride + v * kWidth, found[i][v]);
+  ahead = rest;
 }
 
 // Adds what some steps contribute to the sums of `num_rows` rows, at most N, with kPart outputs.
 template <class Kind, int N, int kDistance>
 ON_LEVEL_INLINE void add_few_rows(
     const typename Kind::Input* inputs, int64_t stride, int num_rows,
-    const typename Kind::Weight* weights, int num_steps, int num_ahead,
+    const typename Kind::Weight* weights, int num_steps, Ahead& ahead,
     Sums<typename Kind::Sum> sums) {
   if (num_rows == N)
     return add_group<Kind, N, kPart / kWidth, kDistance>(
-        inputs, stride, weights, num_steps, num_ahead, sums);
+        inputs, stride, weights, num_steps, ahead, sums);
   if constexpr (N > 1)
     add_few_rows<Kind, N - 1, kDistance>(
-        inputs, stride, num_rows, weights, num_steps, num_ahead, sums);
+        inputs, stride, num_rows, weights, num_steps, ahead, sums);
 }
 
 // Adds what some steps contribute to the sums of any number of rows with kPart outputs.
 template <class Kind, int kDistance>
 ON_LEVEL void add_rows(
     const typename Kind::Input* inputs, int64_t stride, int num_rows,
-    const typename Kind::Weight* weights, int num_steps, int num_ahead,
+    const typename Kind::Weight* weights, int num_steps, Ahead& ahead,
     const Sums<typename Kind::Sum>& sums) {
   typename Kind::Sum* to = sums.to;
   for (int num_groups = divided_up(num_rows, Kind::kRows); num_groups; --num_groups) {
     const int size = divided_up(num_rows, num_groups);
     add_few_rows<Kind, Kind::kRows, kDistance>(
-        inputs, stride, size, weights, num_steps, num_ahead, {to, sums.stride, sums.first});
+        inputs, stride, size, weights, num_steps, ahead, {to, sums.stride, sums.first});
     inputs += size * stride;
     to += size * sums.stride;
     num_rows -= size;
-    if (num_ahead) num_ahead = kChunk;  // these are in the cache now: fetch those of the next chunk
   }
 }
 
@@ -112,10 +106,10 @@ ON_LEVEL void add_rows(
 template <class Kind>
 ON_LEVEL void add_four_rows(
     const typename Kind::Input* inputs, int64_t stride, const typename Kind::Weight* weights,
-    int num_steps, Sums<typename Kind::Sum> sums) {
+    int num_steps, Ahead& ahead, Sums<typename Kind::Sum> sums) {
   constexpr int V = 2;
   for (int part = 0; part < kBlock; part += V * kWidth)
-    add_group<Kind, 4, V, kBlock>(inputs, stride, weights + part, num_steps, 0, sums.from(part));
+    add_group<Kind, 4, V, kBlock>(inputs, stride, weights + part, num_steps, ahead, sums.from(part));
 }
 
 // Adds what some steps contribute to the sums of one row with a block of outputs: as many chains of
@@ -123,23 +117,25 @@ ON_LEVEL void add_four_rows(
 template <class Kind>
 ON_LEVEL void add_row(
     const typename Kind::Input* inputs, const typename Kind::Weight* weights, int num_steps,
-    int num_ahead, Sums<typename Kind::Sum> sums) {
-  add_group<Kind, 1, kBlock / kWidth, kBlock>(inputs, 0, weights, num_steps, num_ahead, sums);
+    Ahead ahead, Sums<typename Kind::Sum> sums) {
+  add_group<Kind, 1, kBlock / kWidth, kBlock>(inputs, 0, weights, num_steps, ahead, sums);
 }
 
-// Writes kPart outputs of some steps' weights as float32 numbers, [num_steps, kPart], and has those of
-// the next chunk fetched where weights are fetched at all.
+// Writes kPart outputs of some steps' weights as float32 numbers, [num_steps, kPart].
 template <class Kind>
 ON_LEVEL void widen_part(const typename Kind::Weight* weights, int num_steps, float* to) {
-  for (int step = 0; step < num_steps; ++step, weights += kBlock) {
-    if (kAhead) {
-      __builtin_prefetch(weights + kChunk * kBlock, 0, kSecondLevel);
-      __builtin_prefetch(weights + kChunk * kBlock + kPart - 1, 0, kSecondLevel);
-    }
+  for (int step = 0; step < num_steps; ++step, weights += kBlock)
 #pragma GCC unroll 4
     for (int v = 0; v < kPart; v += kWidth, to += kWidth)
       Float32::store(to, Kind::load_weights(weights + v));
-  }
+}
+
+// The weights a chunk behind those of some steps, which are read `num_passes` times.
+template <class Weight>
+Ahead ahead_of(const Product& call, const Weight* weights, int num_steps, int num_passes) {
+  if (!kFetches || !call.fetches) return {};
+  const int64_t num_bytes = int64_t{num_steps} * kBlock * sizeof(Weight);
+  return {weights + kChunk * kBlock, num_bytes, int64_t{num_steps} * num_passes};
 }
 
 // Adds up all steps of rows, [num_rows, num_steps], with a block of outputs.
@@ -150,15 +146,19 @@ void add_up(
   constexpr bool is_widened = std::is_same_v<typename Kind::Weight, uint16_t>;
   const auto* weights = reinterpret_cast<const typename Kind::Weight*>(call.matrix.weights);
   weights += int64_t{block} * num_steps * kBlock;
-  const int num_rows = call.num_rows, num_ahead = call.fetches ? kAhead : 0;
-  if (num_rows == 1) return add_row<Kind>(inputs, weights, num_steps, num_ahead, sums);
+  const int num_rows = call.num_rows;
+  if (num_rows == 1)
+    return add_row<Kind>(
+        inputs, weights, num_steps, ahead_of(call, weights, num_steps, 1), sums);
+  const int num_passes = kBlock / kPart * divided_up(num_rows, Kind::kRows);
   alignas(64) float wide[is_widened ? kChunk * kPart : 1];
   for (int step = 0; step < num_steps; step += kChunk, sums.first = nullptr) {
     const int count = std::min(kChunk, num_steps - step);
     const auto* from = weights + step * kBlock;
+    Ahead ahead = ahead_of(call, from, count, num_passes);
     if constexpr (is_widened && kGroup < 4) {
       if (num_rows == 4) {
-        add_four_rows<Kind>(inputs + step, num_steps, from, count, sums);
+        add_four_rows<Kind>(inputs + step, num_steps, from, count, ahead, sums);
         continue;
       }
     }
@@ -167,12 +167,12 @@ void add_up(
         if (num_rows >= kWorthWidening) {
           widen_part<Kind>(from + part, count, wide);
           add_rows<Float32, kPart>(
-              inputs + step, num_steps, num_rows, wide, count, 0, sums.from(part));
+              inputs + step, num_steps, num_rows, wide, count, ahead, sums.from(part));
           continue;
         }
       }
       add_rows<Kind, kBlock>(
-          inputs + step, num_steps, num_rows, from + part, count, num_ahead, sums.from(part));
+          inputs + step, num_steps, num_rows, from + part, count, ahead, sums.from(part));
     }
   }
 }

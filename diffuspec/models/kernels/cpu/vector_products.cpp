@@ -24,7 +24,7 @@ constexpr int kWidth = 16;
 constexpr int kPart = kBlock;
 constexpr int kGroup = 6;
 constexpr bool kHoldsWeights = true;
-constexpr int kAhead = 32;
+constexpr bool kFetches = true;
 
 ON_LEVEL_INLINE __m256i load_16_bits(const uint16_t* from) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
