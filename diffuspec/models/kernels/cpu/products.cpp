@@ -13,7 +13,7 @@ constexpr int kMostRows = 256;  // at a time, so that they stay in the second-le
 // Rows of each thread from which on threads divide the rows, and not the blocks of outputs, of which a
 // small matrix has too few to divide them evenly. Each thread then reads all weights.
 constexpr int kWorthAThread = 128;
-constexpr int kFewRows = 6;  // Products of more have time to fetch, and do.
+constexpr int kFewRows = 16;  // Products of more have time to fetch, and do.
 constexpr int64_t kWorthFetching = 1 << 18;  // weights
 
 void multiply_some(const Type& type, const Product& call, int num_threads) {
