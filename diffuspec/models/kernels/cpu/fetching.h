@@ -11,18 +11,18 @@
 
 namespace kernels {
 
-// Bytes that are fetched bit by bit: a processor has few fetches under way at a time, so that many at
-// once would make it wait, and computes beside them if each step asks for its share.
+// A range of memory that is fetched in equal shares, one in each step of a computation. A processor has
+// room for few fetches at a time: it waits for many at once, and computes beside an even stream.
 class Ahead {
  public:
-  Ahead() = default;  // of no bytes
+  Ahead() = default;  // an empty range
 
-  // Bytes from one on, divided among some steps.
+  // `num_bytes` from `first` on, for `num_steps` steps.
   Ahead(const void* first, int64_t num_bytes, int64_t num_steps)
       : next_(static_cast<const char*>(first)),
         share_(int((num_bytes + num_steps - 1) / num_steps)) {}
 
-  // Asks for the share of a step.
+  // Starts to fetch the next share.
   INLINE void fetch() {
     for (int byte = 0; byte < share_; byte += kLine) __builtin_prefetch(next_ + byte, 0, kSecondLevel);
     next_ += share_;

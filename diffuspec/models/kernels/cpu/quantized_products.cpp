@@ -30,7 +30,7 @@ class Groups {
   int size() const { return part_.group; }
   const int32_t* weights(int group) const { return part_.weights + (place_ + group) * words_; }
 
-  // What is fetched while a group is read, in so many parts.
+  // What is fetched while a group is read in `num_parts` parts.
   Ahead ahead(int group, bool fetches, int num_parts) const {
     if (!fetches) return {};
     const char* here = reinterpret_cast<const char*>(weights(group));
@@ -190,7 +190,7 @@ INLINE void add_many(
   }
 }
 
-template <class Registers, int kBits, int N = Registers::kUnwritten>
+template <class Registers, int kBits, int N = Registers::kFusedRows>
 INLINE void add_all(
     const Part& part, int block, const float* inputs, const Product& call, float* sums) {
   if (call.num_rows > N) return add_many<Registers, kBits>(part, block, inputs, call, sums);

@@ -20,18 +20,18 @@
 
 namespace kernels {
 
-// How many numbers a register holds, and of how many rows and times kLanes columns sums fit; and for
-// how many rows at most quantised weights are unpacked into registers alone.
+// How many numbers a register holds, and of how many rows and times kLanes columns sums fit; kFusedRows:
+// the most rows for which quantised weights are unpacked into registers and not written.
 struct WideRegisters {
-  static constexpr int kNumbers = 16, kRows = 6, kVectors = 4, kUnwritten = 12;
+  static constexpr int kNumbers = 16, kRows = 6, kVectors = 4, kFusedRows = 12;
 };
 
 struct NarrowRegisters {
-  static constexpr int kNumbers = 8, kRows = 3, kVectors = 2, kUnwritten = 3;
+  static constexpr int kNumbers = 8, kRows = 3, kVectors = 2, kFusedRows = 3;
 };
 
 struct OtherRegisters {
-  static constexpr int kNumbers = 4, kRows = 4, kVectors = 1, kUnwritten = 1;
+  static constexpr int kNumbers = 4, kRows = 4, kVectors = 1, kFusedRows = 1;
 };
 
 // Returns the one of three functions that is compiled for the level in use.
