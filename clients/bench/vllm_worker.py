@@ -1,6 +1,8 @@
 """vLLM behind lines of JSON, in an environment of its own: see `diffuspec.bench.studies.vllm`.
 
-    python vllm_worker.py MODEL DTYPE MAX_SEQUENCES SPECULATIVE_CONFIG
+    python vllm_worker.py MODEL DTYPE MAX_SEQUENCES SPECULATIVE_CONFIG [--eager]
+
+With --eager vLLM compiles nothing, which saves a minute of its start.
 
 Each line of stdin is {"prompts": [token ids], "max_tokens": N, "num_at_once": N, "seeds": [...]};
 each is answered by a line of stdout with the tokens, the seconds, and what vLLM counted of drafts.
@@ -59,7 +61,7 @@ def counts(llm: Any) -> dict[str, int]:
 
 
 def main() -> None:
-    model, dtype, max_sequences, speculative = sys.argv[1:]
+    model, dtype, max_sequences, speculative, *flags = sys.argv[1:]
     replies = os.fdopen(os.dup(1), "w")  # vLLM prints on stdout, which is stderr from here on
     os.dup2(2, 1)
     from vllm import LLM
@@ -72,6 +74,7 @@ def main() -> None:
         speculative_config=json.loads(speculative),
         enable_prefix_caching=False,
         disable_log_stats=False,
+        enforce_eager="--eager" in flags,
         seed=0,
     )
     print(json.dumps({"is_ready": True}), file=replies, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from diffuspec.bench.studies.json_worker import JsonWorker
 from diffuspec.bench.studies.vllm import PYTHON, draft_server, vllm
 from diffuspec.pairs.smollm2 import TARGET as SMOLLM2
 from diffuspec.pairs.tiny import TARGET
@@ -112,7 +114,7 @@ print(rejection_sampler.expand_batch_to_tokens(values, torch.tensor([1, 3, 4]), 
 @NEEDS_VLLM
 @pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(180)
 def test_vllm_s_answers_in_float32_are_the_same_with_drafts_and_when_their_server_is_killed(
     tmp_path: Path,
 ):
@@ -128,10 +130,15 @@ def test_vllm_s_answers_in_float32_are_the_same_with_drafts_and_when_their_serve
     ]
     address = f"unix:{tmp_path / 'drafts'}"
     log = tmp_path / "server.log"
+
+    def started(system: str) -> AbstractContextManager[JsonWorker]:
+        model, worker_log = SMOLLM2.absolute(), tmp_path / f"{system}.log"
+        return vllm(model, "float32", 2, system, address, worker_log, is_compiled=False)
+
     with draft_server(address, log, num_draft_tokens=4) as process:
-        with vllm(SMOLLM2.absolute(), "float32", 2, "plain", address, tmp_path / "a.log") as one:
+        with started("plain") as one:
             expected = one.ask(prompts=prompts, max_tokens=24, num_at_once=2)
-        with vllm(SMOLLM2.absolute(), "float32", 2, "diffuspec", address, tmp_path / "b") as one:
+        with started("diffuspec") as one:
             found = one.ask(prompts=prompts, max_tokens=24, num_at_once=2)
             process.kill()
             process.wait()

@@ -89,13 +89,18 @@ def vllm(
     log: Path,
     python: Path = PYTHON,
     deadline_seconds: float = 0.25,
+    is_compiled: bool = True,
 ) -> AbstractContextManager[JsonWorker]:
-    """Start vLLM with the drafts of one system. Raises ConfigError."""
+    """Start vLLM with the drafts of one system. Raises ConfigError.
+
+    is_compiled: whether vLLM compiles the model, which takes a minute of one core.
+    """
     if not python.exists():
         raise ConfigError(f"{python} is not there: run `make vllm` first")
     processors = sorted(os.sched_getaffinity(0))
     command = ["taskset", "-c", str(processors[0]), str(python), str(WORKER), str(model), dtype]
     command += [str(max_sequences), json.dumps(SPECULATIVE[system])]
+    command += [] if is_compiled else ["--eager"]
     environment = {
         "DIFFUSPEC_DRAFT_SERVER": server,
         "DIFFUSPEC_DRAFT_DEADLINE_SECONDS": str(deadline_seconds),
