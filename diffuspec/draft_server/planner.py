@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from diffuspec.draft_server.interference import Interference
 from diffuspec.draft_server.request import EngineRequest
 from diffuspec.scheduler.acceptance import PRICES, nodes_to_verify
 from diffuspec.scheduler.baseline import NUM_PLAIN, Baseline, Interval
@@ -17,7 +18,6 @@ from diffuspec.scheduler.cost_curve import MAX_JUMP
 from diffuspec.scheduler.cost_model import CostModel, DraftCosts
 from diffuspec.scheduler.draft_sizes import Load, with_trial
 
-_ASSUMED = 4  # measurements as which it counts that drafter and engine share nothing
 _LEAST_TOKENS = 3  # fewest tokens of a draft made ahead
 _SHOWN_ROWS = (1, 2, 4, 8, 16)
 _MAX_SILENT_STEPS = 64  # steps after which the cost of an answer hardly counts
@@ -51,7 +51,7 @@ class Planner:
         self._costs = CostModel([drafter], 0.0)
         self._mine = self._costs.drafters[drafter]
         self._mine.calls, self._mine.reading = drafting.calls, drafting.reading
-        self._mine.num_interferences = _ASSUMED
+        self._interference = Interference()
         self._baseline = Baseline([drafter])
         self._rate = 0.0  # tokens per second of the best way to go on
         self._trials: dict[EngineRequest, int] = {}  # drafts that are to tell whether they pay
@@ -264,7 +264,9 @@ class Planner:
         if expected:  # a much longer step shared its processor
             verify = min(verify, MAX_JUMP * expected)
         drafting = min(busy_seconds - sent.busy_seconds, verify)
+        self._interference.observe(verify, expected, drafting)
         costs.observe_verification(sent.num_rows, number, verify, {name: drafting})
+        self._mine.interference = self._interference.value
         # Of an answer that was held up, no more counts than the step itself takes.
         self._mine.observe_overhead(min(wait - sent.draft_seconds, verify))
         plain = costs.plain_seconds(number)
