@@ -78,6 +78,7 @@ class CausalTarget:
             is_exact=config.exact,
             num_ranks=num_ranks,
             is_target=True,
+            quantize_activations=config.quantize_activations,
         )
         info = TargetInfo(
             vocab_size=check_tokenizer(config.path, tokenizer, loaded.runner.vocab_size),

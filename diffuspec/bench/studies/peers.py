@@ -36,6 +36,7 @@ PACKAGES = ENVIRONMENT / "node_modules"
 FOLDER = ROOT / "models" / "peers"
 WORKERS = Path(__file__).parent / "peer_workers"
 BITS = (16, 8, 4)
+ROUNDING, DRAFTED = "diffuspec, 8-bit activations", ", drafted"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _TYPES = {16: GGMLQuantizationType.F16, 8: GGMLQuantizationType.Q8_0}
@@ -131,6 +132,11 @@ def own_command(bits: int) -> list[str]:
     return [sys.executable, "-m", module, str(model)]
 
 
+def rounding_command(bits: int) -> list[str]:
+    """Ours with activations in 8 bits, as those of the peers are where weights are quantised."""
+    return [*own_command(bits), "--quantize-activations"]
+
+
 def openvino_command(bits: int) -> list[str]:
     model = openvino_model(FOLDER, bits, smollm2.TARGET.absolute(), ENVIRONMENT)
     python = str(ENVIRONMENT / "bin" / "python")
@@ -146,6 +152,7 @@ def llama_cpp_command(bits: int) -> list[str]:
 
 COMMANDS: dict[str, Callable[[int], list[str]]] = {
     "diffuspec": own_command,
+    ROUNDING: rounding_command,
     "OpenVINO": openvino_command,
     "llama.cpp": llama_cpp_command,
 }
@@ -173,6 +180,7 @@ def measure(
 ) -> dict[str, Sums]:
     """Ask all engines the same in turns; ours twice, without and with drafts."""
     environment = {"OMP_NUM_THREADS": str(num_threads)}
+    names = [name for name in names if bits < BITS[0] or name != ROUNDING]
     with ExitStack() as stack:
         workers = {}
         for name in names:
@@ -180,7 +188,8 @@ def measure(
             engine = started(name, command, environment, logs / f"{name}.log")
             workers[name] = stack.enter_context(engine)
         asked = {name: (worker, False) for name, worker in workers.items()}
-        asked["diffuspec, drafted"] = workers["diffuspec"], True
+        ours = [name for name in names if name.startswith("diffuspec")]
+        asked |= {f"{name}{DRAFTED}": (workers[name], True) for name in ours}
         sums = {name: Sums() for name in asked}
         for worker, drafts in asked.values():
             worker.ask(prompt=prompts[0], max_tokens=8, drafts=drafts)  # warm-up, not counted
@@ -193,12 +202,13 @@ def measure(
 
 
 def cells_of(bits: int, num_threads: int, sums: dict[str, Sums]) -> Iterator[tuple[str, ...]]:
-    plain = sums["diffuspec"]
+    """Yield a line for each system; answers are compared with those of plain decoding by us."""
     fastest = max(
         one.decoding_rate for name, one in sums.items() if not name.startswith("diffuspec")
     )
     for name, one in sums.items():
-        same = sum([a == b for a, b in zip(one.answers, plain.answers, strict=True)])
+        other = sums[name.removesuffix(DRAFTED) if name.endswith(DRAFTED) else "diffuspec"]
+        same = sum([a == b for a, b in zip(one.answers, other.answers, strict=True)])
         yield (
             name,
             str(bits),

@@ -45,12 +45,18 @@ def moved(matrix: StoredMatrix, device: torch.device) -> StoredMatrix:
 
 
 def linear_of(
-    matrices: Sequence[StoredMatrix], bias: Tensor | None, dtype: torch.dtype
+    matrices: Sequence[StoredMatrix],
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    quantize_activations: bool = False,
 ) -> AnyLinear:
-    """Return a linear layer of matrices that are stored alike; their outputs one after another."""
+    """Return a linear layer of matrices that are stored alike; their outputs one after another.
+
+    quantize_activations: of products with weights that are quantised by groups, on a CPU.
+    """
     quantized = [one for one in matrices if isinstance(one, QuantizedMatrix)]
     if quantized:
-        return KernelLinear(QuantizedProduct(quantized, bias, dtype))
+        return KernelLinear(QuantizedProduct(quantized, bias, dtype, quantize_activations))
     on_gpu = [one for one in matrices if isinstance(one, GpuMatrix)]
     if on_gpu:
         return GpuQuantizedLinear.of_groups(on_gpu, bias, dtype)

@@ -156,7 +156,12 @@ def _stored_name(name: str) -> str:
 
 
 def read_gguf_model(
-    path: Path, config: Any, dtype: torch.dtype, device: torch.device, num_ranks: int
+    path: Path,
+    config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_ranks: int,
+    quantize_activations: bool,
 ) -> Any:
     """Return the causal LM of a file. Raises ModelLoadError."""
     if config.model_type not in _FAMILIES:
@@ -173,5 +178,5 @@ def read_gguf_model(
         frequencies = model.model.rotary_emb.inv_freq
         factors = tensors.vector(ROPE_FACTORS, tuple(frequencies.shape), torch.float32)
         frequencies /= factors
-    fill(model, tensors, dtype, device)
+    fill(model, tensors, dtype, device, quantize_activations)
     return model

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,7 @@ def load_model(
     num_ranks: int = 1,
     is_target: bool = False,
     allow_int8: bool = False,
+    quantize_activations: bool = False,
 ) -> LoadedModel:
     """Load a causal LM, or a diffusion LM's weights as one, and its cache.
 
@@ -91,7 +92,8 @@ def load_model(
     float32 where the processor has products of our own. With num_ranks above 1 this process must
     have joined their group, and loads its share. A target must be autoregressive, and its rows
     independent of what else is in a forward. With allow_int8, rows and weights may be rounded to 8
-    bits where that is faster. Raises ModelLoadError.
+    bits where that is faster. With quantize_activations, rows are rounded so where they meet
+    quantised weights, which must be there, on a CPU. Raises ModelLoadError.
     """
     checkpoint = inspect_checkpoint(path)
     if is_target:
@@ -104,13 +106,17 @@ def load_model(
     num_rows = max_len + num_scratch_rows
     backend = choose_backend(path, device, dtype, is_exact, num_ranks)
     where, precision = backend.device, backend.dtype
+    if quantize_activations:
+        _check_quantizes_activations(checkpoint, where)
+        backend = replace(backend, kernels=f"{backend.kernels}, activations in 8 bits")
     cache_bytes = cache_shape(path, config).num_bytes(num_slots, num_rows, precision)
     sharding = sharding_options(path, config, num_ranks)
     _check_fits(checkpoint, precision, cache_bytes, where, num_ranks)
+    how = config, precision, where, num_ranks, quantize_activations or allow_int8
     if checkpoint.gguf is not None:
-        model = read_gguf_model(checkpoint.gguf, config, precision, where, num_ranks)
+        model = read_gguf_model(checkpoint.gguf, *how)
     elif checkpoint.quantization is not None:
-        model = read_quantized_model(checkpoint, config, precision, where, num_ranks)
+        model = read_quantized_model(checkpoint, *how)
     else:
         model = _read_weights(checkpoint, config, precision, where, sharding).to(where)
     if num_ranks > 1:
@@ -145,6 +151,19 @@ def _checked_length(checkpoint: Checkpoint, max_len: int | None) -> int:
             f"{max_len}"
         )
     return max_len or max_positions
+
+
+def _check_quantizes_activations(checkpoint: Checkpoint, device: torch.device) -> None:
+    """Raises ModelLoadError unless products of quantised weights can take rows in 8 bits."""
+    path, instead = checkpoint.path, "leave quantize_activations out"
+    if checkpoint.gguf is None and checkpoint.quantization is None:
+        raise ModelLoadError(
+            f"{path}: quantize_activations is for quantised weights, these are not: {instead}"
+        )
+    if device.type != "cpu":
+        raise ModelLoadError(
+            f"{path}: quantize_activations is for CPUs, this model is on {device}: {instead}"
+        )
 
 
 def _check_fits(

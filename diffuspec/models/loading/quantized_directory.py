@@ -33,6 +33,7 @@ def read_quantized_model(
     dtype: torch.dtype,
     device: torch.device,
     num_ranks: int,
+    quantize_activations: bool,
 ) -> Any:
     """Return the causal LM of a directory. Raises ModelLoadError."""
     path, quantization = checkpoint.path, checkpoint.quantization
@@ -46,7 +47,8 @@ def read_quantized_model(
         )
     model = empty_model(path, config, dtype)
     tensors = [tensor for file in weight_files(path) for tensor in stored_tensors(file)]
-    fill(model, QuantizedDirectory(path, quantization, tensors, device), dtype, device)
+    weights = QuantizedDirectory(path, quantization, tensors, device)
+    fill(model, weights, dtype, device, quantize_activations)
     return model
 
 

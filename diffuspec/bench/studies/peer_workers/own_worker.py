@@ -1,4 +1,4 @@
-"""`python -m diffuspec.bench.studies.peer_workers.own_worker MODEL THREADS CLOCK`: SmolLM2."""
+"""`python -m diffuspec.bench.studies.peer_workers.own_worker MODEL [OPTION] THREADS CLOCK`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -16,13 +16,15 @@ from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.engine import Engine
 from diffuspec.pairs.smollm2 import smollm2_config
 
+Clock: TypeAlias = Callable[[], float]
+
 _PLAIN = SpeculationParams(policy="off")
 _MAX_LEN = 2048
-_CLOCKS = {"wall": time.monotonic, "processor": time.process_time}
+_CLOCKS: dict[str, Clock] = {"wall": time.monotonic, "processor": time.process_time}
 
 
 async def answer(
-    engine: Engine, asked: dict[str, Any], clock: Callable[[], float]
+    engine: Engine, asked: dict[str, Any], clock: Clock
 ) -> dict[str, Any]:
     """Answer a prompt, of which nothing is cached."""
     engine.reset_prefix_cache()
@@ -40,12 +42,13 @@ async def answer(
     }
 
 
-async def serve(model: Path, num_threads: int, clock: Callable[[], float]) -> None:
+async def serve(model: Path, options: list[str], num_threads: int, clock: Clock) -> None:
     """Answer the lines of stdin."""
     torch.set_num_threads(num_threads)
     target: dict[str, object] = {"path": model, "max_model_len": _MAX_LEN}
     if model.is_dir():
         target["dtype"] = smollm2_config().target.dtype
+    target["quantize_activations"] = "--quantize-activations" in options
     config = smollm2_config(target=target)
     async with Engine.from_config(config) as engine:
         print("{}", flush=True)
@@ -55,4 +58,5 @@ async def serve(model: Path, num_threads: int, clock: Callable[[], float]) -> No
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2]), _CLOCKS[sys.argv[3]]))
+    model, *options, num_threads, clock = sys.argv[1:]
+    asyncio.run(serve(Path(model), options, int(num_threads), _CLOCKS[clock]))

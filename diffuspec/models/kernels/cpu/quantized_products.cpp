@@ -1,72 +1,23 @@
 #include "quantized_products.h"
 
+#include <optional>
+
 #include "block_products.h"
+#include "dynamic_products.h"
 #include "fetching.h"
+#include "quantized_groups.h"
 #include "small_products.h"
 
 namespace kernels {
 namespace {
 
 constexpr int kMaxGroup = 256;
-constexpr int kAhead = 8192;  // bytes between a weight and what is fetched before it is needed
 
 template <class Registers>
 struct Vectors {
   static constexpr int kCount = Registers::kNumbers;
   using Numbers = typename VectorOf<kCount>::Floats;
   using Whole = typename VectorOf<kCount>::Ints;
-};
-
-// A block of a part's outputs, group after group.
-class Groups {
- public:
-  Groups(const Part& part, int num_inputs, int block)
-      : part_(part),
-        num_(num_inputs / part.group),
-        words_(part.group * part.bits / 32 * kBlock),
-        place_(int64_t{block} * num_) {}
-
-  int count() const { return num_; }
-  int size() const { return part_.group; }
-  const int32_t* weights(int group) const { return part_.weights + (place_ + group) * words_; }
-
-  // What is fetched while a group is read in `num_parts` parts.
-  Ahead ahead(int group, bool fetches, int num_parts) const {
-    if (!fetches) return {};
-    const char* here = reinterpret_cast<const char*>(weights(group));
-    return {here + kAhead, words_ * 4, words_ / kBlock * num_parts};
-  }
-
-  // Reads the scales and offsets of the next group.
-  INLINE void read_next(int group) {
-    if (group % part_.ratio == 0) {
-      const Type& type = kTypes[part_.scale_type];
-      const int64_t place = (place_ + group) / part_.ratio * kBlock * type.size;
-      type.widen(part_.supers + place, supers_, kBlock);
-      if (part_.super_offsets) type.widen(part_.super_offsets + place, super_offsets_, kBlock);
-    }
-    const int64_t place = (place_ + group) * kBlock;
-    for (int i = 0; i < kBlock; ++i)
-      scales[i] = part_.codes ? supers_[i] * part_.codes[place + i] : supers_[i];
-    if (!part_.super_offsets) {
-      for (int i = 0; i < kBlock; ++i)
-        offsets[i] = scales[i] * -(part_.zeros ? part_.zeros[place + i] : part_.zero);
-      return;
-    }
-    for (int i = 0; i < kBlock; ++i)
-      offsets[i] = part_.offset_codes ? super_offsets_[i] * part_.offset_codes[place + i]
-                                      : super_offsets_[i];
-  }
-
-  alignas(64) float scales[kBlock];
-  alignas(64) float offsets[kBlock];
-
- private:
-  const Part& part_;
-  const int num_;
-  const int64_t words_, place_;
-  alignas(64) float supers_[kBlock];
-  alignas(64) float super_offsets_[kBlock];
 };
 
 // Returns one of the numbers of some words, which hold 32 / kBits of them, the first lowest.
@@ -168,6 +119,7 @@ INLINE void add_few(
   constexpr int kParts = N == 1 ? kBlock / 4 / V::kCount : kBlock / 2 / V::kCount;
   for (int group = 0; group < groups.count(); ++group, inputs += part.group) {
     groups.read_next(group);
+    groups.complete_offsets();
     Ahead ahead = groups.ahead(group, call.fetches, kParts);
     add_group<V, kBits, N>(groups, group, ahead, inputs, call.matrix.num_inputs, sums);
   }
@@ -184,6 +136,7 @@ INLINE void add_many(
   SmallProduct product{inputs, num_inputs, wide, kLanes, kBlock, part.group, sums, kBlock, false};
   for (int group = 0; group < groups.count(); ++group, product.rows += part.group) {
     groups.read_next(group);
+    groups.complete_offsets();
     Ahead ahead = groups.ahead(group, call.fetches, kBlock / 4 / V::kCount);
     widen<V, kBits>(groups, group, ahead, wide);
     multiply_rows<Registers>(product, call.num_rows, kBlock / kLanes);
@@ -222,7 +175,7 @@ void add_other(
 
 // Computes a block of a part's outputs.
 void compute(const Type& type, const Product& call, const Part& part, int block,
-             const float* inputs) {
+             const float* inputs, const QuantizedRows* rows) {
   const Matrix& matrix = call.matrix;
   const int first = part.first_output + block * kBlock;
   const int count = std::min(kBlock, part.num_outputs - block * kBlock);
@@ -231,7 +184,8 @@ void compute(const Type& type, const Product& call, const Part& part, int block,
   for (int row = 0; row < call.num_rows; ++row)
     std::copy_n(matrix.biases + first, kBlock, &sums[size_t(row) * kBlock]);
   const auto add = fitting(add_wide, add_narrow, add_other);
-  add(part, block, inputs, call, sums.data());
+  if (rows) add_quantized_rows(part, block, *rows, call, sums.data());
+  else add(part, block, inputs, call, sums.data());
   for (int row = 0; row < call.num_rows; ++row)
     type.narrow(&sums[size_t(row) * kBlock],
                 at(call.outputs, type, int64_t{row} * matrix.num_outputs + first), count);
@@ -249,8 +203,11 @@ void multiply_quantized(const Type& type, const Product& call, int num_threads) 
   for (int i = 0; i < matrix.num_parts; ++i) {
     const Part& part = matrix.parts[i];
     const int num_blocks = divided_up(part.num_outputs, kBlock);
+    std::optional<QuantizedRows> rows;
+    if (part.quantizes_rows) rows.emplace(part, inputs, call);
 #pragma omp parallel for num_threads(num_working) if (num_working > 1)
-    for (int block = 0; block < num_blocks; ++block) compute(type, call, part, block, inputs);
+    for (int block = 0; block < num_blocks; ++block)
+      compute(type, call, part, block, inputs, rows ? &*rows : nullptr);
   }
 }
 

@@ -18,6 +18,7 @@ struct Part {
   int bits, zero, group, ratio;  // inputs of a group, and groups that share a super scale
   int scale_type;                // TypeIndex of supers
   int first_output, num_outputs;
+  int quantizes_rows;  // to 8 bits, before they are multiplied: see `dynamic_products.h`
 };
 
 // A row's sums begin with the biases and take the inputs one by one, whatever rows are beside it.
