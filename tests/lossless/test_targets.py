@@ -59,6 +59,7 @@ QUANTIZED = {
     "W4A16": FORMATS["W4A16, zeros"],
     "W8A8": W8A8,
 }
+ROUNDING = "activations in 8 bits"
 
 pytestmark = [
     pytest.mark.slow,
@@ -82,14 +83,21 @@ class Served:
 @pytest_asyncio.fixture(
     scope="module",
     loop_scope="module",
-    params=["qwen2", "llama", "qwen3", "llama, bfloat16", *GGUF_FILES, *QUANTIZED],
+    params=[
+        *("qwen2", "llama", "qwen3", "llama, bfloat16"),
+        *GGUF_FILES,
+        *QUANTIZED,
+        f"K blocks, {ROUNDING}",
+        f"AWQ, {ROUNDING}",
+    ],
 )
 async def served(
     request: pytest.FixtureRequest,
     target_path: Callable[[str], Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Served]:
-    family, _, dtype = request.param.partition(", ")
+    family, _, option = request.param.partition(", ")
+    dtype = "" if option == ROUNDING else option
     folder = tmp_path_factory.mktemp("stored")
     if family in GGUF_FILES:
         path = write_gguf(folder / "tiny.gguf", kinds=GGUF_FILES[family])
@@ -103,6 +111,7 @@ async def served(
         device="cpu",
         dtype=dtype or "float32",
         exact=bool(dtype),
+        quantize_activations=option == ROUNDING,
         max_sequences=4,
     )
     target = CausalTarget.load(config)

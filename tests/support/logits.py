@@ -14,7 +14,13 @@ from diffuspec.models.loading.load import load_model
 PROMPT = np.frombuffer(b"def f(x): return x", np.uint8).astype(np.int32)
 
 
-def logits_of(path: Path, device: Device = "cpu", dtype: DType = "float32") -> torch.Tensor:
+def logits_of(
+    path: Path,
+    device: Device = "cpu",
+    dtype: DType = "float32",
+    *,
+    quantize_activations: bool = False,
+) -> torch.Tensor:
     """Return the logits of all positions of a prompt; its last two tokens are read one by one."""
     loaded = load_model(
         path,
@@ -24,6 +30,7 @@ def logits_of(path: Path, device: Device = "cpu", dtype: DType = "float32") -> t
         max_len=64,
         num_scratch_rows=16,
         is_exact=True,
+        quantize_activations=quantize_activations,
     )
     runner = loaded.runner
     slot, _ = runner.cache.acquire("one", PROMPT)

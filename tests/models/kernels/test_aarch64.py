@@ -28,9 +28,10 @@ FLAGS = (  # the second has products and sums fused
 SHARED = ("level", "numbers", "tiles")
 PRODUCTS = (
     *("products", "neon_products", "narrow_products", "vector_products"),
-    *("quantized_products", "tile_products"),
+    *("dynamic_products", "quantized_products", "tile_products"),
 )
 ATTENTION = ("attention", "block_sums", "columns", "elementwise", "tile_attention", "tile_sums")
+QUANTIZED = ("dynamic_products", "quantized_products")
 # What `native/checksums.cpp` writes on x86-64-v3 and on x86-64-v4.
 CHECKSUMS = """\
 norm a9deafc4a5b8596b
@@ -42,6 +43,14 @@ attention eb718ffe6c820fff
 attention, transposed 67165d82eee860bb
 attention, transposed 6d9643102e01091a
 attention, transposed 417899c437eac9ef
+product 2f892b4b5e60027d
+product 4abcad74194ceec8
+product 6f724744a8eeed6b
+product 428e9d987ca0d505
+product, rows in 8 bits ef2e3ce25d94d803
+product, rows in 8 bits c64d7d01f1a716b7
+product, rows in 8 bits db0688b0882d74da
+product, rows in 8 bits e5026a4e70f47ef7
 """
 OUTPUTS, INPUTS = 150, 77
 
@@ -116,6 +125,6 @@ def test_products_have_the_bits_of_x86_64() -> None:
     assert found.stdout == b"".join(expected)
 
 
-def test_norms_gates_rotations_and_attention_have_the_bits_of_x86_64() -> None:
-    command = compiled("checksums", ATTENTION)
+def test_other_operations_have_the_bits_of_x86_64() -> None:
+    command = compiled("checksums", (*ATTENTION, *QUANTIZED))
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == CHECKSUMS

@@ -1,4 +1,4 @@
-"""Products of quantised weights have the bits of products with the same weights in float32."""
+"""Products of quantised weights: with rows as they are, and with rows in 8 bits."""
 
 from __future__ import annotations
 
@@ -57,10 +57,49 @@ def test_products_have_the_bits_of_those_in_float32(level: str, num_rows: int) -
     assert torch.equal(product(inputs), MatrixProduct(product.weight, bias)(inputs))
 
 
-@pytest.mark.parametrize("dtype", operations.TYPES, ids=str)
-def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None:
+def rounded(inputs: torch.Tensor, run: int) -> torch.Tensor:
+    """Return rows of which each run of inputs is rounded to 127 steps of its largest number."""
+    runs = inputs.double().unflatten(1, (-1, run))
+    scales = runs.abs().amax(-1, keepdim=True) / 127
+    return ((runs / scales).round() * scales).flatten(1)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 7, 20, 100])
+def test_activations_in_8_bits_give_the_same_bits_at_every_level(num_rows: int) -> None:
+    torch.manual_seed(num_rows)
+    matrices, bias = [simple(200), nested(70), with_zeros(90), simple(193)], torch.randn(553)
+    product = QuantizedProduct(matrices, bias, torch.float32, quantize_activations=True)
+    inputs = torch.randn(num_rows, NUM_INPUTS)
+    parts = [
+        rounded(inputs, 32 if one.layout.group % 32 == 0 else one.layout.group)
+        @ one.rows(torch.arange(one.num_outputs)).double().T
+        for one in matrices
+    ]
+    expected = (torch.cat(parts, 1) + bias).float()
+    found = []
+    for level in HERE:
+        levels.use_level(level)
+        found.append(product(inputs))
+        assert (found[-1] - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+def test_activations_that_are_not_finite_give_nothing_else() -> None:
     torch.manual_seed(0)
-    product = QuantizedProduct([nested(100), simple(200), with_zeros(64)], None, dtype)
+    product = QuantizedProduct([simple(64)], None, torch.float32, quantize_activations=True)
+    inputs = torch.randn(4, NUM_INPUTS)
+    inputs[0], inputs[1, 7], inputs[2, 40] = 0, float("nan"), float("-inf")
+    outputs = product(inputs)
+    assert not outputs[0].any()
+    assert outputs[1:3].isnan().all()
+    assert outputs[3].isfinite().all()
+
+
+@pytest.mark.parametrize("quantizes", [False, True])
+@pytest.mark.parametrize("dtype", operations.TYPES, ids=str)
+def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype, quantizes: bool) -> None:
+    torch.manual_seed(0)
+    product = QuantizedProduct([nested(100), simple(200), with_zeros(64)], None, dtype, quantizes)
     inputs = torch.randn(9, NUM_INPUTS).to(dtype)
     outputs = product(inputs)
     assert outputs.dtype == dtype

@@ -124,6 +124,11 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     assert model_directory(file) != before
 
 
+def test_activations_in_8_bits_change_logits_a_little(gguf_file: Path) -> None:
+    exact, rounded = logits_of(gguf_file), logits_of(gguf_file, quantize_activations=True)
+    assert 0 < (exact - rounded).abs().max() < 0.05 * exact.abs().max()
+
+
 def test_what_cannot_be_run_as_it_is_names_what_can(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"missing\.gguf does not exist"):
         logits_of(tmp_path / "missing.gguf")

@@ -101,6 +101,11 @@ def test_what_computes_a_model_is_logged_once(
     assert line.startswith(f"{path}: {message.format(kernels=loaded.backend.kernels)}")
 
 
+def test_activations_are_rounded_only_beside_quantised_weights(save_target: SaveTarget) -> None:
+    with pytest.raises(ModelLoadError, match="quantize_activations is for quantised weights, these"):
+        load_model(save_target("qwen2"), device="cpu", num_slots=1, quantize_activations=True)
+
+
 def test_sharded_weights_load(save_target: SaveTarget) -> None:
     path = save_target("qwen2")
     weights = load_file(path / WEIGHTS)

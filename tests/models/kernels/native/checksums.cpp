@@ -1,4 +1,5 @@
-// Writes checksums of norms, gates, rotations and attention to stdout, in float32: see test_aarch64.py.
+// Writes checksums of norms, gates, rotations, attention and products of quantised weights to stdout,
+// in float32: see test_aarch64.py.
 //
 //     checksums [LEVEL]
 
@@ -12,6 +13,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "level.h"
+#include "quantized_products.h"
 
 namespace {
 
@@ -98,6 +100,38 @@ void attend(int num_rows, bool has_transposed_keys) {
   print_checksum(has_transposed_keys ? "attention, transposed" : "attention", outputs);
 }
 
+// Rows times whole numbers of 4 or 8 bits, with an offset for each group where `has_offsets`.
+void multiply(int bits, bool has_offsets, bool quantizes_rows) {
+  const int num_rows = 7, num_inputs = 96, num_outputs = 70, group = 32;
+  const int num_padded = 128, num_scales = num_inputs / group * num_padded;
+  const Numbers inputs = some_numbers(num_rows * num_inputs), scales = some_numbers(num_scales);
+  const Numbers offsets = some_numbers(num_scales), biases(num_padded);
+  std::vector<int32_t> words(num_inputs * bits / 32 * num_padded);
+  const Numbers bytes = some_numbers(words.size());
+  std::memcpy(words.data(), bytes.data(), bytes.size() * sizeof(float));
+  kernels::Part part{};
+  part.weights = words.data();
+  part.supers = reinterpret_cast<const uint8_t*>(scales.data());
+  if (has_offsets) part.super_offsets = reinterpret_cast<const uint8_t*>(offsets.data());
+  part.bits = bits;
+  part.zero = bits == 4 ? 8 : 0;
+  part.group = group;
+  part.ratio = 1;
+  part.scale_type = kernels::kFloat32;
+  part.num_outputs = num_outputs;
+  part.quantizes_rows = quantizes_rows;
+  kernels::Matrix matrix{};
+  matrix.biases = biases.data();
+  matrix.num_inputs = num_inputs;
+  matrix.num_outputs = num_outputs;
+  matrix.num_parts = 1;
+  matrix.parts = &part;
+  Numbers outputs(num_rows * num_outputs);
+  kernels::multiply_quantized(kType, {matrix, reinterpret_cast<const char*>(inputs.data()),
+                                      reinterpret_cast<char*>(outputs.data()), num_rows}, 1);
+  print_checksum(quantizes_rows ? "product, rows in 8 bits" : "product", outputs);
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -107,4 +141,7 @@ int main(int count, char** arguments) {
   rotate();
   for (const bool has_transposed_keys : {false, true})
     for (const int num_rows : {1, 7, 150}) attend(num_rows, has_transposed_keys);
+  for (const bool quantizes_rows : {false, true})
+    for (const int bits : {4, 8})
+      for (const bool has_offsets : {false, true}) multiply(bits, has_offsets, quantizes_rows);
 }

@@ -1,0 +1,126 @@
+// Products of quantised rows by vectors of one width. `dynamic_products.cpp` includes this in a
+// namespace for each kind of processor, behind the definitions of what differs:
+//
+// - ON_LEVEL and ON_LEVEL_INLINE: the attributes of functions for these processors;
+// - kWidth: numbers in a vector; kRows: rows whose sums with kVectors of outputs fill the registers;
+// - `add<kBits>(sums, weights, numbers)`: adds the products of four numbers, with signs, and four
+//   weights of each output, without, to sums of 32 bits.
+
+using Reals = typename VectorOf<kWidth>::Floats;
+using Wholes = typename VectorOf<kWidth>::Ints;
+
+// Weights of one group and kVectors of outputs.
+struct Weights {
+  const int32_t* words;
+  const float* scales;
+  const float* offsets;  // null: all weights are `zero` too high
+  int zero, count;       // count: inputs
+  bool fetches;
+};
+
+// Some successive rows, from one of their runs on.
+struct Rows {
+  Rows(const QuantizedRows& all, int first, int input) : all(all), first(first), input(input) {}
+  const int32_t* words(int row) const { return all.words(first + row) + input / 4; }
+  float scale(int row) const { return all.scales(first + row)[input / all.run]; }
+  int32_t sum(int row) const { return all.sums(first + row)[input / all.run]; }
+
+  const QuantizedRows& all;
+  const int first, input;
+};
+
+// Multiplies the words of a run of N rows.
+template <int kBits, int N>
+ON_LEVEL_INLINE void add_run(
+    const int32_t* weights, int count, bool fetches, const Rows& rows, Wholes (&found)[N][kVectors]) {
+  const int32_t* numbers[N];
+#pragma GCC unroll 6
+  for (int i = 0; i < N; ++i) numbers[i] = rows.words(i);
+  constexpr int kParts = 8 / kBits;  // of a word: those of 8 bits have a sign, which is flipped
+  for (int i = 0; i < count; i += 4 * kParts, weights += kBlock) {
+    if (fetches) fetch_ahead<4 * kVectors * kWidth>(weights);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const Wholes words = read<Wholes>(weights + v * kWidth);
+#pragma GCC unroll 2
+      for (int part = 0; part < kParts; ++part) {
+        const Wholes four = kBits == 8 ? words ^ int32_t(0x80808080) : words >> 4 * part & 0x0f0f0f0f;
+#pragma GCC unroll 6
+        for (int row = 0; row < N; ++row)
+          found[row][v] = add<kBits>(found[row][v], four, numbers[row][part]);
+      }
+    }
+#pragma GCC unroll 6
+    for (int row = 0; row < N; ++row) numbers[row] += kParts;
+  }
+}
+
+// Adds a group's products to the sums of N rows.
+template <int kBits, int N>
+ON_LEVEL_INLINE void add_group(const Weights& weights, const QuantizedRows& all, int first_row,
+                               int first_input, float* sums) {
+  constexpr int kHigher = kBits == 8 ? 128 : 0;  // weights are read so much too high
+  for (int input = 0; input < weights.count; input += all.run) {
+    const Rows rows(all, first_row, first_input + input);
+    Wholes found[N][kVectors];
+#pragma GCC unroll 6
+    for (int row = 0; row < N; ++row) {
+      const int32_t begin = -(kHigher + weights.zero) * rows.sum(row);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) found[row][v] = Wholes{} + begin;
+    }
+    const int32_t* words = weights.words + int64_t{input} * kBits / 32 * kBlock;
+    add_run<kBits, N>(words, all.run, weights.fetches, rows, found);
+#pragma GCC unroll 6
+    for (int row = 0; row < N; ++row) {
+      const float scale = rows.scale(row), whole = scale * rows.sum(row);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        float* to = sums + row * kBlock + v * kWidth;
+        const Reals products = __builtin_convertvector(found[row][v], Reals);
+        const Reals scales = scale * read<Reals>(weights.scales + v * kWidth);
+        Reals sum = products * scales + read<Reals>(to);
+        if (weights.offsets) sum = whole * read<Reals>(weights.offsets + v * kWidth) + sum;
+        write(to, sum);
+      }
+    }
+  }
+}
+
+template <int kBits, int N>
+ON_LEVEL_INLINE void add_few_rows(const Weights& weights, const QuantizedRows& all, int num_rows,
+                                  int first_row, int first_input, float* sums) {
+  if (num_rows == N) return add_group<kBits, N>(weights, all, first_row, first_input, sums);
+  if constexpr (N > 1)
+    add_few_rows<kBits, N - 1>(weights, all, num_rows, first_row, first_input, sums);
+}
+
+template <int kBits>
+ON_LEVEL_INLINE void add_all(
+    const Part& part, int block, const QuantizedRows& all, const Product& call, float* sums) {
+  constexpr int kPart = kVectors * kWidth;
+  for (int begin = 0; begin < call.num_rows; begin += kRowsAtATime) {
+    const int end = std::min(begin + kRowsAtATime, call.num_rows);
+    Groups groups(part, call.matrix.num_inputs, block);
+    for (int group = 0; group < groups.count(); ++group) {
+      groups.read_next(group);
+      for (int output = 0; output < kBlock; output += kPart) {
+        Weights weights{groups.weights(group) + output, groups.scales + output,
+                        groups.has_offsets() ? groups.offsets + output : nullptr,
+                        groups.has_offsets() ? 0 : part.zero, part.group, call.fetches};
+        for (int row = begin, size; row < end; row += size) {
+          size = divided_up(end - row, divided_up(end - row, kRows));
+          add_few_rows<kBits, kRows>(weights, all, size, row, group * part.group,
+                                     sums + int64_t{row} * kBlock + output);
+          weights.fetches = false;
+        }
+      }
+    }
+  }
+}
+
+ON_LEVEL void add_part(
+    const Part& part, int block, const QuantizedRows& rows, const Product& call, float* sums) {
+  if (part.bits == 4) add_all<4>(part, block, rows, call, sums);
+  else add_all<8>(part, block, rows, call, sums);
+}

@@ -1,0 +1,162 @@
+#include "dynamic_products.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "block_products.h"
+#include "fetching.h"
+#include "quantized_groups.h"
+#include "small_products.h"
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define HAS_LEVELS 1
+#include <immintrin.h>
+#else
+#define HAS_LEVELS 0
+#endif
+
+namespace kernels {
+namespace {
+
+constexpr int kRun = 32;           // inputs that share a scale of a row, where that divides a group
+constexpr int kMaxRun = 256;
+constexpr int kRowsAtATime = 96;   // whose sums with a block of outputs stay in the first-level cache
+constexpr int kAhead = 8192;       // bytes between a weight and what is fetched before it is needed
+
+template <int kBytes>
+INLINE void fetch_ahead(const int32_t* weights) {
+#pragma GCC unroll 4
+  for (int byte = 0; byte < kBytes; byte += kFetchDistance)
+    __builtin_prefetch(reinterpret_cast<const char*>(weights) + kAhead + byte, 0, 2);
+}
+
+typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+
+template <class Join>
+INLINE int32_t joined(Ints all, Join join) {
+  constexpr std::make_integer_sequence<int, kLanes> places;
+  all = join(all, swapped<8>(all, places));
+  all = join(all, swapped<4>(all, places));
+  all = join(all, swapped<2>(all, places));
+  return join(all, swapped<1>(all, places))[0];
+}
+
+// Rounds the runs of a row; `parts_words`: see QuantizedRows::words.
+FOR_EVERY_CPU void quantize(const float* inputs, int num_inputs, int run, bool parts_words, int8_t* to,
+                            float* scales, int32_t* sums) {
+  const auto add = [](Ints one, Ints other) __attribute__((always_inline)) { return one + other; };
+  const auto choose =
+      [](Ints one, Ints other) __attribute__((always_inline)) { return larger(one, other); };
+  alignas(64) float padding[kMaxRun + kLanes] = {};
+  for (; num_inputs > 0; num_inputs -= run, inputs += run, to += run) {
+    const float* from = inputs;
+    if (run % kLanes) from = std::copy_n(inputs, run, padding) - run;
+    Ints largest = {};  // as bits, which are in the order of the numbers; those of NaN are the largest
+    for (int i = 0; i < run; i += kLanes)
+      largest = larger(read<Ints>(from + i) & 0x7fffffff, largest);
+    const int32_t bits = joined(largest, choose);
+    const float magnitude = read<float>(&bits), magic = 12582912.f;  // 1.5 * 2^23
+    const float factor = magnitude > 0.f ? 127.f / magnitude : 0.f;
+    const Floats magics = Floats{} + magic;
+    Ints sum = {};
+    for (int i = 0; i < run; i += kLanes) {
+      const Floats moved = load(from + i) * factor + magics;  // rounds to a whole number, ties to even
+      const Ints whole = read<Ints>(&moved) - read<Ints>(&magics);
+      sum += whole;
+      Bytes bytes = __builtin_convertvector(whole, Bytes);
+      if (parts_words)
+        bytes = picked<0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15>(bytes, bytes);
+      if (i + kLanes <= run) write(to + i, bytes);
+      else std::memcpy(to + i, &bytes, run - i);
+    }
+    *scales++ = magnitude / 127.f + (magnitude - magnitude);  // NaN if a number is not finite
+    *sums++ = joined(sum, add);
+  }
+}
+
+#if HAS_LEVELS
+#define ON_LEVEL __attribute__((target("arch=x86-64-v4,avx512vnni"), noinline))
+#define ON_LEVEL_INLINE __attribute__((target("arch=x86-64-v4,avx512vnni"), always_inline)) inline
+namespace wide {
+constexpr int kWidth = 16, kRows = 6, kVectors = 4;
+
+template <int kBits>
+ON_LEVEL_INLINE Ints add(Ints sums, Ints weights, int32_t numbers) {
+  return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32(numbers));
+}
+
+#include "dynamic_kernels.h"
+}  // namespace wide
+#undef ON_LEVEL
+#undef ON_LEVEL_INLINE
+
+#define ON_LEVEL __attribute__((target("arch=x86-64-v3"), noinline))
+#define ON_LEVEL_INLINE __attribute__((target("arch=x86-64-v3"), always_inline)) inline
+namespace narrow {
+constexpr int kWidth = 8, kRows = 2, kVectors = 4;
+
+template <int kBits>
+ON_LEVEL_INLINE VectorOf<8>::Ints add(
+    VectorOf<8>::Ints sums, VectorOf<8>::Ints weights, int32_t numbers) {
+  const __m256i four = (__m256i)weights, all = _mm256_set1_epi32(numbers);
+  if constexpr (kBits == 4) {  // products of pairs fit into 16 bits
+    const __m256i pairs = _mm256_maddubs_epi16(four, all);
+    return sums + (VectorOf<8>::Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  }
+  const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8);
+  const __m256i odd = _mm256_srai_epi16(all, 8);
+  const __m256i even_weights = _mm256_and_si256(four, _mm256_set1_epi16(0xff));
+  const __m256i odd_weights = _mm256_srli_epi16(four, 8);
+  return sums + (VectorOf<8>::Ints)_mm256_madd_epi16(even, even_weights) +
+         (VectorOf<8>::Ints)_mm256_madd_epi16(odd, odd_weights);
+}
+
+#include "dynamic_kernels.h"
+}  // namespace narrow
+#undef ON_LEVEL
+#undef ON_LEVEL_INLINE
+#endif
+
+#define ON_LEVEL
+#define ON_LEVEL_INLINE INLINE
+namespace other {
+constexpr int kWidth = 4, kRows = 2, kVectors = 4;
+
+template <int kBits>
+INLINE VectorOf<4>::Ints add(VectorOf<4>::Ints sums, VectorOf<4>::Ints weights, int32_t numbers) {
+#pragma GCC unroll 4
+  for (int i = 0; i < 32; i += 8) sums += (weights >> i & 255) * int32_t(int8_t(numbers >> i));
+  return sums;
+}
+
+#include "dynamic_kernels.h"
+}  // namespace other
+
+}  // namespace
+
+QuantizedRows::QuantizedRows(const Part& part, const float* inputs, const Product& call)
+    : run(part.group % kRun == 0 ? kRun : part.group),
+      num_words_(call.matrix.num_inputs / 4),
+      num_runs_(call.matrix.num_inputs / run),
+      words_(call.num_rows * num_words_),
+      sums_(call.num_rows * num_runs_),
+      scales_(call.num_rows * num_runs_) {
+  const int num_inputs = call.matrix.num_inputs;
+  for (int row = 0; row < call.num_rows; ++row)
+    quantize(inputs + int64_t{row} * num_inputs, num_inputs, run, part.bits == 4,
+             reinterpret_cast<int8_t*>(&words_[row * num_words_]), &scales_[row * num_runs_],
+             &sums_[row * num_runs_]);
+}
+
+void add_quantized_rows(
+    const Part& part, int block, const QuantizedRows& rows, const Product& call, float* sums) {
+#if HAS_LEVELS
+  const auto add = fitting(wide::add_part, narrow::add_part, other::add_part);
+#else
+  const auto add = other::add_part;
+#endif
+  add(part, block, rows, call, sums);
+}
+
+}  // namespace kernels
