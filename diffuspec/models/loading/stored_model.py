@@ -15,7 +15,7 @@ from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.attention.interface import ATTENTION_NAME
 from diffuspec.models.kernels import huge_pages, operations
 from diffuspec.models.kernels.quantized import can_multiply
-from diffuspec.models.layers.linear import SIBLINGS, siblings_of
+from diffuspec.models.layers.linear import SIBLINGS, AnyLinear, siblings_of
 from diffuspec.models.layers.quantized import (
     StoredEmbedding,
     StoredMatrix,
@@ -84,9 +84,18 @@ def _unsupported(config: Any) -> str:
     return f"{config.model_type} is not supported with quantised weights"
 
 
-def fill(model: Any, weights: StoredWeights, dtype: torch.dtype, device: torch.device) -> None:
-    """Read the weights of a model that has none onto a device. Raises ModelLoadError."""
-    _Filling(model, weights, dtype, device).fill()
+def fill(
+    model: Any,
+    weights: StoredWeights,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantize_activations: bool,
+) -> None:
+    """Read the weights of a model that has none onto a device. Raises ModelLoadError.
+
+    quantize_activations: see `linear_of`.
+    """
+    _Filling(model, weights, dtype, device, quantize_activations).fill()
     weights.check_all_read()
     huge_pages.release_freed()
     model.requires_grad_(False).to(device)  # moves its buffers
@@ -94,10 +103,16 @@ def fill(model: Any, weights: StoredWeights, dtype: torch.dtype, device: torch.d
 
 class _Filling:
     def __init__(
-        self, model: Any, weights: StoredWeights, dtype: torch.dtype, device: torch.device
+        self,
+        model: Any,
+        weights: StoredWeights,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantize_activations: bool,
     ) -> None:
         self._model, self._weights = model, weights
         self._dtype, self._device = dtype, device
+        self._quantize_activations = quantize_activations
         self._names = {id(module): name for name, module in model.named_modules()}
 
     def fill(self) -> None:
@@ -126,7 +141,7 @@ class _Filling:
             model.set_input_embeddings(embedding_of(found, None, self._dtype))
             [layer] = self._linears([head_name], [head])
         else:
-            layer = linear_of([found], self._bias([head_name], [head]), self._dtype)
+            layer = self._linear([found], [head_name], [head])
             model.set_input_embeddings(embedding_of(found, layer, self._dtype))
         model.set_output_embeddings(layer)
 
@@ -152,12 +167,18 @@ class _Filling:
             self._has_bias(name, layer) for name, layer in zip(names, layers, strict=True)
         }
         if len(layers) > 1 and len(set(map(type, matrices))) == 1 and len(has_biases) == 1:
-            whole = linear_of(matrices, self._bias(names, layers), self._dtype)
+            whole = self._linear(matrices, names, layers)
             return [*siblings_of(whole, [layer.out_features for layer in layers])]
         return [
-            linear_of([matrix], self._bias([name], [layer]), self._dtype)
+            self._linear([matrix], [name], [layer])
             for name, layer, matrix in zip(names, layers, matrices, strict=True)
         ]
+
+    def _linear(
+        self, matrices: Sequence[StoredMatrix], names: Sequence[str], layers: Sequence[nn.Linear]
+    ) -> AnyLinear:
+        bias = self._bias(names, layers)
+        return linear_of(matrices, bias, self._dtype, self._quantize_activations)
 
     def _bias(self, names: Sequence[str], layers: Sequence[nn.Linear]) -> Tensor | None:
         """Return the biases of layers one after another, if they have any."""

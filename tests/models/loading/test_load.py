@@ -102,7 +102,9 @@ def test_what_computes_a_model_is_logged_once(
 
 
 def test_activations_are_rounded_only_beside_quantised_weights(save_target: SaveTarget) -> None:
-    with pytest.raises(ModelLoadError, match="quantize_activations is for quantised weights, these"):
+    with pytest.raises(
+        ModelLoadError, match="quantize_activations is for quantised weights, these"
+    ):
         load_model(save_target("qwen2"), device="cpu", num_slots=1, quantize_activations=True)
 
 

@@ -23,9 +23,7 @@ _MAX_LEN = 2048
 _CLOCKS: dict[str, Clock] = {"wall": time.monotonic, "processor": time.process_time}
 
 
-async def answer(
-    engine: Engine, asked: dict[str, Any], clock: Clock
-) -> dict[str, Any]:
+async def answer(engine: Engine, asked: dict[str, Any], clock: Clock) -> dict[str, Any]:
     """Answer a prompt, of which nothing is cached."""
     engine.reset_prefix_cache()
     sampling = SamplingParams(max_tokens=asked["max_tokens"])

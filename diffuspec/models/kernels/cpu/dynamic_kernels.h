@@ -15,7 +15,6 @@ struct Weights {
   const float* scales;
   const float* offsets;  // null: all weights are `zero` too high
   int zero, count;       // count: inputs
-  bool fetches;
 };
 
 // Some successive rows, from one of their runs on.
@@ -32,13 +31,14 @@ struct Rows {
 // Multiplies the words of a run of N rows.
 template <int kBits, int N>
 ON_LEVEL_INLINE void add_run(
-    const int32_t* weights, int count, bool fetches, const Rows& rows, Wholes (&found)[N][kVectors]) {
+    const int32_t* weights, int count, Ahead& ahead, const Rows& rows, Wholes (&found)[N][kVectors]) {
   const int32_t* numbers[N];
 #pragma GCC unroll 6
   for (int i = 0; i < N; ++i) numbers[i] = rows.words(i);
+  Ahead rest = ahead;
   constexpr int kParts = 8 / kBits;  // of a word: those of 8 bits have a sign, which is flipped
   for (int i = 0; i < count; i += 4 * kParts, weights += kBlock) {
-    if (fetches) fetch_ahead<4 * kVectors * kWidth>(weights);
+    rest.fetch();
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       const Wholes words = read<Wholes>(weights + v * kWidth);
@@ -53,12 +53,13 @@ ON_LEVEL_INLINE void add_run(
 #pragma GCC unroll 6
     for (int row = 0; row < N; ++row) numbers[row] += kParts;
   }
+  ahead = rest;
 }
 
 // Adds a group's products to the sums of N rows.
 template <int kBits, int N>
-ON_LEVEL_INLINE void add_group(const Weights& weights, const QuantizedRows& all, int first_row,
-                               int first_input, float* sums) {
+ON_LEVEL_INLINE void add_group(const Weights& weights, Ahead& ahead, const QuantizedRows& all,
+                               int first_row, int first_input, float* sums) {
   constexpr int kHigher = kBits == 8 ? 128 : 0;  // weights are read so much too high
   for (int input = 0; input < weights.count; input += all.run) {
     const Rows rows(all, first_row, first_input + input);
@@ -70,7 +71,7 @@ ON_LEVEL_INLINE void add_group(const Weights& weights, const QuantizedRows& all,
       for (int v = 0; v < kVectors; ++v) found[row][v] = Wholes{} + begin;
     }
     const int32_t* words = weights.words + int64_t{input} * kBits / 32 * kBlock;
-    add_run<kBits, N>(words, all.run, weights.fetches, rows, found);
+    add_run<kBits, N>(words, all.run, ahead, rows, found);
 #pragma GCC unroll 6
     for (int row = 0; row < N; ++row) {
       const float scale = rows.scale(row), whole = scale * rows.sum(row);
@@ -88,11 +89,11 @@ ON_LEVEL_INLINE void add_group(const Weights& weights, const QuantizedRows& all,
 }
 
 template <int kBits, int N>
-ON_LEVEL_INLINE void add_few_rows(const Weights& weights, const QuantizedRows& all, int num_rows,
-                                  int first_row, int first_input, float* sums) {
-  if (num_rows == N) return add_group<kBits, N>(weights, all, first_row, first_input, sums);
+ON_LEVEL_INLINE void add_few_rows(const Weights& weights, Ahead& ahead, const QuantizedRows& all,
+                                  int num_rows, int first_row, int first_input, float* sums) {
+  if (num_rows == N) return add_group<kBits, N>(weights, ahead, all, first_row, first_input, sums);
   if constexpr (N > 1)
-    add_few_rows<kBits, N - 1>(weights, all, num_rows, first_row, first_input, sums);
+    add_few_rows<kBits, N - 1>(weights, ahead, all, num_rows, first_row, first_input, sums);
 }
 
 template <int kBits>
@@ -104,15 +105,16 @@ ON_LEVEL_INLINE void add_all(
     Groups groups(part, call.matrix.num_inputs, block);
     for (int group = 0; group < groups.count(); ++group) {
       groups.read_next(group);
+      const int num_parts = kBlock / kPart * divided_up(end - begin, kRows);
+      Ahead ahead = groups.ahead(group, call.fetches, num_parts);
       for (int output = 0; output < kBlock; output += kPart) {
-        Weights weights{groups.weights(group) + output, groups.scales + output,
-                        groups.has_offsets() ? groups.offsets + output : nullptr,
-                        groups.has_offsets() ? 0 : part.zero, part.group, call.fetches};
+        const Weights weights{groups.weights(group) + output, groups.scales + output,
+                              groups.has_offsets() ? groups.offsets + output : nullptr,
+                              groups.has_offsets() ? 0 : part.zero, part.group};
         for (int row = begin, size; row < end; row += size) {
           size = divided_up(end - row, divided_up(end - row, kRows));
-          add_few_rows<kBits, kRows>(weights, all, size, row, group * part.group,
+          add_few_rows<kBits, kRows>(weights, ahead, all, size, row, group * part.group,
                                      sums + int64_t{row} * kBlock + output);
-          weights.fetches = false;
         }
       }
     }

@@ -19,17 +19,9 @@
 namespace kernels {
 namespace {
 
-constexpr int kRun = 32;           // inputs that share a scale of a row, where that divides a group
+constexpr int kRun = 32;  // inputs that share a scale of a row, where that divides a group
 constexpr int kMaxRun = 256;
-constexpr int kRowsAtATime = 96;   // whose sums with a block of outputs stay in the first-level cache
-constexpr int kAhead = 8192;       // bytes between a weight and what is fetched before it is needed
-
-template <int kBytes>
-INLINE void fetch_ahead(const int32_t* weights) {
-#pragma GCC unroll 4
-  for (int byte = 0; byte < kBytes; byte += kFetchDistance)
-    __builtin_prefetch(reinterpret_cast<const char*>(weights) + kAhead + byte, 0, 2);
-}
+constexpr int kRowsAtATime = 96;  // whose sums with a block of outputs stay in the first-level cache
 
 typedef int8_t Bytes __attribute__((vector_size(kLanes)));
 

@@ -5,10 +5,13 @@
 #include <algorithm>
 
 #include "block_products.h"
+#include "fetching.h"
 #include "quantized_products.h"
 #include "vectors.h"
 
 namespace kernels {
+
+constexpr int kAhead = 8192;  // bytes between a weight and what is fetched before it is needed
 
 // A block of a part's outputs, group after group.
 class Groups {
@@ -21,6 +24,15 @@ class Groups {
 
   int count() const { return num_; }
   const int32_t* weights(int group) const { return part_.weights + (place_ + group) * words_; }
+  int size() const { return part_.group; }
+
+  // What is fetched while a group is read in `num_parts` parts.
+  Ahead ahead(int group, bool fetches, int num_parts) const {
+    if (!fetches) return {};
+    const char* here = reinterpret_cast<const char*>(weights(group));
+    return {here + kAhead, words_ * 4, words_ / kBlock * num_parts};
+  }
+
   bool has_offsets() const { return part_.super_offsets || part_.zeros; }
 
   // Reads the scales of the next group, and its offsets if it has any.
@@ -39,7 +51,8 @@ class Groups {
   }
 
   // Makes the offsets of a group that has none.
-  INLINE void make_offsets() {
+  INLINE void complete_offsets() {
+    if (has_offsets()) return;
     for (int i = 0; i < kBlock; ++i) offsets_[i] = scales[i] * -part_.zero;
   }
 
