@@ -97,7 +97,7 @@ async def served(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Served]:
     family, _, option = request.param.partition(", ")
-    dtype = "" if option == ROUNDING else option
+    dtype: Any = "" if option == ROUNDING else option
     folder = tmp_path_factory.mktemp("stored")
     if family in GGUF_FILES:
         path = write_gguf(folder / "tiny.gguf", kinds=GGUF_FILES[family])

@@ -6,9 +6,10 @@ each output has a scale and an offset for each group of its inputs. Scales are n
 offsets, or they are `-zero * scale`. Formats are filled in without any rounding. A product has the
 bits of one with the same weights in float32, and a row's do not depend on the other rows.
 
-Where activations are quantised, too (dynamic quantisation, as in llama.cpp and OpenVINO), each run of
-32 inputs of a row is rounded to 127 steps of its largest number, and whole numbers are multiplied:
-faster most of all for several rows. A row's bits do not depend on the other rows then either.
+Where activations are quantised, too (dynamic quantisation, as in llama.cpp and OpenVINO), each run
+of 32 inputs of a row is rounded to 127 steps of its largest number, and whole numbers are
+multiplied, which is faster, most of all for several rows. A row's bits do not depend on the other
+rows then either.
 """
 
 from __future__ import annotations
