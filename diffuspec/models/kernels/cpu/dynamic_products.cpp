@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "block_products.h"
-#include "fetching.h"
 #include "quantized_groups.h"
 #include "small_products.h"
 

@@ -1,10 +1,8 @@
 // Weights fetched into the second-level cache before they are needed. Some processors read them faster
-// so, others slower: the first products try both ways in turns. Results are the same.
+// so, others slower: see `trials.h`.
 
 #pragma once
 
-#include <atomic>
-#include <chrono>
 #include <cstdint>
 
 #include "vectors.h"
@@ -33,37 +31,5 @@ class Ahead {
   const char* next_ = nullptr;
   int share_ = 0;
 };
-
-// The two ways for products of one kind.
-class Fetching {
- public:
-  // Returns whether the next product fetches.
-  bool choose() {
-    const int number = num_calls_.fetch_add(1, std::memory_order_relaxed);
-    if (number < kTrials) return __builtin_parity(number);  // in no rhythm that layers may have
-    num_calls_.store(kTrials, std::memory_order_relaxed);
-    return nanoseconds_[1] * double(weights_[0]) < nanoseconds_[0] * double(weights_[1]);
-  }
-
-  void observe(bool fetches, int64_t num_weights, std::chrono::nanoseconds time) {
-    if (num_calls_.load(std::memory_order_relaxed) >= kTrials) return;
-    weights_[fetches].fetch_add(num_weights, std::memory_order_relaxed);
-    nanoseconds_[fetches].fetch_add(time.count(), std::memory_order_relaxed);
-  }
-
- private:
-  static constexpr int kTrials = 512;  // products
-  std::atomic<int> num_calls_{0};
-  std::atomic<int64_t> weights_[2] = {}, nanoseconds_[2] = {};
-};
-
-// Calls `multiply(fetches)` for a product with so many weights.
-template <class Multiply>
-void with_fetching(Fetching& fetching, int64_t num_weights, Multiply multiply) {
-  const bool fetches = fetching.choose();
-  const auto begun = std::chrono::steady_clock::now();
-  multiply(fetches);
-  fetching.observe(fetches, num_weights, std::chrono::steady_clock::now() - begun);
-}
 
 }  // namespace kernels
