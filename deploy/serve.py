@@ -157,10 +157,6 @@ def _wait_for_a_signal() -> None:
         signal.signal(number, handler)
 
 
-if __name__ == "__main__":
-    app()
-
-
 def read_serve_file(path: Path) -> ServeDeploySchema:
     """Read a file as deploy/serve.yaml. Raises ConfigError for keys that Serve would ignore."""
     data = read_yaml(path)
@@ -206,3 +202,7 @@ def _types(kind: Any) -> Iterator[type]:
             yield from _types(one)
     elif isinstance(kind, type):
         yield kind
+
+
+if __name__ == "__main__":
+    app()
