@@ -112,7 +112,7 @@ def load_model(
     cache_bytes = cache_shape(path, config).num_bytes(num_slots, num_rows, precision)
     sharding = sharding_options(path, config, num_ranks)
     _check_fits(checkpoint, precision, cache_bytes, where, num_ranks)
-    how = config, precision, where, num_ranks, quantize_activations or allow_int8
+    how = config, precision, where, num_ranks, quantize_activations
     if checkpoint.gguf is not None:
         model = read_gguf_model(checkpoint.gguf, *how)
     elif checkpoint.quantization is not None:
