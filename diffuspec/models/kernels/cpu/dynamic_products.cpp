@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "block_products.h"
 #include "quantized_groups.h"
@@ -24,37 +23,25 @@ constexpr int kRowsAtATime = 96;  // whose sums with a block of outputs stay in 
 
 typedef int8_t Bytes __attribute__((vector_size(kLanes)));
 
-template <class Join>
-INLINE int32_t joined(Ints all, Join join) {
-  constexpr std::make_integer_sequence<int, kLanes> places;
-  all = join(all, swapped<8>(all, places));
-  all = join(all, swapped<4>(all, places));
-  all = join(all, swapped<2>(all, places));
-  return join(all, swapped<1>(all, places))[0];
-}
-
 // Rounds the runs of a row; `parts_words`: see QuantizedRows::words.
 FOR_EVERY_CPU void quantize(const float* inputs, int num_inputs, int run, bool parts_words, int8_t* to,
                             float* scales, int32_t* sums) {
-  const auto add = [](Ints one, Ints other) __attribute__((always_inline)) { return one + other; };
-  const auto choose =
-      [](Ints one, Ints other) __attribute__((always_inline)) { return larger(one, other); };
   alignas(64) float padding[kMaxRun + kLanes] = {};
   for (; num_inputs > 0; num_inputs -= run, inputs += run, to += run) {
     const float* from = inputs;
     if (run % kLanes) from = std::copy_n(inputs, run, padding) - run;
-    Ints largest = {};  // as bits, which are in the order of the numbers; those of NaN are the largest
+    Ints largest[1] = {};  // as bits, which are in the order of the numbers; those of NaN are the largest
     for (int i = 0; i < run; i += kLanes)
-      largest = larger(read<Ints>(from + i) & 0x7fffffff, largest);
-    const int32_t bits = joined(largest, choose);
+      largest[0] = larger(read<Ints>(from + i) & 0x7fffffff, largest[0]);
+    const int32_t bits = largest_of(largest);
     const float magnitude = read<float>(&bits), magic = 12582912.f;  // 1.5 * 2^23
     const float factor = magnitude > 0.f ? 127.f / magnitude : 0.f;
     const Floats magics = Floats{} + magic;
-    Ints sum = {};
+    Ints sum[1] = {};
     for (int i = 0; i < run; i += kLanes) {
       const Floats moved = load(from + i) * factor + magics;  // rounds to a whole number, ties to even
       const Ints whole = read<Ints>(&moved) - read<Ints>(&magics);
-      sum += whole;
+      sum[0] += whole;
       Bytes bytes = __builtin_convertvector(whole, Bytes);
       if (parts_words)
         bytes = picked<0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15>(bytes, bytes);
@@ -62,7 +49,7 @@ FOR_EVERY_CPU void quantize(const float* inputs, int num_inputs, int run, bool p
       else std::memcpy(to + i, &bytes, run - i);
     }
     *scales++ = magnitude / 127.f + (magnitude - magnitude);  // NaN if a number is not finite
-    *sums++ = joined(sum, add);
+    *sums++ = sum_of(sum);
   }
 }
 
@@ -126,8 +113,11 @@ INLINE VectorOf<4>::Ints add(VectorOf<4>::Ints sums, VectorOf<4>::Ints weights, 
 
 }  // namespace
 
+int QuantizedRows::run_of(const Part& part) { return part.group % kRun == 0 ? kRun : part.group; }
+
 QuantizedRows::QuantizedRows(const Part& part, const float* inputs, const Product& call)
-    : run(part.group % kRun == 0 ? kRun : part.group),
+    : run(run_of(part)),
+      bits_(part.bits),
       num_words_(call.matrix.num_inputs / 4),
       num_runs_(call.matrix.num_inputs / run),
       words_(call.num_rows * num_words_),

@@ -20,9 +20,15 @@ class QuantizedRows {
   const float* scales(int row) const { return &scales_[size_t(row) * num_runs_]; }
   const int32_t* sums(int row) const { return &sums_[size_t(row) * num_runs_]; }  // of the numbers
 
+  // Whether a part reads rows as they are here.
+  bool fits(const Part& part) const { return part.bits == bits_ && run_of(part) == run; }
+
   const int run;  // inputs; a group has one or more
 
  private:
+  static int run_of(const Part& part);
+
+  const int bits_;
   const int64_t num_words_, num_runs_;
   std::vector<int32_t> words_, sums_;
   Numbers scales_;

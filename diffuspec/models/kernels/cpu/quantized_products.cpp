@@ -1,6 +1,6 @@
 #include "quantized_products.h"
 
-#include <optional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -201,19 +201,21 @@ void multiply_quantized(const Type& type, const Product& call, int num_threads) 
       widened(type, call.inputs, call.num_rows * matrix.num_inputs, room);
   const int64_t num_weights = int64_t{matrix.num_inputs} * matrix.num_outputs;
   const int num_working = std::min<int64_t>(num_threads, 1 + num_weights / kWorthAThread);
-  std::vector<std::optional<QuantizedRows>> rows(matrix.num_parts);
+  std::vector<std::shared_ptr<const QuantizedRows>> rows(matrix.num_parts);
   std::vector<std::pair<int, int>> blocks;  // the part of each, and its number there
   for (int i = 0; i < matrix.num_parts; ++i) {
     const Part& part = matrix.parts[i];
-    if (part.quantizes_rows) rows[i].emplace(part, inputs, call);
+    if (part.quantizes_rows)
+      rows[i] = i && rows[i - 1] && rows[i - 1]->fits(part)
+                    ? rows[i - 1]
+                    : std::make_shared<QuantizedRows>(part, inputs, call);
     const int num_blocks = divided_up(part.num_outputs, kBlock);
     for (int block = 0; block < num_blocks; ++block) blocks.emplace_back(i, block);
   }
 #pragma omp parallel for num_threads(num_working) if (num_working > 1)
   for (size_t i = 0; i < blocks.size(); ++i) {
     const auto [number, block] = blocks[i];
-    const auto& quantized = rows[number];
-    compute(type, call, matrix.parts[number], block, inputs, quantized ? &*quantized : nullptr);
+    compute(type, call, matrix.parts[number], block, inputs, rows[number].get());
   }
 }
 

@@ -78,8 +78,8 @@ INLINE Vector swapped(Vector all, std::integer_sequence<int, kPlaces...>) {
 
 // Joins kLanes numbers, which `parts` holds one after another: those at a distance of 8, 4, 2 and 1.
 template <class Vector, int kParts, class Join>
-INLINE float join(Vector (&parts)[kParts], Join pair) {
-  constexpr int kCount = sizeof(Vector) / sizeof(float);
+INLINE auto join(Vector (&parts)[kParts], Join pair) {
+  constexpr int kCount = sizeof(Vector) / sizeof(parts[0][0]);
   static_assert(kCount * kParts == kLanes);
 #pragma GCC unroll 2
   for (int half = kParts / 2; half; half /= 2)
@@ -95,14 +95,14 @@ INLINE float join(Vector (&parts)[kParts], Join pair) {
 }
 
 template <class Vector, int kParts>
-INLINE float sum_of(Vector (&parts)[kParts]) {
+INLINE auto sum_of(Vector (&parts)[kParts]) {
   const auto add = [](Vector one, Vector other)
       __attribute__((always_inline)) { return one + other; };
   return join(parts, add);
 }
 
 template <class Vector, int kParts>
-INLINE float largest_of(Vector (&parts)[kParts]) {
+INLINE auto largest_of(Vector (&parts)[kParts]) {
   const auto choose = [](Vector one, Vector other)
       __attribute__((always_inline)) { return larger(one, other); };
   return join(parts, choose);
