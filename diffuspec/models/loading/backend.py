@@ -28,11 +28,13 @@ class Backend:
     kernels: str
     is_exact: bool  # result of the trial at loading; before loading, whether to try
     reason: str  # why it is exact or not
+    quantizes_activations: bool = False  # where they meet weights that are quantised by groups
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
         exactness = "exact" if self.is_exact else "not exact"
-        return f"{dtype} on {self.device}, kernels: {self.kernels}; {exactness}: {self.reason}"
+        kernels = self.kernels + ", activations in 8 bits" * self.quantizes_activations
+        return f"{dtype} on {self.device}, kernels: {kernels}; {exactness}: {self.reason}"
 
     def of(self, runner: ModelRunner) -> Backend:
         """Return the backend of a runner, which tried whether it is exact."""

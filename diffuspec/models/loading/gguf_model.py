@@ -17,6 +17,7 @@ from transformers.integrations.gguf.reader import GgufHeader, TensorInfo
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.kernels.quantized import Groups
 from diffuspec.models.layers.quantized import AnyQuantized, matrix_of, slice_size
+from diffuspec.models.loading.backend import Backend
 from diffuspec.models.loading.gguf_blocks import FORMATS, PLAIN_TYPES
 from diffuspec.models.loading.stored_model import check_can_stay_quantized, empty_model, fill
 
@@ -155,20 +156,14 @@ def _stored_name(name: str) -> str:
     return name
 
 
-def read_gguf_model(
-    path: Path,
-    config: Any,
-    dtype: torch.dtype,
-    device: torch.device,
-    num_ranks: int,
-    quantize_activations: bool,
-) -> Any:
+def read_gguf_model(path: Path, config: Any, backend: Backend, num_ranks: int) -> Any:
     """Return the causal LM of a file. Raises ModelLoadError."""
     if config.model_type not in _FAMILIES:
         raise ModelLoadError(
             f"{path}: GGUF files of {config.model_type} cannot be run as they are, those of "
             f"{', '.join(_FAMILIES)} can: {_INSTEAD}"
         )
+    dtype, device = backend.dtype, backend.device
     check_can_stay_quantized(path, "a GGUF file", dtype, device, num_ranks, _INSTEAD)
     model = empty_model(path, config, dtype)
     is_llama = config.model_type == "llama"
@@ -178,5 +173,5 @@ def read_gguf_model(
         frequencies = model.model.rotary_emb.inv_freq
         factors = tensors.vector(ROPE_FACTORS, tuple(frequencies.shape), torch.float32)
         frequencies /= factors
-    fill(model, tensors, dtype, device, quantize_activations)
+    fill(model, tensors, backend)
     return model

@@ -108,19 +108,11 @@ def load_model(
     where, precision = backend.device, backend.dtype
     if quantize_activations:
         _check_quantizes_activations(checkpoint, where)
-        backend = replace(backend, kernels=f"{backend.kernels}, activations in 8 bits")
+        backend = replace(backend, quantizes_activations=True)
     cache_bytes = cache_shape(path, config).num_bytes(num_slots, num_rows, precision)
     sharding = sharding_options(path, config, num_ranks)
     _check_fits(checkpoint, precision, cache_bytes, where, num_ranks)
-    how = config, precision, where, num_ranks, quantize_activations
-    if checkpoint.gguf is not None:
-        model = read_gguf_model(checkpoint.gguf, *how)
-    elif checkpoint.quantization is not None:
-        model = read_quantized_model(checkpoint, *how)
-    else:
-        model = _read_weights(checkpoint, config, precision, where, sharding).to(where)
-    if num_ranks > 1:
-        use_local_layers(model)
+    model = _read_model(checkpoint, config, backend, num_ranks, sharding)
     fixed_rows = 1 + num_scratch_rows if is_exact else None
     try:
         runner = make_runner(
@@ -134,6 +126,25 @@ def load_model(
     backend = backend.of(runner)
     logger.info("%s: %s", path, backend)
     return LoadedModel(runner, checkpoint.max_positions, backend)
+
+
+def _read_model(
+    checkpoint: Checkpoint,
+    config: Any,
+    backend: Backend,
+    num_ranks: int,
+    sharding: dict[str, Any],
+) -> Any:
+    """Return a model with its weights, or with a rank's share of them. Raises ModelLoadError."""
+    if checkpoint.gguf is not None:
+        return read_gguf_model(checkpoint.gguf, config, backend, num_ranks)
+    if checkpoint.quantization is not None:
+        return read_quantized_model(checkpoint, config, backend, num_ranks)
+    dtype, device = backend.dtype, backend.device
+    model = _read_weights(checkpoint, config, dtype, device, sharding).to(device)
+    if num_ranks > 1:
+        use_local_layers(model)
+    return model
 
 
 def cache_bytes_per_token(checkpoint: Checkpoint, dtype: torch.dtype) -> int:

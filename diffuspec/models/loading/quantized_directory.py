@@ -16,6 +16,7 @@ from torch import Tensor
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.kernels.products import Int8Matrix
 from diffuspec.models.layers.quantized import AnyQuantized, StoredMatrix
+from diffuspec.models.loading.backend import Backend
 from diffuspec.models.loading.checkpoint import Checkpoint, weight_files
 from diffuspec.models.loading.packed_layer import PackedLayer
 from diffuspec.models.loading.quantization import MARKS, WORD, Quantization
@@ -28,15 +29,11 @@ _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # places of successive outputs in a word
 
 
 def read_quantized_model(
-    checkpoint: Checkpoint,
-    config: Any,
-    dtype: torch.dtype,
-    device: torch.device,
-    num_ranks: int,
-    quantize_activations: bool,
+    checkpoint: Checkpoint, config: Any, backend: Backend, num_ranks: int
 ) -> Any:
     """Return the causal LM of a directory. Raises ModelLoadError."""
     path, quantization = checkpoint.path, checkpoint.quantization
+    dtype, device = backend.dtype, backend.device
     assert quantization is not None
     what = f"a model quantised by {quantization.method}"
     instead = "use the model in bfloat16 that it was made from"
@@ -47,8 +44,7 @@ def read_quantized_model(
         )
     model = empty_model(path, config, dtype)
     tensors = [tensor for file in weight_files(path) for tensor in stored_tensors(file)]
-    weights = QuantizedDirectory(path, quantization, tensors, device)
-    fill(model, weights, dtype, device, quantize_activations)
+    fill(model, QuantizedDirectory(path, quantization, tensors, device), backend)
     return model
 
 

@@ -23,6 +23,7 @@ from diffuspec.models.layers.quantized import (
     linear_of,
     moved,
 )
+from diffuspec.models.loading.backend import Backend
 
 
 class StoredWeights(Protocol):
@@ -84,35 +85,18 @@ def _unsupported(config: Any) -> str:
     return f"{config.model_type} is not supported with quantised weights"
 
 
-def fill(
-    model: Any,
-    weights: StoredWeights,
-    dtype: torch.dtype,
-    device: torch.device,
-    quantize_activations: bool,
-) -> None:
-    """Read the weights of a model that has none onto a device. Raises ModelLoadError.
-
-    quantize_activations: see `linear_of`.
-    """
-    _Filling(model, weights, dtype, device, quantize_activations).fill()
+def fill(model: Any, weights: StoredWeights, backend: Backend) -> None:
+    """Read the weights of a model that has none onto a device. Raises ModelLoadError."""
+    _Filling(model, weights, backend).fill()
     weights.check_all_read()
     huge_pages.release_freed()
-    model.requires_grad_(False).to(device)  # moves its buffers
+    model.requires_grad_(False).to(backend.device)  # moves its buffers
 
 
 class _Filling:
-    def __init__(
-        self,
-        model: Any,
-        weights: StoredWeights,
-        dtype: torch.dtype,
-        device: torch.device,
-        quantize_activations: bool,
-    ) -> None:
-        self._model, self._weights = model, weights
-        self._dtype, self._device = dtype, device
-        self._quantize_activations = quantize_activations
+    def __init__(self, model: Any, weights: StoredWeights, backend: Backend) -> None:
+        self._model, self._weights, self._backend = model, weights, backend
+        self._dtype, self._device = backend.dtype, backend.device
         self._names = {id(module): name for name, module in model.named_modules()}
 
     def fill(self) -> None:
@@ -178,7 +162,7 @@ class _Filling:
         self, matrices: Sequence[StoredMatrix], names: Sequence[str], layers: Sequence[nn.Linear]
     ) -> AnyLinear:
         bias = self._bias(names, layers)
-        return linear_of(matrices, bias, self._dtype, self._quantize_activations)
+        return linear_of(matrices, bias, self._dtype, self._backend.quantizes_activations)
 
     def _bias(self, names: Sequence[str], layers: Sequence[nn.Linear]) -> Tensor | None:
         """Return the biases of layers one after another, if they have any."""
