@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _ASSUMED = 4  # measurements as which it counts that drafter and engine share nothing
-_LEAST_SHARE = 0.05  # of a step with a draft call beside it: of less, noise outweighs it
+_LEAST_SHARE = 0.05  # share of a step that draft calls must overlap, or noise outweighs the loss
 _MAX_SLOWER = 0.5  # most of a second of drafting by which a step counts as longer, or as shorter
 _SMOOTHING = 0.025
 
@@ -11,8 +11,8 @@ _SMOOTHING = 0.025
 class Interference:
     """Seconds by which one second of drafting beside it lengthens a step.
 
-    Steps that were shorter than expected count as they are: an average of what lies above 0 alone
-    is that of the noise, and would keep the drafter idle where it disturbs nobody.
+    Steps that were shorter than expected count, too. An average of the longer steps alone would be
+    above 0 for noise, and would keep a drafter idle that disturbs nobody.
     """
 
     def __init__(self) -> None:
