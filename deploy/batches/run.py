@@ -129,9 +129,9 @@ class Run:
                 reply = await self._service.ask(url, body, request_id)
             except (ServiceBusyError, ServiceLostError) as error:
                 failed_at = time.monotonic()
-                pause = max(backoff.failed(), _wanted_pause(error))
+                pause = max(backoff.failed(), _wanted_pause(error)) * random.uniform(0.75, 1.25)
                 self._check_patience(pause, error)
-                await asyncio.sleep(pause * random.uniform(0.75, 1.25))
+                await asyncio.sleep(pause)
                 if isinstance(error, ServiceLostError):
                     num_losses += self._answered_at > failed_at or await self._service.is_up()
                     if num_losses >= _MAX_LOSSES:

@@ -27,6 +27,7 @@ class RpcLimits:
     max_idle_seconds: float = 300.0  # time of a stream without a message or a step under way
     keepalive_seconds: float = 30.0
     keepalive_timeout_seconds: float = 10.0
+    connect_seconds: float = 5.0  # time for one attempt to connect, with the handshake of TLS
     max_reconnect_seconds: float = 1.0  # pause between attempts to reach a server that is gone
     grace_seconds: float = 2.0  # time for steps under way when a server stops
 
@@ -36,7 +37,8 @@ class RpcLimits:
             ("grpc.keepalive_time_ms", _milliseconds(self.keepalive_seconds)),
             ("grpc.keepalive_timeout_ms", _milliseconds(self.keepalive_timeout_seconds)),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 1000),
+            # It bounds an attempt, in spite of its name; a handshake takes long on a busy machine.
+            ("grpc.min_reconnect_backoff_ms", _milliseconds(self.connect_seconds)),
             ("grpc.max_reconnect_backoff_ms", _milliseconds(self.max_reconnect_seconds)),
             ("grpc.enable_retries", 0),
             ("grpc.enable_http_proxy", 0),  # roles are never behind a proxy of the environment

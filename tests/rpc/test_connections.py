@@ -39,6 +39,28 @@ async def test_a_call_outlasts_many_keepalive_pings(security):
         assert len(await step) == 1
 
 
+async def test_a_server_whose_handshake_takes_long_is_reached(security):
+    async with serving(VerifierServicer(FakeVerifier()), security=security) as wire:
+        host, port = wire.address.split(":")
+
+        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            from_server, to_server = await asyncio.open_connection(host, int(port))
+            await asyncio.sleep(1.5)
+            await asyncio.gather(pass_on(reader, to_server), pass_on(from_server, writer))
+
+        async with await asyncio.start_server(relay, host) as busy:
+            _, port_of_relay = busy.sockets[0].getsockname()
+            remote = await RemoteVerifier.connect(f"{host}:{port_of_relay}", wire.security)
+            assert len(await remote.verify([REQUEST])) == 1
+            await remote.close()
+
+
+async def pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    while data := await source.read(4096):
+        sink.write(data)
+    sink.close()
+
+
 @pytest.fixture
 def no_garbage_collection() -> Iterator[None]:
     gc.collect()
