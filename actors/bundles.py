@@ -1,4 +1,4 @@
-"""The bundles that a pipeline needs of a cluster, and the reasons why they do not fit.
+"""The bundles that a pipeline needs on a cluster, and why a cluster cannot hold them.
 
 A bundle is a set of resources on one node. Roles that must run on one node share a bundle: a
 drafter and its path scorer, or all ranks of the verifier. Nothing here depends on Ray.
@@ -16,7 +16,7 @@ from actors.settings import DrafterProcess, PipelineConfig
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Resources on one node with these labels."""
+    """The resources on one node, with labels that the node must have."""
 
     name: str
     resources: dict[str, float]
@@ -25,14 +25,14 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node's total resources, in use or not, and its labels."""
+    """A node's total resources, used or free, and its labels."""
 
     resources: Mapping[str, float]
     labels: Mapping[str, str]
 
 
 def make_bundles(config: PipelineConfig) -> tuple[Bundle, ...]:
-    """Return the bundles of a pipeline: coordinator, each drafter with any scorer, verifier."""
+    """Return the bundles of a pipeline: coordinator, each drafter with its scorer, verifier."""
     placement = config.placement
     coordinator, verifier = placement.coordinator, placement.verifier
     num_ranks = verifier.tensor_parallel
@@ -62,7 +62,7 @@ def _bundle(name: str, num_cpus: float, num_gpus: float, node: NodeSettings) -> 
 def explain_shortage(
     bundles: Sequence[Bundle], strategy: Strategy, nodes: Sequence[Node]
 ) -> list[str]:
-    """Return the reasons why the bundles do not fit the nodes now, at least one."""
+    """Return at least one reason why the bundles do not fit the nodes now."""
     reasons = find_shortages(bundles, strategy, nodes)
     return reasons or ["the nodes are large enough, but their resources are in use by others"]
 
@@ -75,7 +75,7 @@ def find_shortages(
 ) -> list[str]:
     """Return the reasons why pipelines of these bundles do not fit the nodes even when idle.
 
-    None are found if they fit; some ways not to fit are not looked for.
+    Returns an empty list if they fit. The check is not complete: it can miss a shortage.
     """
     if not nodes:
         return ["the cluster has no nodes"]
@@ -136,7 +136,7 @@ def _describe_label(key: str, nodes: Sequence[Node]) -> str:
 
 
 def _selects(selector: str, label: str | None) -> bool:
-    """Return whether one of Ray's selectors (a, !a, in(a,b) or !in(a,b)) matches a label."""
+    """Return whether one of Ray's label selectors (a, !a, in(a,b) or !in(a,b)) matches a label."""
     wanted = selector.removeprefix("!")
     if wanted.endswith(")"):
         is_wanted = label in wanted.removeprefix("in").strip("()").split(",")

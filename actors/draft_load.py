@@ -1,4 +1,4 @@
-"""The load of a draft server: engines, drafts that wait, and the share of time spent drafting."""
+"""The load of a draft server: engines, waiting drafts, and the share of time spent drafting."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Self
 
 from diffuspec.draft_server.service import DraftService
 
-_SAMPLE_SECONDS = 0.1  # a queue lasts for milliseconds, so that one look at it tells little
+_SAMPLE_SECONDS = 0.1  # a queue lasts for milliseconds, so a single sample says little
 _WINDOW_SECONDS = 5.0
 
 
@@ -20,23 +20,23 @@ class DraftLoad:
     """The recent load of a draft server."""
 
     num_engines: int  # engines connected now
-    num_queued: float  # mean number of drafts that engines waited for and that had not begun
-    drafting_share: float  # share of the time, 0 to 1, in which its drafter was at work
-    failing_share: float  # share of the time, 0 to 1, in which no drafts could be made
+    num_queued: float  # mean number of drafts that engines waited for and that had not started
+    drafting_share: float  # share of the time, 0 to 1, in which the drafter was busy
+    failing_share: float  # share of the time, 0 to 1, in which drafting failed
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
     at: float
-    busy_seconds: float  # time at work since the server started
+    busy_seconds: float  # total seconds the drafter has been busy since the server started
     num_queued: float
     is_failing: bool
 
 
 class DraftLoadMeter:
-    """Samples a draft service in the event loop in which its context is open.
+    """Samples a draft service in the event loop that entered its context.
 
-    Any thread may read it.
+    Any thread may call `load`.
     """
 
     def __init__(self, service: DraftService, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,7 +56,7 @@ class DraftLoadMeter:
             self._sampling.cancel()
 
     def sample(self) -> None:
-        """Note the present state."""
+        """Record the present state."""
         service, now = self._service, self._clock()
         sample = _Sample(
             now,
@@ -67,7 +67,7 @@ class DraftLoadMeter:
         self._samples.append(sample)
 
     def load(self) -> DraftLoad:
-        """Return the load over the last seconds; over less just after the start."""
+        """Return the load over the last seconds, or since the start if that is shorter."""
         samples = [*self._samples]
         num_engines = len(self._service.sessions)
         if not samples:

@@ -1,4 +1,4 @@
-"""A pool of draft servers on a Ray cluster, behind one address: as many as there is work for."""
+"""A pool of draft servers on a Ray cluster behind one address, scaled with the load."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from diffuspec.rpc.security import Security
 
 logger = logging.getLogger(__name__)
 
-_ROUND_SECONDS = 1.0  # pause between looks at the loads
+_ROUND_SECONDS = 1.0  # pause between two readings of the loads
 
 
 class DraftServerSupervisor(Supervisor[RoleActor[str]]):
-    """Keeps one draft server up. In service: it serves at the address that its actor has ready."""
+    """Keeps one draft server running. It is in service when it answers at its actor's address."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class DraftServerSupervisor(Supervisor[RoleActor[str]]):
         start_seconds: float,
         health_seconds: float,
     ) -> None:
-        """`create` makes an actor; `host` tells where it is to listen, once its place is known."""
+        """`create` makes an actor; `host` returns its address, once it has a place."""
         super().__init__(name)
         self._create = create
         self._host = host
@@ -53,11 +53,11 @@ class DraftServerSupervisor(Supervisor[RoleActor[str]]):
 
     @property
     def address(self) -> str:
-        """Where it serves; "" while it does not."""
+        """The server's address; "" while it is down."""
         return self._thing.ready if self._thing is not None else ""
 
     async def load(self) -> DraftLoad | None:
-        """Return its load; None while it does not serve, or does not answer."""
+        """Return the server's load; None while it is down or does not answer."""
         actor = self._thing
         if actor is None:
             return None
@@ -66,11 +66,11 @@ class DraftServerSupervisor(Supervisor[RoleActor[str]]):
             async with asyncio.timeout(self._health_seconds):
                 load: DraftLoad = await call.remote()
         except (TimeoutError, RayError):
-            return None  # the watch reports the reason
+            return None  # `watch` reports the reason
         return load
 
     async def stop(self) -> None:
-        """End its streams, whose engines connect elsewhere, and its actor. Comes after halt()."""
+        """End the streams, whose engines connect elsewhere, then the actor. Call halt() first."""
         actor = self._thing
         self.close("stopped")
         if actor is not None:
@@ -106,13 +106,13 @@ class DraftPoolConfig(Section):
 
 
 class DraftPool:
-    """Keeps draft servers up while its context is open, and tells a proxy where they are.
+    """Keeps draft servers running while its context is open, and tells a proxy their addresses.
 
-    Without TLS servers are on the node of this process, and serve on loopback.
+    Without TLS the servers run on this process's node and listen on loopback.
     """
 
     def __init__(self, config: DraftPoolConfig, security: Security, proxy: DraftProxy) -> None:
-        """`security`: what the servers demand and the proxy presents."""
+        """`security`: the credentials of the servers, and of the proxy when it connects to them."""
         self._config = config
         self._security = security
         self._proxy = proxy
@@ -122,7 +122,7 @@ class DraftPool:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Start the least number of servers. Raises what prevents one of them."""
+        """Start the minimum number of servers. Raises the error of one that cannot start."""
         self._servers = [self._new() for _ in range(self._config.scaling.min_servers)]
         try:
             await asyncio.gather(*[one.start() for one in self._servers])
@@ -144,12 +144,12 @@ class DraftPool:
 
     @property
     def addresses(self) -> list[str]:
-        """Where servers serve now."""
+        """The addresses of the servers that are running."""
         return [one.address for one in self._servers if one.address]
 
     @property
     def num_servers(self) -> int:
-        """Servers that are kept up, starting ones included."""
+        """Number of servers, starting ones included."""
         return len(self._servers)
 
     def _new(self) -> DraftServerSupervisor:
@@ -178,7 +178,7 @@ class DraftPool:
         await server.halt()
         await server.stop()
 
-    # ---- rounds
+    # ---- scaling
 
     async def _run(self) -> None:
         while True:
@@ -189,7 +189,7 @@ class DraftPool:
                 logger.warning("a round of the pool of draft servers failed: %s", error)
 
     async def _round(self) -> None:
-        """Tell the proxy which servers serve, and start or stop a server if the loads say so."""
+        """Update the proxy's server addresses, and start or stop a server if needed."""
         servers = [*self._servers]
         found = await asyncio.gather(*[one.load() for one in servers])
         await self._proxy.use(self.addresses)
@@ -212,7 +212,7 @@ class DraftPool:
         return decide(len(self._servers), self._wishes, now, scaling)
 
     async def _remove(self) -> None:
-        """Stop the server with the fewest engines, which then connect to others."""
+        """Stop the server with the fewest engines; its engines connect to others."""
         engines = self._proxy.num_engines()
         leaving = min(self._servers, key=lambda one: engines.get(one.address, 0))
         self._servers.remove(leaving)

@@ -1,4 +1,4 @@
-"""How many draft servers a pool should have, by the drafts that wait and the time spent drafting.
+"""The number of draft servers in a pool, by the waiting drafts and the time spent drafting.
 
 Pure functions of the loads. The number changes only when the loads have called for it for a while,
 because a server takes long to start, and the engines of one that ends have to connect again.
@@ -47,7 +47,7 @@ class DraftScaling(Section):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The number of servers wanted at a point in time."""
+    """The number of servers wanted at one point in time."""
 
     at: float
     num_servers: int
@@ -56,8 +56,8 @@ class Wish:
 def wanted_servers(loads: Sequence[DraftLoad], scaling: DraftScaling) -> int:
     """Return the number of servers that would bring these loads to the targets, within the bounds.
 
-    Never more than there are engines: an engine has one server, and drafts made ahead may keep any
-    server busy.
+    Never more than the number of engines: an engine uses one server, and a server may be busy with
+    pre-drafts alone.
     """
     by_time = sum([one.drafting_share for one in loads]) / scaling.target_drafting_share
     by_queue = sum([one.num_queued for one in loads]) / scaling.target_queued
@@ -67,10 +67,10 @@ def wanted_servers(loads: Sequence[DraftLoad], scaling: DraftScaling) -> int:
 
 
 def decide(num_servers: int, wishes: Sequence[Wish], now: float, scaling: DraftScaling) -> int:
-    """Return how many servers there should be, given what was wanted until now, oldest first.
+    """Return the number of servers to run, given the wishes so far, oldest first.
 
-    More, if more were wanted all the time for up_seconds; fewer, if fewer were for down_seconds.
-    Nothing is concluded from a record that does not reach back so far.
+    It grows if more servers were wanted throughout the last up_seconds, and shrinks if fewer were
+    wanted throughout down_seconds. A record shorter than that changes nothing.
     """
     most = max(_last(wishes, now, scaling.down_seconds), default=num_servers)
     fewest = min(_last(wishes, now, scaling.up_seconds), default=num_servers)
@@ -82,7 +82,7 @@ def decide(num_servers: int, wishes: Sequence[Wish], now: float, scaling: DraftS
 
 
 def _last(wishes: Sequence[Wish], now: float, seconds: float) -> list[int]:
-    """Return what was wanted in the last seconds; nothing if the record is shorter."""
+    """Return the numbers wanted in the last seconds; an empty list if the record is shorter."""
     if not wishes or now - wishes[0].at < seconds:
         return []
     return [one.num_servers for one in wishes if now - one.at <= seconds]

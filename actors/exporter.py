@@ -1,7 +1,7 @@
 """Prometheus series of an actor through Ray's own exporter, at every node's metrics port.
 
-Every sample becomes a gauge of Ray's, under its own name with the prefix `ray_`: totals and buckets
-too, of which Prometheus can take rates as of counters.
+Every sample becomes one of Ray's gauges, named with the prefix `ray_`. So do totals and buckets:
+Prometheus computes their rates just as for counters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXPORT_SECONDS = 5.0
 
 
 class RayExporter:
-    """Copies the samples of a registry. Belongs to one thread."""
+    """Copies the samples of a registry to Ray's exporter. Not thread-safe."""
 
     def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
         """`labels` are added to every sample's own."""
@@ -31,7 +31,7 @@ class RayExporter:
         self._gauges: dict[str, Gauge] = {}
 
     def export(self) -> None:
-        """Hand the present values to Ray."""
+        """Pass the present values to Ray."""
         for family in self._registry.collect():
             for sample in family.samples:
                 tags = {**self._labels, **sample.labels}
@@ -43,7 +43,7 @@ class RayExporter:
 
 
 def export_always(registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
-    """Export every few seconds, in a thread that ends with the process."""
+    """Export every few seconds, in a daemon thread."""
     exporter = RayExporter(registry, labels)
 
     def run() -> None:
@@ -58,5 +58,5 @@ def export_always(registry: CollectorRegistry, labels: Mapping[str, str]) -> Non
 
 
 def export_coordinator(actor: CoordinatorActor, pipeline: str) -> None:
-    """Export a coordinator's series with the name of its pipeline. Runs in its process."""
+    """Export a coordinator's series with its pipeline's name. Runs in its process."""
     export_always(actor.engine.metrics.registry, {"pipeline": pipeline})

@@ -38,14 +38,14 @@ logger = logging.getLogger(__name__)
 _GREEDY = SamplingParams()
 _STATUS_SECONDS = 10.0
 _SLACK_SECONDS = 10.0  # time in which health checks notice a lost coordinator
-_READ_SECONDS = 2.0  # time for callers to read the ends of their answers
+_READ_SECONDS = 2.0  # time for callers to read the rest of their answers
 
 
 class Pipeline:
-    """Belongs to the event loop that it was started in. Use it as an async context manager.
+    """An async context manager for all roles of one deployment, tied to one event loop.
 
-    token: what every call between roles, and to the coordinator, must carry; None: a new one.
-    name: the label `pipeline` of its series in Ray's exporter; None: a random one.
+    token: the secret that every call between roles and to the coordinator carries; None: a random
+    one. name: the value of the label `pipeline` in Ray's exporter; None: a random one.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Pipeline:
         return self._coordinator.address if self._coordinator is not None else ""
 
     async def start(self) -> None:
-        """Place and start all roles; return once prompts are answered and every drafter was tried.
+        """Place and start all roles; return once they answer and every drafter has been tried.
 
         A drafter that fails does not fail the start: status() names the reason. Raises
         PlacementError, ConfigError, ModelLoadError and VerifierError, and leaves nothing behind.
@@ -103,8 +103,8 @@ class Pipeline:
     async def stop(self) -> None:
         """Refuse new requests, let the others finish within drain_seconds, then end all actors.
 
-        Lost actors are replaced until then, the coordinator included. When this is interrupted or
-        fails, all actors end at once.
+        Until then lost actors are still replaced, the coordinator included. If stopping fails or is
+        interrupted, all actors are killed at once.
         """
         self._is_draining = True
         try:
@@ -124,11 +124,11 @@ class Pipeline:
         speculation: SpeculationParams | None = None,
         request_id: str | None = None,
     ) -> AsyncGenerator[RequestOutput]:
-        """Yield what every step adds; closing the iterator cancels the request.
+        """Yield the tokens of each step; closing the iterator cancels the request.
 
-        When the coordinator is lost the next one goes on after the tokens that were yielded: a
-        request's tokens do not depend on the process that decodes it. Raises ActorLostError when
-        there is no other coordinator in time, and what `Frontend.stream` does.
+        If the coordinator is lost, its replacement continues after the tokens already yielded: a
+        request's tokens do not depend on the process that decodes them. Raises ActorLostError if
+        there is no replacement in time, and the errors of `Frontend.stream`.
         """
         if self._is_draining:
             raise ShuttingDownError("the pipeline is shutting down; try again later")
@@ -150,14 +150,14 @@ class Pipeline:
     async def cancel(self, request_id: str) -> bool:
         """Cancel the requests with an id; return whether there were any.
 
-        Answers of this object end at once, also while there is no coordinator. Requests that other
-        clients sent to a coordinator end with it. Raises InvalidRequestError.
+        Requests made through this object end at once, even while there is no coordinator. Requests
+        of other clients end only if there is one. Raises InvalidRequestError.
         """
         asked_here = [one.cancel() for one in self._answers if one.request_id == request_id]
         return await self._cancel_there(request_id) or any(asked_here)
 
     async def status(self) -> ServiceStatus:
-        """Return the state of roles and requests, also while there is no coordinator."""
+        """Return the state of roles and requests, even while there is no coordinator."""
         actor, reason = self.coordinator.actor, self.coordinator.problem
         if actor is not None:
             try:
@@ -174,7 +174,7 @@ class Pipeline:
         return text
 
     async def num_requests(self) -> int:
-        """Return how many requests run and wait; 0 while there is no coordinator."""
+        """Return the number of requests running and waiting; 0 while there is no coordinator."""
         actor = self.coordinator.actor
         if actor is None:
             return 0
@@ -184,10 +184,10 @@ class Pipeline:
             return 0
 
     async def fatal_problem(self) -> str:
-        """Return the reason why this pipeline will not answer again; "" if it does or may.
+        """Return why this pipeline cannot recover; "" if it is well or may recover.
 
-        It is lost when its placement group is, or when there was no coordinator for as long as one
-        may take to be placed and started.
+        It cannot recover once its placement group is lost, or when there has been no coordinator
+        for longer than placing and starting one may take.
         """
         placement, coordinator = self._placement, self._coordinator
         if self._is_draining or placement is None or coordinator is None:
@@ -210,24 +210,24 @@ class Pipeline:
         return links
 
     async def describe(self) -> tuple[RoleReport, ...]:
-        """Return every actor's place and address."""
+        """Return the place and address of every actor."""
         return await describe_roles(self.coordinator, self._drafters)
 
     async def _drain(self, coordinator: CoordinatorSupervisor) -> None:
-        """Let running requests finish; if the coordinator is lost, with the next one."""
+        """Let running requests finish, on a new coordinator if the present one is lost."""
         seconds = self.config.deadlines.drain_seconds
         ends_at = time.monotonic() + seconds
         if not await coordinator.drain(seconds):
             await self._answers_closed(ends_at - time.monotonic())
 
     async def _answers_closed(self, seconds: float) -> None:
-        """Wait until every answer has been read to its end, or the time is over."""
+        """Wait until every answer has been read to its end, or `seconds` are over."""
         if self._answers:
             closed = [answer.closed for answer in self._answers]
             await asyncio.wait(closed, timeout=max(seconds, 0.0))
 
     async def _halt(self) -> None:
-        """End the supervision: actors lost from now on are not replaced."""
+        """End the supervision, so that lost actors are no longer replaced."""
         supervisors = [*self._drafters, *([self._coordinator] if self._coordinator else [])]
         await asyncio.gather(*(one.halt() for one in supervisors))
 
@@ -243,7 +243,7 @@ class Pipeline:
             self._is_draining = False
 
     async def _test_drafting(self) -> None:
-        """Have a prompt answered with drafts of every drafter that has a process."""
+        """Answer a prompt with drafts of each drafter that has its own process."""
         names = [one.process.drafter for one in self._drafters if one.problem == ""]
         for name in dict.fromkeys(names):
             actor = (await self.coordinator.serving()).actor
@@ -265,7 +265,7 @@ class Pipeline:
             ) from error
 
     async def _cancel_there(self, request_id: str) -> bool:
-        """Cancel the coordinator's requests with an id, if there is a coordinator."""
+        """Cancel a request at the coordinator, if there is one."""
         if self.coordinator.actor is None:
             return False
         try:
@@ -275,9 +275,9 @@ class Pipeline:
             return False
 
     async def _wait_for_another(self, error: TransportError) -> None:
-        """Wait until the supervisor has noticed that the coordinator is lost.
+        """Wait until the supervisor has noticed the loss of the coordinator.
 
-        Raises `error` if it does not in time: the connection failed, and would fail again.
+        Raises `error` if it does not in time: a new call would fail in the same way.
         """
         service = self.coordinator.service
         if service is None:

@@ -1,7 +1,7 @@
 """The placement of a pipeline: one placement group, and the actors in its bundles.
 
-Plain classes become Ray actors here and nowhere else. A Placement is a value that can be sent to
-other processes: the coordinator creates the verifier's ranks from it.
+Plain classes become Ray actors here and nowhere else. A Placement can be sent to other processes:
+the coordinator uses it to create the verifier's ranks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PlacementError(DiffuspecError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Node and process of an actor."""
+    """The node and process of an actor."""
 
     node_id: str
     ip: str
@@ -63,7 +63,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A placement group that was granted, with all that is needed to create its actors."""
+    """A granted placement group, with all that is needed to create its actors."""
 
     config: PipelineConfig
     token: str = field(repr=False)
@@ -74,8 +74,8 @@ class Placement:
     async def reserve(cls, config: PipelineConfig, token: str, name: str = "") -> Placement:
         """Wait until the cluster grants the bundles; log which resources are missing meanwhile.
 
-        Raises PlacementError with them after placement_seconds, and ConfigError. Nothing stays
-        reserved after an error.
+        Raises ConfigError, and after placement_seconds PlacementError with the missing resources.
+        Nothing stays reserved after an error.
         """
         group = _ask_for(config)
         try:
@@ -88,7 +88,7 @@ class Placement:
         return cls(config, token, group, name)
 
     async def release(self) -> None:
-        """Give the bundles back and end the actors in them; return once that is done."""
+        """Release the bundles and end the actors in them; return once that is done."""
         remove_placement_group(self.group)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_RELEASE_SECONDS):
@@ -96,16 +96,16 @@ class Placement:
                     await asyncio.sleep(_POLL_SECONDS)
 
     def is_removed(self) -> bool:
-        """Whether the bundles are given back, by release() or by somebody else. Asks the head."""
+        """Return whether the placement group is gone. Asks the cluster's head node."""
         table: Any = ray.util.placement_group_table(self.group)
         return bool(table["state"] == "REMOVED")
 
     def host(self, place: Place) -> str:
-        """Return the address for an actor to listen at: with TLS its node's, else loopback."""
+        """Return the address at which an actor listens: with TLS its node's, else loopback."""
         return LOOPBACK if self.config.rpc.tls is None else place.ip
 
     def create_coordinator(self, number: int = 1) -> Handle:
-        """Create a coordinator; the number of its start, from 1, is in the name of its trace."""
+        """Create a coordinator. `number` counts from 1, and is part of its trace's name."""
         config, role = self.config, self.config.placement.coordinator
         if config.trace is not None and number > 1:
             config = config.model_copy(update={"trace": numbered(config.trace, number)})
@@ -134,7 +134,7 @@ class Placement:
     ) -> Callable[..., Handle]:
         """Return a function that creates an actor of a plain class in a bundle.
 
-        Ray does not restart these actors: their supervisors do, and pass on the new addresses.
+        Ray does not restart these actors; their supervisors do, and pass on the new addresses.
         """
         strategy = PlacementGroupSchedulingStrategy(
             self.group, bundle, placement_group_capture_child_tasks=False
@@ -145,7 +145,7 @@ class Placement:
 def create_draft_server(
     config: DraftServerConfig, security: Security, role: RoleSettings, **options: object
 ) -> Handle:
-    """Create an actor that serves drafts, of no pipeline. `options`: of Ray, such as its node."""
+    """Create an actor that serves drafts outside any pipeline. `options`: those of Ray."""
     variables = _threads(role) | _gpus(role)
     return _remote_role(DraftServerActor, role, variables, **options)(config, security)
 
@@ -154,7 +154,7 @@ def _remote_role(
     kind: type[Any], role: RoleSettings, variables: dict[str, str], **options: object
 ) -> Callable[..., Handle]:
     """Return a function that creates an actor of a plain class, which Ray does not restart."""
-    make_actor_class: Any = ray.remote  # its types lack concurrency groups
+    make_actor_class: Any = ray.remote  # Ray's type annotations lack concurrency groups
     actor_class = make_actor_class(
         num_cpus=role.num_cpus,
         num_gpus=role.num_gpus,
@@ -176,13 +176,13 @@ def _threads(role: RoleSettings) -> dict[str, str]:
     return {
         "OMP_NUM_THREADS": str(role.num_threads),
         "TOKENIZERS_PARALLELISM": "false",
-        # With these a message wakes two threads of gRPC on its way, otherwise four.
+        # With these a message wakes two gRPC threads on its way; otherwise four.
         "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
     }
 
 
 def _telemetry() -> dict[str, str]:
-    """Return this process' variables about logs and traces, for all roles."""
+    """Return this process's environment variables for logs and traces, which all roles inherit."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -195,7 +195,7 @@ def _configure_logs(actor: object) -> None:
 
 
 def _gpus(role: RoleSettings) -> dict[str, str]:
-    """Return variables that hide all GPUs from a role without any; Ray would leave them visible.
+    """Return variables that hide all GPUs from a role that has none; Ray would leave them visible.
 
     Not for the coordinator, because the ranks that it creates would inherit them.
     """

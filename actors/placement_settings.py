@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from diffuspec.core.validation import Section
 
-SHARE_DIGITS = 4  # Ray's own resolution of a resource
+SHARE_DIGITS = 4  # the resolution that Ray uses for resources
 
 _MIN_SHARE = 10**-SHARE_DIGITS
 _MAX_GPUS = 16
@@ -25,7 +25,7 @@ _NODE = "Nodes that it may run on."
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 Share = Annotated[float, Field(ge=_MIN_SHARE, le=1_000_000), AfterValidator(round_share)]
 
-# Kubernetes' syntax of labels, which Ray has, too; a value may be a selector, as in !in(a,b).
+# Kubernetes' label syntax, which Ray shares; a value may also be a selector such as !in(a,b).
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _LABEL_KEY = re.compile(rf"([A-Za-z0-9.-]{{0,252}}[A-Za-z0-9]/)?{_LABEL}")
 _LABEL_VALUE = re.compile(rf"(!?{_LABEL}|!?(in)?\({_LABEL}(,{_LABEL})*\))?")
@@ -39,7 +39,7 @@ def _check_gpus(name: str, num_gpus: float) -> None:
 
 
 class RoleSettings(Section):
-    """What one actor of a role takes of its node."""
+    """The resources of its node that one actor of a role takes."""
 
     num_cpus: Share = Field(1.0, description="CPUs reserved; a fraction is a share of one.")
     num_gpus: float = Field(
@@ -56,7 +56,7 @@ class RoleSettings(Section):
 
 
 class NodeSettings(Section):
-    """Which nodes of the cluster a role may run on: any, unless something is set."""
+    """The nodes of the cluster that a role may run on; by default any."""
 
     labels: dict[str, str] = Field(
         default_factory=dict,
@@ -110,7 +110,7 @@ class DrafterSettings(RoleSettings):
 
 
 class VerifierSettings(RoleSettings):
-    """Each rank of the verifier. All ranks run on one node."""
+    """Each rank of the verifier. All ranks run on the same node."""
 
     tensor_parallel: int = Field(
         1, ge=1, le=_MAX_GPUS, description="Number of ranks that the target is divided among."
@@ -175,5 +175,5 @@ class PlacementSettings(Section):
         return self.drafters.get(name, self.drafter)
 
     def shared_gpus(self, drafter: DrafterSettings) -> float:
-        """Return the GPUs of a drafter's bundle with a path scorer."""
+        """Return the number of GPUs in the bundle that a drafter shares with its path scorer."""
         return round_share(drafter.num_gpus + self.path_scorer.num_gpus)

@@ -19,12 +19,12 @@ from actors.supervision.verifier_group import SupervisedVerifier
 
 logger = logging.getLogger(__name__)
 
-_NAMING_SECONDS = 10.0  # time for the coordinator to name the verifier's ranks
+_NAMING_SECONDS = 10.0  # time for the coordinator to list the verifier's ranks
 
 
 @dataclass(frozen=True, slots=True)
 class RoleReport:
-    """An actor's place and address; the reason if it does not serve."""
+    """An actor's place and address, or the reason why it is not serving."""
 
     name: str
     place: Place | None
@@ -35,7 +35,7 @@ class RoleReport:
 async def describe_roles(
     coordinator: CoordinatorSupervisor, drafters: Sequence[DrafterSupervisor]
 ) -> tuple[RoleReport, ...]:
-    """Return every actor's place and address."""
+    """Return the place and address of every actor."""
     actor = coordinator.actor
     reports = [_report("coordinator", actor, coordinator.address, coordinator.problem)]
     for one in drafters:
@@ -54,7 +54,7 @@ def _report(name: str, actor: RoleActor[Any] | None, address: str, reason: str) 
 
 
 async def _describe_ranks(coordinator: RoleActor[Any]) -> list[RoleReport]:
-    """Return places and address of the verifier's ranks; none while they are replaced."""
+    """Return the places and addresses of the verifier's ranks; none during a replacement."""
     try:
         async with asyncio.timeout(_NAMING_SECONDS):
             call = coordinator.handle.__ray_call__.options(concurrency_group=CONTROL)
@@ -63,7 +63,7 @@ async def _describe_ranks(coordinator: RoleActor[Any]) -> list[RoleReport]:
     except (TimeoutError, RayError) as error:
         logger.warning("the coordinator did not name the verifier's ranks: %s", error)
         return []
-    addresses = [address, *("" for _ in places)]  # rank 0 serves for all
+    addresses = [address, *("" for _ in places)]  # rank 0 serves for all ranks
     named = enumerate(zip(places, addresses, strict=False))
     return [RoleReport(f"verifier rank {i}", *there) for i, there in named]
 

@@ -1,7 +1,7 @@
-"""Configuration of a pipeline: its models, where each role runs, and what bounds the calls.
+"""Configuration of a pipeline: its models, where each role runs, and the limits on calls.
 
 Read from one YAML file, with the engine's own sections under `engine`. Unknown keys are errors.
-Everything has a default but the models, so that `engine: {preset: tiny}` is a whole file.
+Everything but the models has a default, so `engine: {preset: tiny}` is a complete file.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from diffuspec.pairs import fill_in_preset
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.security import Security, TlsFiles
 
-MAX_MISSES = 3  # checks in a row without an answer before a role is taken for dead
+MAX_MISSES = 3  # failed checks in a row after which a role counts as dead
 
-_MAX_OTHER_CALLS = 32  # other calls to the coordinator: status, health, cancel
+# concurrent calls to the coordinator other than requests: status, health, cancel
+_MAX_OTHER_CALLS = 32
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
 class TlsSettings(Section):
-    """PEM files, at the same place on every node."""
+    """PEM files, at the same path on every node."""
 
     ca: FilePath = Field(description="Certificate of the authority that signed the others.")
     certificate: FilePath = Field(description="Certificate of this node.")
@@ -65,12 +66,12 @@ class DeadlineSettings(Section):
 
     @property
     def silence_seconds(self) -> float:
-        """Most seconds until a role that stopped answering is taken for dead."""
+        """Most seconds until a role that stopped answering counts as dead."""
         return 2 * MAX_MISSES * self.health_seconds
 
 
 class RpcSettings(Section):
-    """How the roles speak to each other."""
+    """How the roles communicate."""
 
     tls: TlsSettings | None = Field(
         None, description="Certificates; null: all roles must be on one machine."
@@ -110,13 +111,13 @@ class RpcSettings(Section):
 
 @dataclass(frozen=True, slots=True)
 class DrafterProcess:
-    """A process that drafts, in a bundle of its own, with a path scorer beside it if it needs one.
+    """A drafter's process in a bundle of its own, with a path scorer if it needs one.
 
-    With several drafters their names tell processes apart, otherwise their numbers do.
+    Processes are told apart by name if there are several drafters, otherwise by number.
     """
 
-    index: int  # index of its bundle among those of drafters
-    drafter: str  # the name that requests choose
+    index: int  # index of its bundle among the drafters' bundles
+    drafter: str  # the name by which requests choose it
     number: str  # "0", or "sps 0" with several drafters
     settings: DrafterSettings
     needs_path_scorer: bool
@@ -131,7 +132,7 @@ class DrafterProcess:
 
 
 class PipelineConfig(Section):
-    """Everything a deployment needs."""
+    """The whole configuration of a deployment."""
 
     engine: EngineConfig = Field(
         description="The models and how they work together; `preset: tiny` fills in the embedded "
@@ -206,7 +207,7 @@ class PipelineConfig(Section):
 
     @property
     def drafter_processes(self) -> tuple[DrafterProcess, ...]:
-        """The processes that draft, grouped by the drafter's name."""
+        """The drafter processes, grouped by the drafter's name."""
         names = self.engine.named_drafters
         found: list[DrafterProcess] = []
         for name, drafter in self.drafters_in("process").items():
@@ -218,18 +219,18 @@ class PipelineConfig(Section):
         return tuple(found)
 
     def drafters_in(self, home: Home) -> dict[str, DrafterConfig]:
-        """Return the drafters that run in processes of that kind, by name."""
+        """Return the drafters that run in processes of this kind, by name."""
         named = self.engine.named_drafters.items()
         return {name: one for name, one in named if kind_of(one).home == home}
 
     def limits(self, max_step_seconds: float) -> RpcLimits:
-        """Return the bounds of the wire for a role with steps of up to `max_step_seconds`."""
+        """Return the RPC limits of a role whose steps take up to `max_step_seconds`."""
         return RpcLimits(
             max_message_bytes=self.rpc.max_message_bytes, max_step_seconds=max_step_seconds
         )
 
     def coordinator_limits(self) -> RpcLimits:
-        """Return the bounds of the wire to the coordinator: a call for every request it admits."""
+        """Return the RPC limits of the coordinator: one call for each request that it admits."""
         num_requests = self.engine.target.max_sequences + self.engine.coordinator.max_waiting
         return RpcLimits(
             max_message_bytes=self.rpc.max_message_bytes,
@@ -243,12 +244,12 @@ class PipelineConfig(Section):
 
 
 def load_pipeline(path: Path) -> PipelineConfig:
-    """Read a YAML file. Raises ConfigError naming the key, the value and what would be right."""
+    """Read a YAML file. Raises ConfigError with the key, the value and what is valid."""
     return parse_pipeline(read_yaml(path))
 
 
 def parse_pipeline(data: dict[str, Any]) -> PipelineConfig:
-    """Validate plain data. The pair that `engine.preset` names fills in what is not given.
+    """Validate plain data. Missing keys are filled in from the pair named by `engine.preset`.
 
     Raises ConfigError.
     """

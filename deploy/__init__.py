@@ -1,7 +1,7 @@
-"""Starting things: commands that read the environment and YAML, once.
+"""Entry points: commands that read the environment and YAML files once and start things.
 
 `python -m deploy.demo` imports many modules before its command can handle Ctrl-C. Until then this
-package reports it in one line in place of a traceback.
+package reports Ctrl-C in one line instead of a traceback.
 """
 
 from __future__ import annotations

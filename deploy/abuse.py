@@ -1,11 +1,11 @@
-"""Send a service requests that it must refuse; show its answers and their cost in memory.
+"""Sends a service requests that it must refuse; shows its answers and their cost in memory.
 
     python -m deploy.abuse http://127.0.0.1:8000
 
 Works on `diffuspec serve` and on the application of Ray Serve, without API keys. Memory is that of
-the service's processes on this machine: what listens on the port, with its children, or all of the
-node of Ray. Slow clients are waited for as long as the service allows them, a minute or so by
-default.
+the service's processes on this machine: the process that listens on the port and its children, or
+all processes of the Ray node. Waits for slow clients as long as the service allows them, about a
+minute by default.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from diffuspec.command import Command
 TEXT = "/v1/completions"
 _GRAMMAR = "start: T0\n" + "\n".join(f"T{n}: T{n + 1} T{n + 1}" for n in range(60)) + '\nT60: "a"'
 _LONG = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "temperature": 1, "seed": 1}
-_TIMES = 20  # times that a client leaves in each phase
+_TIMES = 20  # times that a client disconnects in each phase
 _MAX_WAIT_SECONDS = 120.0
 _MIB = 2**20
 _CLOSED = "connection closed"
@@ -38,21 +38,21 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What the service answered to one kind of abuse."""
+    """The service's answer to one kind of abuse."""
 
     name: str
     answer: str  # status and code or parameter, or how the connection ended
 
 
 class Target:
-    """The service, spoken to byte by byte."""
+    """A connection to the service, at the level of bytes."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self.host, self.port = parts.hostname or "127.0.0.1", parts.port or 80
 
     async def send(self, pieces: Iterable[bytes], pause_seconds: float = 0.0) -> str:
-        """Send pieces on a new connection; return the answer in short."""
+        """Send pieces on a new connection; return a summary of the answer."""
         reader, writer = await asyncio.open_connection(self.host, self.port)
         try:
             async with asyncio.timeout(_MAX_WAIT_SECONDS):
@@ -72,7 +72,7 @@ class Target:
         return await self.send([self.head(path, len(body), **headers), body])
 
     def head(self, path: str, length: int | None, **headers: str) -> bytes:
-        """Return the head of a POST; length None: the body comes in chunks."""
+        """Return the head of a POST request; length None: the body is chunked."""
         size = {"transfer-encoding": "chunked"} if length is None else {"content-length": length}
         host = f"{self.host}:{self.port}"
         more = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -94,7 +94,7 @@ class Target:
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
-    """Close a connection at once, with what was not sent."""
+    """Close a connection at once, discarding unsent data."""
     writer.transport.abort()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
@@ -124,7 +124,7 @@ async def _read_answer(reader: asyncio.StreamReader) -> str:
 
 
 def bodies() -> dict[str, dict[str, Any]]:
-    """Return bodies of text completions that ask for too much, by their fault."""
+    """Return bodies of text completions that ask for too much, keyed by what is wrong with them."""
     return {
         "200,000 stop strings": {"prompt": "a", "stop": ["a"] * 200_000},
         "n of 10^9": {"prompt": "a", "n": 10**9},
@@ -140,7 +140,7 @@ def bodies() -> dict[str, dict[str, Any]]:
 
 
 def forms() -> dict[str, dict[str, Any]]:
-    """Return bodies whose forms of answers would cost too much to compile."""
+    """Return bodies whose response formats would cost too much to compile."""
     nested: Any = {"type": "string"}
     for _ in range(300):
         nested = {"type": "array", "items": nested}
@@ -152,7 +152,7 @@ def forms() -> dict[str, dict[str, Any]]:
 
 
 def requests(target: Target) -> dict[str, Callable[[], Awaitable[str]]]:
-    """Return abuse of HTTP, by its name."""
+    """Return the kinds of HTTP abuse by name."""
     head, deep = target.head, b'{"prompt": ' + b"[" * 200_000
     large, block = 64 * _MIB, b" " * 65_536
     chunk = b"10000\r\n" + block + b"\r\n"
@@ -179,7 +179,7 @@ def requests(target: Target) -> dict[str, Callable[[], Awaitable[str]]]:
 
 
 async def leave_everywhere(target: Target) -> str:
-    """Leave in every phase of a request; return the number of requests that still run then."""
+    """Disconnect in every phase of a request; return the number of requests still running then."""
     body = json.dumps(_LONG | {"stream": True}).encode()
     whole = target.head(TEXT, len(body)) + body
     phases: list[tuple[bytes, int]] = [
@@ -191,7 +191,7 @@ async def leave_everywhere(target: Target) -> str:
 
 
 async def stop_reading(target: Target) -> str:
-    """Ask for a long stream and read nothing of it; return the outcome of the request."""
+    """Request a long stream and read none of it; return the outcome of the request."""
     body = json.dumps(_LONG | {"stream": True, "n": 8, "logprobs": 20}).encode()
     reader, writer = await asyncio.open_connection(target.host, target.port, limit=1024)
     writer.write(target.head(TEXT, len(body)) + body)
@@ -202,7 +202,7 @@ async def stop_reading(target: Target) -> str:
 
 
 async def _until_idle(target: Target) -> str:
-    """Wait until no request runs; return how many do at the end of the wait."""
+    """Wait until no request runs; return the number of requests that run at the end of the wait."""
     running: int | None = None
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_MAX_WAIT_SECONDS):
@@ -212,7 +212,7 @@ async def _until_idle(target: Target) -> str:
 
 
 async def _num_running(target: Target) -> int | None:
-    """Return the requests that /ready counts; None if it does not answer so."""
+    """Return the number of running requests according to /ready; None if it does not say."""
     reader, writer = await asyncio.open_connection(target.host, target.port)
     host = f"{target.host}:{target.port}"
     writer.write(f"GET /ready HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
@@ -228,7 +228,8 @@ async def _num_running(target: Target) -> int | None:
 async def abuse(url: str, *, has_forms: bool = True, is_patient: bool = True) -> list[Finding]:
     """Try every kind of abuse on a service, one after the other; slow clients all at once.
 
-    has_forms: it can compile forms of answers. is_patient: try also what takes long to be dropped.
+    has_forms: the service can compile response formats. is_patient: also try abuse that takes long
+    to be dropped.
     """
     target, found = Target(url), []
     asked = bodies() | (forms() if has_forms else {})

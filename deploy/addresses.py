@@ -1,4 +1,4 @@
-"""Addresses given on the command line, checked before anything is started."""
+"""Addresses given on the command line, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -75,20 +75,20 @@ _Metrics = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where a role listens, and the addresses of the roles that it needs ("": none given)."""
+    """The address at which a role listens, and those of the roles it needs ("": none)."""
 
     host: _Host = LOOPBACK
     port: _Port = 0
     verifier: _Verifier = ""
     path_scorer: _PathScorer = ""
-    drafters: _Drafters = None  # each with "NAME=" before it if several have processes
+    drafters: _Drafters = None  # each prefixed with "NAME=" if several drafters have processes
     name: _Name = ""
     rank: _Rank = 0
     meeting_point: _Meeting = ""
-    metrics_port: _Metrics = None  # on loopback
+    metrics_port: _Metrics = None  # port on loopback
 
     def check(self, role: Role, config: PipelineConfig) -> None:
-        """Raise ConfigError for missing, malformed and unused addresses, and for ports in use."""
+        """Raise ConfigError for missing, malformed and unused addresses, and ports in use."""
         given = {
             "--verifier": self.verifier,
             "--path-scorer": self.path_scorer,
@@ -116,7 +116,7 @@ class Addresses:
         self._check_ports()
 
     def served_drafter(self, config: PipelineConfig) -> DrafterProcess:
-        """Return which drafter of a configuration to serve. Raises ConfigError."""
+        """Return the drafter of a configuration that should be served. Raises ConfigError."""
         processes = {process.drafter: process for process in config.drafter_processes}
         if not processes:
             raise ConfigError(f"--role drafter: {_NO_PROCESS}")
@@ -128,7 +128,7 @@ class Addresses:
         return processes[self.name or names]
 
     def drafter_roles(self, config: PipelineConfig) -> dict[str, str]:
-        """Return the addresses of drafters by their roles. Raises ConfigError."""
+        """Return the addresses of drafters by role. Raises ConfigError."""
         processes = config.drafter_processes
         if self.drafters and not processes:
             raise ConfigError(f"--drafter has no effect: {_NO_PROCESS}")
@@ -191,7 +191,7 @@ def check_reachable(option: str, address: str) -> None:
 
 
 def check_listenable(option: str, host: str, port: int) -> None:
-    """Raise ConfigError unless a server can listen at a port of this machine (0: at any port)."""
+    """Raise ConfigError unless a server can listen at a port of this machine (0: any port)."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, port), family=family).close()
@@ -202,5 +202,5 @@ def check_listenable(option: str, host: str, port: int) -> None:
 
 
 def _reason(error: OSError) -> str:
-    """Return the system's words, without the address that the socket module adds to them."""
+    """Return the system's message, without the address that the socket module appends."""
     return (error.strerror or str(error)).partition(" (while")[0].lower()

@@ -1,11 +1,12 @@
 """The application of Ray Serve: `serve run deploy.app:build pipeline=deploy/pipeline.yaml`.
 
-Three deployments: `Ingress` (HTTP), `Pipeline` (each replica owns a pipeline, on GPUs of its own),
-and `Directory`, where ingresses find pipelines. Files of Serve, such as deploy/serve.yaml, change
-their options under `deployments`; arguments of the application are those of `ServiceConfig`.
+There are three deployments: `Ingress` (HTTP), `Pipeline` (each replica owns a pipeline on its own
+GPUs), and `Directory`, through which ingresses find pipelines. Serve files such as
+deploy/serve.yaml change their options under `deployments`; the application's arguments are those of
+`ServiceConfig`.
 """
 
-# Without `from __future__ import annotations`, with which Serve would not see the type of `args`.
+# No `from __future__ import annotations` here: it would hide the type of `args` from Serve.
 
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ from diffuspec.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 _HEALTH: dict[str, Any] = {"health_check_period_s": 2, "health_check_timeout_s": 10}
-_UNBOUNDED = 100_000  # calls at once: the pipelines' own queues are bounded, and answer 429
-_SLACK_SECONDS = 20.0  # time for a pipeline to end when its requests have
+_UNBOUNDED = 100_000  # concurrent calls; the pipelines' own queues are bounded, and answer 429
+_SLACK_SECONDS = 20.0  # time for a pipeline to end once its requests have finished
 
 
 def build(args: dict[str, Any]) -> Application:
@@ -46,7 +47,7 @@ def build(args: dict[str, Any]) -> Application:
     pipelines = serve.deployment(
         name="Pipeline",
         max_ongoing_requests=_UNBOUNDED,
-        ray_actor_options={"num_cpus": 0},  # its roles reserve what they need
+        ray_actor_options={"num_cpus": 0},  # the pipeline's roles reserve what they need
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=drain_seconds + _SLACK_SECONDS,
         **_HEALTH,

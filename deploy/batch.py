@@ -1,4 +1,4 @@
-"""`diffuspec batch`: answer the rows of a file, by a pipeline or a running endpoint."""
+"""`diffuspec batch`: answer the rows of a file, with a pipeline or a running endpoint."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def run(
 ) -> None:
     """Answer every row of a file, and write the results to another."""
     drafting = {**options.policy(draft_length), **speculation}
-    SpeculationParams(**drafting)  # a wrong value is refused once, not in every row
+    SpeculationParams(**drafting)  # a wrong value is refused once, rather than in every row
     _check_effects(bool(address), "--address", timeout=timeout, api_key_file=api_key_file)
     _check_effects(
         engine == "data",
@@ -205,21 +205,21 @@ def run(
 
 
 def _check_effects(is_given: bool, needed: str, **values: object) -> None:
-    """Raise ConfigError for a value of an option that has no effect without another."""
+    """Raise ConfigError if an option is given that has no effect without another one."""
     for name, value in values.items():
         if value is not None and not is_given:
             raise ConfigError(f"--{name.replace('_', '-')} has no effect without {needed}")
 
 
 def _defaults(sampling: Given) -> dict[str, Any]:
-    """Return the parameters of rows that do not give them. Raises InvalidRequestError."""
+    """Return the default parameters of rows. Raises InvalidRequestError."""
     params = SamplingParams(**sampling)
     usual = {"temperature": params.temperature, "max_tokens": params.max_tokens}
     return {**usual, **sampling}
 
 
 def _finish(outcome: Outcome, output: Path) -> None:
-    """Print the summary, and exit with the code for the outcome."""
+    """Print the summary, and exit with the outcome's code."""
     counts, problem = outcome.counts, outcome.problem
     if counts.num_done:
         stdout_console().print(summary_table(counts, outcome.seconds))
@@ -231,7 +231,7 @@ def _finish(outcome: Outcome, output: Path) -> None:
     state = f"{counts.state} are in {output}"
     if isinstance(problem, Interrupted | KeyboardInterrupt):
         typer.echo(f"interrupted: {state}; the same command goes on from there", err=True)
-        # typer.Exit(130) would be reported as an interrupt once more.
+        # typer.Exit(130) would be reported as a second interrupt.
         raise SystemExit(getattr(problem, "exit_code", Interrupted.CTRL_C))
     reason = str(problem)
     if isinstance(problem, OSError):

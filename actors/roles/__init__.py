@@ -1,1 +1,1 @@
-"""The roles as actor classes: plain Python, `ray.remote` is applied in `placement`."""
+"""The roles as actor classes: plain Python. `placement` applies `ray.remote` to them."""

@@ -1,7 +1,7 @@
 """The coordinator's process: the engine over remote roles, behind gRPC.
 
-Owns the requests and all that is learnt from them. Drafters are connected and disconnected while it
-runs; without any it decodes plainly, and its status names the reason.
+It owns the requests and all statistics learnt from them. Drafters connect and disconnect while it
+runs; without a drafter it decodes plainly, and its status gives the reason.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _GREEDY = SamplingParams()
 
 
 class _ObservedVerifier:
-    """A `Verifier` whose steps are reported to a StepHealth."""
+    """A `Verifier` that reports its steps to a StepHealth."""
 
     def __init__(self, verifier: Verifier, health: StepHealth) -> None:
         self._verifier = verifier
@@ -95,11 +95,11 @@ async def verifier_at(
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The address of a coordinator that serves, and the target that drafters must fit."""
+    """The address of a running coordinator, and what drafters need to know about the target."""
 
     address: str
     info: TargetInfo
-    vocabulary: str  # see vocabulary_digest
+    vocabulary: str  # a vocabulary digest, see `vocabulary_digest`
 
 
 class CoordinatorActor(ServedRole):
@@ -123,7 +123,7 @@ class CoordinatorActor(ServedRole):
 
     @property
     def verifier(self) -> HostedVerifier:
-        """The verifier as it was opened; the engine's reports its steps."""
+        """The verifier as opened; the engine's copy also reports its steps."""
         assert self._verifier is not None, "start() comes first"
         return self._verifier
 
@@ -134,7 +134,8 @@ class CoordinatorActor(ServedRole):
         VerifierError, ModelLoadError.
         """
         config = self._config
-        self._security.server_credentials(host)  # raises its errors before weights are loaded
+        # raises on a bad configuration before weights are loaded
+        self._security.server_credentials(host)
         otel.check()
         verifier = await self._resources.enter_async_context(open_verifier())
         tokenizer = await asyncio.to_thread(load_tokenizer, config.engine.target.path)
@@ -160,13 +161,13 @@ class CoordinatorActor(ServedRole):
         await self.drafters.connect(role, address)
 
     async def disconnect_drafter(self, role: str, reason: str) -> None:
-        """Stop using a drafter; the status names the reason."""
+        """Stop using a drafter; the status gives the reason."""
         await self.drafters.disconnect(role, reason)
 
     async def test_drafting(self, drafter: str | None = None) -> None:
-        """Answer a short prompt with drafts of a drafter, of the default one if none is named.
+        """Answer a short prompt with drafts of the named drafter, or of the default one.
 
-        What its calls cost is measured first. Raises DrafterError when no step had a draft.
+        Measures the cost of its calls first. Raises DrafterError if no step had a draft.
         """
         await self.engine.profile()
         prompt = self_test.prompt(self.verifier.info)
@@ -184,7 +185,7 @@ class CoordinatorActor(ServedRole):
         request_id: str | None = None,
         committed_token_ids: Sequence[int] = (),
     ) -> AsyncGenerator[RequestOutput]:
-        """Yield what every step adds; see `Frontend.stream`."""
+        """Yield the tokens of each step; see `Frontend.stream`."""
         if self._is_draining and not committed_token_ids:
             raise ShuttingDownError("the coordinator is shutting down; try again later")
         stream = self.engine.stream(prompt, sampling, speculation, request_id, committed_token_ids)
@@ -233,16 +234,17 @@ class CoordinatorActor(ServedRole):
         }
 
     async def is_healthy(self) -> bool:
-        """Return whether the event loop runs, also while it drains and while requests wait.
+        """Return whether the event loop is alive; draining and waiting requests do not matter.
 
         May be called from the event loop of any thread.
         """
         return self._heartbeat.is_alive
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new requests; return when the others have finished, or the time is over.
+        """Refuse new requests; return when the running ones have finished or `seconds` are over.
 
-        Requests that have not finished by then are cancelled. The service answers until stop().
+        Requests that have not finished by then are cancelled. The service keeps answering until
+        stop().
         """
         self._is_draining = True
         if self._server is not None:
@@ -253,7 +255,7 @@ class CoordinatorActor(ServedRole):
             await self._engine.stop(seconds)
 
     async def stop(self) -> None:
-        """Cancel running requests and end everything."""
+        """Cancel running requests and shut everything down."""
         await self.drain(0.0)
         await super().stop()
 

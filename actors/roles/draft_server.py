@@ -1,4 +1,4 @@
-"""A draft server's process: drafts for engines that are not ours, beside others of its kind."""
+"""A draft server's process: it drafts for external engines, as one of several servers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.draft_service import DraftServicer
 from diffuspec.telemetry import otel
 
-_SILENCE_SECONDS = 12.0  # time beyond a call of the drafter, which may block the event loop
-_MAX_FAILING_SHARE = 0.5  # share of the last seconds; one call that fails is not the server's end
+# longest time, beyond one drafter call, for which the event loop may be blocked
+_SILENCE_SECONDS = 12.0
+# share of the last seconds with failures; a single failed call does not end the server
+_MAX_FAILING_SHARE = 0.5
 
 
 class DraftServerActor(ServedRole):
@@ -32,7 +34,8 @@ class DraftServerActor(ServedRole):
         """
         check_kind(self._config)
         otel.check()
-        self._security.server_credentials(host)  # raises its errors before weights are loaded
+        # raises on a bad configuration before weights are loaded
+        self._security.server_credentials(host)
         service, drafter = await asyncio.to_thread(load_service, self._config)
         self._resources.callback(drafter.close)
         service.spans = self._resources.enter_context(otel.exporting_drafts())
@@ -45,14 +48,14 @@ class DraftServerActor(ServedRole):
     async def load(self) -> DraftLoad:
         """Return the latest load. May be called from the event loop of any thread.
 
-        Raises WorkerError while it does not serve.
+        Raises WorkerError while the server is down.
         """
         if self._meter is None:
             raise WorkerError("the draft server does not serve")
         return self._meter.load()
 
     async def is_healthy(self) -> bool:
-        """Return whether the event loop runs and drafts can be made most of the time.
+        """Return whether the event loop is alive and most drafts succeed.
 
         May be called from the event loop of any thread.
         """
@@ -61,6 +64,6 @@ class DraftServerActor(ServedRole):
         return self._meter.load().failing_share <= _MAX_FAILING_SHARE
 
     async def stop(self) -> None:
-        """End the streams, whose engines then connect elsewhere, and the server."""
+        """End the streams, so that engines connect elsewhere, and then the server."""
         self._meter = None
         await super().stop()

@@ -1,6 +1,7 @@
-"""The drafter's process. A path scorer, if its kind needs one, is in the process beside it.
+"""The drafter's process. Its path scorer, if any, runs in another process on the same node.
 
-Lattices go from here to the scorer, and come back as draft trees; the coordinator never sees them.
+The drafter sends its lattices to the scorer and gets draft trees back; the coordinator never sees
+lattices.
 """
 
 from __future__ import annotations
@@ -18,20 +19,21 @@ from diffuspec.drafters import LocalDrafter, Target, kind_of, load_drafter
 from diffuspec.rpc.client.roles import RemotePathScorer
 from diffuspec.rpc.server.servicers import DrafterServicer
 
-_PATIENCE = 3  # deadlines until a step counts as hung: one that reads a long prompt may be late
+# a step counts as hung after this many deadlines; one that reads a long prompt may be late
+_PATIENCE = 3
 
 
 class DrafterActor(ServedRole):
     """Serves a drafter."""
 
     def __init__(self, config: PipelineConfig, token: str, name: str | None = None) -> None:
-        """`name`: the drafter's in the configuration; None: the first one."""
+        """`name`: the drafter's name in the configuration; None: the first drafter."""
         seconds = config.deadlines.draft_seconds + config.deadlines.silence_seconds
         super().__init__(config.security(token), seconds)
         names = config.engine.named_drafters
         self._drafter_config = names.get(name) if name is not None else config.engine.drafter
         if self._drafter_config is not None:
-            # The imports take seconds; here they run while the target starts.
+            # The imports take seconds; this runs them while the target starts.
             kind_of(self._drafter_config).import_ahead()
         self._config = config
         self._drafter: LocalDrafter | None = None
@@ -49,12 +51,14 @@ class DrafterActor(ServedRole):
     ) -> str:
         """Load the drafter, draft once as a self-test, and serve; return the address.
 
-        vocabulary: the target's, see vocabulary_digest; None: it is not compared. scorer_address:
-        "" for a kind that needs no path scorer. verifier: for a kind that observes, the one in this
-        process. Raises ConfigError, ModelLoadError, DrafterError.
+        vocabulary: the digest of the target's vocabulary, see `vocabulary_digest`; None: not
+        compared. scorer_address: the path scorer's; "" for a drafter without one. verifier: for a
+        drafter that observes the target, the verifier in this process. Raises ConfigError,
+        ModelLoadError, DrafterError.
         """
         config = self._config
-        self._security.server_credentials(host)  # raises its errors before weights are loaded
+        # raises on a bad configuration before weights are loaded
+        self._security.server_credentials(host)
         self._info = info
         target = Target(info, vocabulary, config.engine.target.path, verifier)
         drafter = self._drafter = await self._load(target)
@@ -73,13 +77,13 @@ class DrafterActor(ServedRole):
         if config is None:
             raise ConfigError("no such drafter is configured: there is nothing to serve")
         kind = kind_of(config)
-        if kind.observes:  # a path search, if it needs one, runs in this process, too
+        if kind.observes:  # a path search, if needed, then also runs in this process
             return await asyncio.to_thread(load_drafter, config, self._config.engine.search, target)
         self._scorer = _ReplaceableScorer() if kind.needs_path_scorer else None
         return await asyncio.to_thread(kind.load, config, target, self._scorer)
 
     async def use_scorer(self, address: str) -> None:
-        """Continue with another path scorer in place of a lost one. Raises DrafterError."""
+        """Switch to another path scorer, in place of a lost one. Raises DrafterError."""
         assert self._scorer is not None, "start() comes first, with a path scorer"
         scorer = await self._connect(address)
         await self._scorer.close()
@@ -109,7 +113,7 @@ class DrafterActor(ServedRole):
 
 
 class _ReplaceableScorer:
-    """A PathScorer in another process, for a drafter that need not know when that is replaced."""
+    """A PathScorer in another process, which can be replaced without the drafter's noticing."""
 
     def __init__(self) -> None:
         self.remote: RemotePathScorer | None = None

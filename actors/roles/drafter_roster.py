@@ -1,9 +1,9 @@
-"""The drafters of a coordinator: which ones draft now, where they run, and why others do not.
+"""The drafters of a coordinator: which are in use, where they run, and why others are not.
 
-A drafter with a process of its own connects and leaves at any time. One without a model is loaded
-into the coordinator's process, where a draft takes less time than a message. One that observes the
-target runs in its process: its lane in the pool notices when it is lost, and tries it again. A
-missing drafter costs speed, never an answer.
+A drafter with its own process can connect and leave at any time. A drafter without a model is
+loaded into the coordinator's process, where a draft takes less time than a message. A drafter that
+observes the target runs in the target's process: its lane in the pool notices its loss, and tries
+it again. A missing drafter costs speed, never an answer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Checked(Protocol):
 
 
 async def role_status(name: str, address: str, role: Checked | None) -> RoleStatus:
-    """Ask a role for its health; None: it is not there, and so not healthy."""
+    """Run a role's health check. `role`: None if it is absent, and so not healthy."""
     if role is not None and await role.check_health(HEALTH_SECONDS):
         return RoleStatus(name, address)
     reason = "it does not answer, or its last step failed"
@@ -54,13 +54,13 @@ class DrafterRoster:
         self.remotes: dict[str, RemoteDrafter] = {}
         self._local: dict[str, LocalDrafter] = {}
         self._beside: dict[str, DrafterBesideVerifier] = {}
-        self._reasons = dict.fromkeys(roles, "it has not connected yet")  # why each is missing
+        self._reasons = dict.fromkeys(roles, "it has not connected yet")  # why each one is missing
         self._info: TargetInfo | None = None
 
     async def load(self, info: TargetInfo, vocabulary: str, host: DrafterHost) -> None:
         """Load the drafters that run in this process, and use those that the verifier hosts.
 
-        The status tells why one could not be loaded.
+        The status says why a drafter could not be loaded.
         """
         self._info = info
         for name in self._config.drafters_in("verifier"):
@@ -80,7 +80,7 @@ class DrafterRoster:
                 self._join(role, drafter, name)
 
     async def connect(self, role: str, address: str) -> None:
-        """Connect to a drafter, which has to draft once; it replaces the one of that role.
+        """Connect to a drafter and draft once; it replaces an earlier drafter of that role.
 
         Raises DrafterError.
         """
@@ -90,7 +90,7 @@ class DrafterRoster:
         self._join(role, remote, self._processes[role])
 
     async def _tested(self, address: str) -> RemoteDrafter:
-        """Connect to a drafter that drafts. Raises DrafterError."""
+        """Connect to a drafter and draft once as a test. Raises DrafterError."""
         assert self._info is not None, "load() comes first"
         seconds = self._config.deadlines.draft_seconds
         limits = self._config.limits(seconds)
@@ -106,7 +106,7 @@ class DrafterRoster:
         return remote
 
     async def disconnect(self, role: str, reason: str) -> None:
-        """Stop using a drafter; the status names the reason."""
+        """Stop using a drafter; the status gives the reason."""
         self._reasons[role] = reason
         remote = self.remotes.pop(role, None)
         if remote is not None:

@@ -1,8 +1,7 @@
-"""Drafters that observe the target, and so run in its process: their servers and their clients.
+"""Drafters that observe the target and so run in its process: their servers and clients.
 
-Each has a server of its own in the process of rank 0, and the verifier tells its clients the
-addresses. When rank 0 is replaced the addresses change, so the coordinator looks them up for every
-draft.
+Each has its own server in the process of rank 0; the verifier gives its clients the addresses. They
+change when rank 0 is replaced, so the coordinator looks them up for every draft.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Connect: TypeAlias = Callable[[str], Awaitable[RemoteDrafter]]  # connects to an
 async def hosted_drafters(
     config: PipelineConfig, token: str, target: ObservableVerifier, host: str
 ) -> AsyncGenerator[Sequence[HostedDrafter]]:
-    """Serve the configuration's drafters that observe a target in this process.
+    """In this process, serve those configured drafters that observe the target.
 
     A drafter that fails to start does not fail the verifier: it is listed with its problem.
     """
@@ -61,7 +60,7 @@ class DrafterHost(Protocol):
 
 
 class DrafterBesideVerifier:
-    """A `Drafter` in a verifier's process; follows it when the verifier is replaced."""
+    """A `Drafter` in a verifier's process. It reconnects when the verifier is replaced."""
 
     def __init__(self, name: str, host: DrafterHost, connect: Connect) -> None:
         self._name = name
@@ -71,7 +70,7 @@ class DrafterBesideVerifier:
         self._connecting = asyncio.Lock()
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """See `Drafter.draft`. Raises DrafterError, also while the verifier is replaced."""
+        """See `Drafter.draft`. Raises DrafterError, also while the verifier is being replaced."""
         remote = await self.connected()
         return await remote.draft(requests)
 

@@ -1,4 +1,4 @@
-"""The path scorer's process: the path search for the drafter beside it."""
+"""The path scorer's process: it runs the path search for one drafter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class PathScorerActor(ServedRole):
         config = self._config
         if not any(process.needs_path_scorer for process in config.drafter_processes):
             raise ConfigError("no drafter that is configured needs a path scorer")
-        self._security.server_credentials(host)  # raises its errors before the proxy is loaded
+        # raises on a bad configuration before the proxy is loaded
+        self._security.server_credentials(host)
         scorer = await asyncio.to_thread(
             make_path_search, config.engine.search, info, config.engine.target.path
         )

@@ -1,4 +1,4 @@
-"""The self-test: one small step of real work, done before a role says that it serves."""
+"""The self-test: one small step of real work, done before a role reports that it serves."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def draft_request(info: TargetInfo) -> DraftRequest:
 
 
 def verify_request(info: TargetInfo) -> VerifyRequest:
-    """Return `prompt` to be verified without a draft."""
+    """Return a request to verify `prompt` without a draft."""
     token_ids = np.array(prompt(info), np.int32)
     return VerifyRequest(REQUEST_ID, token_ids, len(token_ids), EMPTY_TREE, SAMPLING)
 

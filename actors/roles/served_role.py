@@ -1,4 +1,4 @@
-"""What the processes of roles share: they serve, and tell whether they still can."""
+"""What the role processes share: a server, and health checks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_INTERVAL_SECONDS = 0.5
 
 
 class Heartbeat:
-    """Beats in the event loop in which its context is open. Any thread may read it.
+    """Beats in the event loop that entered its context. Any thread may call `is_alive`.
 
     max_silence_seconds: longest time for which one callback may block the loop.
     """
@@ -51,7 +51,7 @@ class Heartbeat:
 
 
 class ServedRole:
-    """The base of roles that serve: plain classes, for an actor of Ray or a process by itself.
+    """The base class of the roles that serve. Runs in a Ray actor or in a process of its own.
 
     max_silence_seconds: longest time for which a step may block the event loop.
     """
@@ -60,14 +60,14 @@ class ServedRole:
         self._security = security
         self._resources = contextlib.AsyncExitStack()  # closed in reverse order by stop()
         self._heartbeat = Heartbeat(max_silence_seconds)
-        self._servicer: RoleServicer | None = None  # None while it does not serve
+        self._servicer: RoleServicer | None = None  # None while it is not serving
 
     async def run(self) -> None:
-        """Never return: a call fails as soon as the process ends, so that its caller notices."""
+        """Never return: the call fails as soon as the process ends, which the caller notices."""
         await asyncio.Event().wait()
 
     async def is_healthy(self) -> bool:
-        """Return whether the event loop runs and steps succeed.
+        """Return whether the event loop is alive and steps succeed.
 
         May be called from the event loop of any thread.
         """
@@ -75,7 +75,7 @@ class ServedRole:
         return self._heartbeat.is_alive and servicer is not None and servicer.is_healthy()
 
     async def stop(self) -> None:
-        """Finish the steps under way and end the server."""
+        """Finish the running steps and end the server."""
         self._servicer = None
         await self._resources.aclose()
 
@@ -87,7 +87,7 @@ class ServedRole:
         limits: RpcLimits = DEFAULT_LIMITS,
         check: Callable[[], Awaitable[None]] | None = None,
     ) -> RoleServer:
-        """Serve from now on. `check`: a step to take while there are no others."""
+        """Start to serve. `check`: a step to run as a health check while there are no others."""
         server = RoleServer([servicer], self._security, host, port, limits)
         await self._resources.enter_async_context(server)
         if check is not None:

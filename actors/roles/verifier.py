@@ -1,8 +1,8 @@
 """One rank of the verifier: a shard of the target, and on rank 0 the gRPC service over all shards.
 
-A plain class: an actor of Ray or a process by itself runs it. With one rank there is no group to
-join. Blocking work runs in threads, so that the service answers during a step. status() waits for
-nothing and may be called from the event loop of any thread.
+A plain class, which runs in a Ray actor or in a process of its own. With one rank there is no group
+to join. Blocking work runs in threads, so that the service answers during a step. status() does not
+block and may be called from the event loop of any thread.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ T = TypeVar("T")
 
 LOOPBACK = "127.0.0.1"
 
-_MIN_WORD_SECONDS = 60.0  # a rank without messages ends after this, if no supervisor ends it first
-_IDLE_SHARE = 0.25  # pause between rank 0's messages, as a share of that time
+# a rank that gets no message for this long ends, unless its supervisor ends it first
+_MIN_WORD_SECONDS = 60.0
+_IDLE_SHARE = 0.25  # pause between rank 0's messages, as a share of _MIN_WORD_SECONDS
 _FOLLOW_SECONDS = 2.0  # time for the last message of rank 0 to arrive
 
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """State of a rank that answers."""
+    """The state of a rank that answers."""
 
     pid: int
-    num_steps: int  # verified so far, by rank 0
-    step_seconds: float  # age of the oldest running step; 0 without one
+    num_steps: int  # steps verified so far, counted by rank 0
+    step_seconds: float  # age of the oldest running step; 0 if none runs
 
 
 class VerifierRank:
-    """Call meet() on rank 0 if there are several, start() on all at once, then run() on all."""
+    """One rank. Call meet() on rank 0 if there are several, start() on all at once, then run()."""
 
     def __init__(self, config: PipelineConfig, token: str, rank: int = 0) -> None:
         self._config = config
@@ -66,20 +67,21 @@ class VerifierRank:
             _set_environment(on_gpu=config.placement.verifier.num_gpus > 0)
 
     async def meet(self) -> str:
-        """Open the ranks' meeting point on this node; return it as "host:port"."""
+        """Open the meeting point of the ranks on this node; return it as "host:port"."""
         from diffuspec.models.tensor_parallel.rank_group import open_meeting_point
 
         self._store = open_meeting_point(LOOPBACK, self._limits())
         return f"{LOOPBACK}:{self._store.port}"
 
     async def start(self, meeting_point: str, host: str, port: int = 0) -> str:
-        """Load this rank's shard; on rank 0 verify once as a self-test, serve, return the address.
+        """Load this rank's shard. Rank 0 also runs a self-test, serves, and returns its address.
 
         meeting_point: as meet() returned it, "" for a single rank. Raises ConfigError,
         ModelLoadError, and VerifierUnavailableError when the ranks do not all connect.
         """
         if self._rank == 0:
-            self._security.server_credentials(host)  # raises its errors before weights are loaded
+            # raises on a bad configuration before weights are loaded
+            self._security.server_credentials(host)
         target = await _in_daemon_thread(self._load, meeting_point)
         self._resources.callback(target.close)
         if self._rank > 0:
@@ -101,10 +103,10 @@ class VerifierRank:
         return server.address
 
     async def run(self) -> None:
-        """Return once this rank was stopped.
+        """Run until this rank is stopped.
 
-        Raises VerifierUnavailableError when it cannot work any more: another rank is lost, or
-        every step fails.
+        Raises VerifierUnavailableError when it can no longer work: another rank is lost, or every
+        step fails.
         """
         assert self._work is not None, "start() comes first"
         await asyncio.wait([self._work])
@@ -112,7 +114,7 @@ class VerifierRank:
             self._work.result()
 
     async def status(self) -> RankStatus:
-        """Return the state at once. May be called from the event loop of any thread."""
+        """Return the state without waiting. May be called from the event loop of any thread."""
         steps = self._steps
         if steps is None:
             return RankStatus(os.getpid(), 0, 0.0)
@@ -125,7 +127,9 @@ class VerifierRank:
         elif self._work is not None:
             await asyncio.wait([self._work], timeout=_FOLLOW_SECONDS)
             if not self._work.done():
-                return  # a thread still waits for rank 0, and ends with the process only
+                # one of its threads still waits for rank 0, and only the end of the process ends
+                # that
+                return
         await self._resources.aclose()
         self._store = self._group = None
 
@@ -138,7 +142,8 @@ class VerifierRank:
             self._resources.callback(self._group.close)
         config = self._config.engine.target
         target = CausalTarget.load(config, self._num_ranks)
-        grammars_of(config.path, target.info).prepare()  # later, all requests would wait for it
+        # done now, since later all requests would wait for it
+        grammars_of(config.path, target.info).prepare()
         return target
 
     def _join(self, meeting_point: str) -> RankGroup:
@@ -182,12 +187,13 @@ class VerifierRank:
 
 
 async def _in_daemon_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run blocking work in a thread that does not keep the process from ending.
+    """Run blocking work in a daemon thread.
 
-    asyncio.to_thread's would: ranks wait long for each other.
+    The threads of asyncio.to_thread would keep the process from ending, because ranks wait long for
+    each other.
     """
     outcome: Future[T] = Future()
-    outcome.set_running_or_notify_cancel()  # a cancelled caller does not stop the thread
+    outcome.set_running_or_notify_cancel()  # cancelling the caller does not stop the thread
 
     def run() -> None:
         try:
@@ -201,10 +207,11 @@ async def _in_daemon_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwa
 
 def _set_environment(on_gpu: bool) -> None:
     """Set the variables from which torch and transformers learn a rank's device."""
-    os.environ["LOCAL_RANK"] = "0"  # each rank sees one GPU, which is its first
+    os.environ["LOCAL_RANK"] = "0"  # each rank sees only its own GPU, which is number 0
     if not on_gpu:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # weights would go to a visible accelerator
+        # otherwise weights would be placed on a visible GPU
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if sys.platform == "linux":
-        # All ranks run on one node, and these connections do not check a token.
+        # All ranks run on one node, and connections between them do not check a token.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "=lo")  # = : this name exactly
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "=lo")  # "=" matches this name exactly

@@ -1,4 +1,4 @@
-"""A verifier that is watched: how old its steps are, and whether any can still succeed."""
+"""A watched verifier: the age of its running steps, and whether steps can still succeed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from diffuspec.core.types import Verdict, VerifyRequest
 
 
 class WatchedVerifier:
-    """A `Verifier` that records the age of its steps, and finds out when none can succeed.
+    """A `Verifier` that records the age of its steps, and detects when none can succeed.
 
-    After a failed step it tests itself. If that fails, too, this call and every later one raises
-    VerifierUnavailableError: the verifier has to be replaced.
+    After a failed step it runs the self-test. If that fails too, this call and every later one
+    raises VerifierUnavailableError: the verifier has to be replaced.
     """
 
     def __init__(self, verifier: Verifier) -> None:
@@ -25,7 +25,7 @@ class WatchedVerifier:
         self._verifier = verifier
         self._numbers = itertools.count()
         self._started: dict[int, float] = {}
-        self._failure = ""  # why no step can succeed
+        self._failure = ""  # reason why no step can succeed; "" if steps can
         self._is_broken = asyncio.Event()
 
     @property
@@ -34,12 +34,12 @@ class WatchedVerifier:
 
     @property
     def oldest_seconds(self) -> float:
-        """Age of the oldest running step; 0 without one."""
+        """Age of the oldest running step; 0 if none runs."""
         started = list(self._started.values())
         return time.monotonic() - min(started) if started else 0.0
 
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
-        """See `Verifier.verify`. Raises a plain VerifierError only if the requests are at fault."""
+        """See `Verifier.verify`. A plain VerifierError means that the requests are invalid."""
         if self._failure:
             raise VerifierUnavailableError(self._failure)
         number = next(self._numbers)

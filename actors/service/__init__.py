@@ -1,1 +1,1 @@
-"""The service on Ray Serve: pipeline replicas, the directory of them, and what HTTP runs over."""
+"""The service on Ray Serve: pipeline replicas, their directory, and the HTTP ingress."""

@@ -1,7 +1,7 @@
 """The HTTP application's backend on a cluster: pipelines, called over gRPC.
 
-A request goes to the pipeline that fits its prompt best. When that is lost or shuts down, the rest
-of the answer comes from another one: tokens depend on prompt, parameters and seed alone.
+A request goes to the pipeline that suits its prompt best. If that pipeline is lost or shuts down,
+another one produces the rest of the answer: tokens depend only on prompt, parameters and seed.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from diffuspec.telemetry.series import merge_series
 from diffuspec.text.prompt_memory import prompt_blocks
 
 _CHECK_SECONDS = 1.0
-_MAX_MOVES = 16  # moves of one request from a pipeline to another
+_MAX_MOVES = 16  # times that one request may move from one pipeline to another
 _NO_PIPELINE = "no pipeline can answer now; try again later"
 
 
 class PipelinesBackend:
-    """A `Backend` over the pipelines of a pool, which the caller opens and closes.
+    """A `Backend` over a pool of pipelines. The caller opens and closes the pool.
 
-    patience_seconds: longest wait for another pipeline when one is lost under a request.
+    patience_seconds: longest time that a request waits for another pipeline after losing its own.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class PipelinesBackend:
         patience_seconds: float,
         conventions: Conventions | None = None,
     ) -> None:
-        """`name` is the model's name for clients; list_series returns each pipeline's series."""
+        """`name`: the model's for clients; `list_series`: each pipeline's Prometheus series."""
         self._conventions = conventions or Conventions()
         self.tokenizer = tokenizer
         self.pool = pool
@@ -68,7 +68,7 @@ class PipelinesBackend:
 
     @property
     def model(self) -> ServedModel:
-        """The model that the pipelines serve. Raises VerifierUnavailableError before any did."""
+        """The model that the pipelines serve. Raises VerifierUnavailableError until one has."""
         if self._info is None:
             known = (link.member.info for link in self.pool.links)
             self._info = next((info for info in known if info is not None), None)
@@ -124,17 +124,17 @@ class PipelinesBackend:
         return merge_series("pipeline", await self._list_series())
 
     def choose(self, blocks: Sequence[bytes]) -> list[Link]:
-        """Return the pipelines to ask for a prompt, in order."""
+        """Return the pipelines to try for a prompt, in order."""
         usable = self.pool.usable()
         loads = {name: link.num_requests for name, link in usable.items()}
         return [usable[name] for name in self._router.rank(blocks, loads)]
 
     def chosen(self, blocks: Sequence[bytes], link: Link) -> None:
-        """Note that a pipeline has taken a prompt."""
+        """Record that a pipeline has taken a prompt."""
         self._router.remember(blocks, link.member.name)
 
     async def another(self, error: TransportError) -> None:
-        """Wait for a pipeline to ask. Raises `error` if there is none in time."""
+        """Wait for a usable pipeline. Raises `error` if there is none in time."""
         try:
             async with asyncio.timeout(self._patience_seconds):
                 await self.pool.wait_until_usable()
@@ -143,7 +143,7 @@ class PipelinesBackend:
 
 
 class _Request:
-    """One request on its way from pipeline to pipeline."""
+    """One request, which may move from pipeline to pipeline."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class _Request:
     async def _rest(self, committed: Sequence[int]) -> AsyncGenerator[RequestOutput]:
         """Yield what follows the committed tokens, from the first pipeline that takes the request.
 
-        Raises TransportError when it should be asked for again elsewhere.
+        Raises TransportError if the request should be sent to another pipeline.
         """
         refusal: DiffuspecError | None = None
         for link in self._backend.choose(self._blocks):
@@ -187,7 +187,7 @@ class _Request:
         raise (TransportError if self._num_moves else VerifierUnavailableError)(_NO_PIPELINE)
 
     async def _from(self, link: Link, committed: Sequence[int]) -> AsyncGenerator[RequestOutput]:
-        """Yield the outputs of one pipeline."""
+        """Yield the outputs of a single pipeline."""
         client = link.client
         if client is None:
             raise TransportError(f"{link.member.name} has gone")
@@ -212,7 +212,7 @@ class _Request:
                 raise TransportError(f"{link.member.name}: {error}") from error
 
     async def _was_wanted(self, link: Link, client: RemoteCoordinator) -> bool:
-        """Return whether a client cancelled the request, and not a pipeline that cannot go on."""
+        """Return whether a client cancelled the request, not a pipeline shutting down."""
         if self._request_id in link.moving:
             return False
         if await client.check_health(_CHECK_SECONDS):
@@ -222,7 +222,7 @@ class _Request:
 
 
 def _missing_role(links: Sequence[Link], found: Sequence[ServiceStatus]) -> str:
-    """Return what keeps every pipeline from answering; "" if one can."""
+    """Return the role whose absence keeps every pipeline from answering; "" if one can answer."""
     if any(link.is_healthy and link.member.accepts_requests for link in links):
         return ""
     if any(link.is_healthy for link in links):

@@ -1,7 +1,8 @@
-"""The directory: the pipelines that run, the addresses of their coordinators, and their tokens.
+"""The directory: the running pipelines, the addresses of their coordinators, and their tokens.
 
-Pipeline replicas announce themselves repeatedly; one that stops doing so is left out. Nothing is
-kept on disk: a directory that is started again knows all pipelines after their next announcements.
+Pipeline replicas announce themselves repeatedly; one that stops doing so is dropped. Nothing is
+kept on disk: after a restart, the directory knows all pipelines again once they have made their
+next announcements.
 """
 
 from __future__ import annotations
@@ -13,29 +14,30 @@ from dataclasses import dataclass, field
 from diffuspec.core.interfaces import TargetInfo
 
 ANNOUNCE_SECONDS = 0.5  # pause between two announcements of a pipeline
-EXPIRY_SECONDS = 5.0  # how long a pipeline stays listed after its last announcement
+EXPIRY_SECONDS = 5.0  # time that a pipeline stays listed after its last announcement
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A pipeline, as its replica announces it."""
+    """A pipeline as announced by its replica."""
 
-    name: str  # the replica's, never used again
-    address: str  # the coordinator's; "" while there is none
+    name: str  # name of the replica; names are never reused
+    address: str  # the coordinator's address; "" while there is none
     token: str = field(repr=False)
-    node_id: str  # the coordinator's node
+    node_id: str  # the node of the coordinator
     info: TargetInfo | None  # None while there is no coordinator
-    accepts_requests: bool = True  # False: it finishes the requests that it has
+    accepts_requests: bool = True  # False: it only finishes the requests that it has
     num_requests: int = 0  # running and waiting
     reason: str = ""  # why there is no coordinator
 
 
 class Directory:
-    """A plain class: a deployment of Serve runs it."""
+    """The directory's state. A plain class, which a Serve deployment runs."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._members: dict[str, tuple[Member, float]] = {}  # each with its announcement's time
+        # each with the time of its announcement
+        self._members: dict[str, tuple[Member, float]] = {}
         self._metrics: dict[str, str] = {}
 
     async def announce(self, member: Member) -> None:
@@ -43,7 +45,7 @@ class Directory:
         self._members[member.name] = member, self._clock()
 
     async def announce_metrics(self, name: str, text: str) -> None:
-        """Keep the latest Prometheus series of a pipeline."""
+        """Store the latest Prometheus series of a pipeline."""
         self._metrics[name] = text
 
     async def leave(self, name: str) -> None:
@@ -52,7 +54,7 @@ class Directory:
         self._metrics.pop(name, None)
 
     async def pipelines(self) -> tuple[Member, ...]:
-        """Return the pipelines by name."""
+        """Return the pipelines, sorted by name."""
         self._expire()
         return tuple(member for _, (member, _) in sorted(self._members.items()))
 

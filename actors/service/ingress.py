@@ -1,4 +1,4 @@
-"""A replica of the ingress: HTTP, validation, chat template, tokenising, streaming. No GPU."""
+"""A replica of the ingress, which needs no GPU: HTTP, validation, tokenisation, streaming."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _CALL_SECONDS = 5.0  # time for the directory to answer
 
 
 class Ingress:
-    """A plain class: Serve runs it, and the application that it builds."""
+    """The ingress: a plain class, which Serve runs together with the application that it builds."""
 
     async def __init__(  # type: ignore[misc]
         self, config: ServiceConfig, directory: Any, pipelines: Any
     ) -> None:
-        """Take the handles of deployments; that of `pipelines` makes Serve start them."""
+        """`pipelines` is not called, but a handle of it makes Serve start the pipelines."""
         logs.configure()
         otel.check()
         _check_access(config)
@@ -63,14 +63,14 @@ class Ingress:
         self._spans = self._exporting.__enter__()
 
     async def __del__(self) -> None:
-        """Close the connections. Serve has waited for the requests."""
+        """Close the connections. Serve has already waited for the requests."""
         if hasattr(self, "_backend"):
             await self._pool.__aexit__()
         if hasattr(self, "_spans"):
             self._exporting.__exit__(None, None, None)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Return the application; Serve calls this after the constructor."""
+        """Return the application. Serve calls this after the constructor."""
         app = create_app(self._backend, self._config.http, spans=self._spans)
         replica = serve.get_replica_context().replica_id.unique_id
         export_always(app.state.series.registry, {"replica": replica})
@@ -85,7 +85,7 @@ class Ingress:
         return found
 
     async def _ask_directory(self, method: str) -> Any:
-        """Raises WorkerError when the directory is away; Serve then starts another one."""
+        """Call the directory. Raises WorkerError if it is down; Serve then starts another one."""
         try:
             async with asyncio.timeout(_CALL_SECONDS):
                 return await getattr(self._directory, method).remote()
@@ -94,7 +94,7 @@ class Ingress:
 
 
 def _check_access(config: ServiceConfig) -> None:
-    """Raise ConfigError if everybody on the network could use the service, or nobody."""
+    """Raise ConfigError if the service would be open to everybody on the network, or to nobody."""
     client: Any = serve.context._get_global_client()
     http = client.http_config
     if config.http.api_keys is None and not is_loopback(http.host):

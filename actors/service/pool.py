@@ -1,4 +1,4 @@
-"""The pipelines that an ingress can use: found in the directory, connected, and checked."""
+"""The pipelines that an ingress can use: found through the directory, connected, and checked."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Link:
     def __init__(self, member: Member) -> None:
         self.member = member
         self.client: RemoteCoordinator | None = None
-        self.is_listed = True  # whether the directory lists it
+        self.is_listed = True  # whether the directory still lists it
         self.is_healthy = False  # the last check succeeded, and no connection was lost since
-        self.is_lost = False  # a connection was lost, and no check has succeeded since
+        self.is_lost = False  # a connection was lost, and no check has succeeded since then
         self.problem = "not connected yet"  # "" if healthy
-        self.open: Counter[str] = Counter()  # requests of this ingress, by their ids
-        self.moving: set[str] = set()  # ids of open requests that move to another pipeline
+        self.open: Counter[str] = Counter()  # requests of this ingress, counted by id
+        self.moving: set[str] = set()  # ids of open requests that are moving to another pipeline
 
     @property
     def num_requests(self) -> int:
-        """Requests of all ingresses, as far as this one knows."""
+        """Number of requests from all ingresses, as far as this one knows."""
         return max(self.open.total(), self.member.num_requests)
 
     @contextlib.contextmanager
@@ -54,23 +54,23 @@ class Link:
                 self.moving.discard(request_id)
 
     async def release(self) -> None:
-        """Cancel the open requests, which then go on elsewhere."""
+        """Cancel the open requests, which then continue on other pipelines."""
         assert self.client is not None
         for request_id in self.open.keys() - self.moving:
             self.moving.add(request_id)
-            with contextlib.suppress(WorkerError):  # a lost coordinator has ended them anyway
+            with contextlib.suppress(WorkerError):  # a lost coordinator has already ended them
                 await self.client.cancel(request_id)
 
     def lost(self, reason: str) -> None:
-        """Record that a connection was lost, until the next check."""
+        """Record the loss of a connection; it holds until the next check."""
         self.is_healthy, self.is_lost, self.problem = False, True, reason
 
 
 class PipelinePool:
     """Follows the directory while its context is open. Belongs to one event loop.
 
-    list_pipelines raises WorkerError while the directory is away; known pipelines stay. A pipeline
-    is forgotten when it is in the directory no more and does not answer either.
+    `list_pipelines` raises WorkerError while the directory is down; known pipelines stay. A
+    pipeline is removed once it is neither in the directory nor answering.
     """
 
     def __init__(self, config: PipelineConfig, list_pipelines: ListPipelines, node_id: str) -> None:
@@ -94,11 +94,11 @@ class PipelinePool:
 
     @property
     def links(self) -> tuple[Link, ...]:
-        """All pipelines that are known."""
+        """All known pipelines."""
         return tuple(self._links.values())
 
     def usable(self) -> dict[str, Link]:
-        """Return the pipelines to ask, by name: the healthy ones.
+        """Return the usable pipelines by name: the healthy ones.
 
         If none is healthy, the connected ones: their requests wait until they are healthy again.
         """
@@ -111,7 +111,7 @@ class PipelinePool:
         return healthy or open_links
 
     async def wait_until_usable(self) -> None:
-        """Wait until there is a pipeline to ask."""
+        """Wait until there is a usable pipeline."""
         while not self.usable():
             await self._changed.wait()
 
@@ -138,7 +138,7 @@ class PipelinePool:
             link.member, link.is_listed = member, True
 
     async def _check(self, link: Link) -> None:
-        """Connect to a pipeline if need be, and check its health."""
+        """Connect to a pipeline if necessary, and check its health."""
         try:
             if link.client is None or link.client.address != link.member.address:
                 await self._connect(link)
@@ -155,7 +155,7 @@ class PipelinePool:
             await link.release()
 
     async def _connect(self, link: Link) -> None:
-        """Raises WorkerError and ConfigError."""
+        """Connect to a pipeline's coordinator. Raises WorkerError and ConfigError."""
         await _close(link)
         member, config = link.member, self._config
         if not member.address:

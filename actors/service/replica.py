@@ -1,4 +1,4 @@
-"""A replica of the deployment of pipelines: it owns one pipeline, and announces it."""
+"""A replica of the pipeline deployment: it owns one pipeline, and announces it to the directory."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from diffuspec.core.validation import Section, validate
 
 logger = logging.getLogger(__name__)
 
-NUM_REQUESTS = "num_requests"  # the metric that pipelines are scaled by
+NUM_REQUESTS = "num_requests"  # the metric by which Serve scales pipelines
 
 _METRICS_SECONDS = 5.0  # pause between two reports of Prometheus series
 _CALL_SECONDS = 5.0  # time for the directory to answer
 
 
 class PipelineOptions(Section):
-    """What may change while pipelines run: `user_config` of the deployment."""
+    """Options that may change while pipelines run: the deployment's `user_config`."""
 
     accepts_requests: bool = True
 
 
 class PipelineReplica:
-    """A plain class: Serve runs it. Nothing of the pipeline outlives the replica's process."""
+    """A pipeline's replica: a plain class, run by Serve. The pipeline ends with its process."""
 
     async def __init__(  # type: ignore[misc]
         self, config: PipelineConfig, token: str | None, directory: Any
     ) -> None:
-        """Start the pipeline; return once it answers. `directory`: the handle of its deployment."""
+        """Start the pipeline; return once it answers. `directory`: a deployment handle."""
         self.name = serve.get_replica_context().replica_id.unique_id
         self._directory = directory
         self._options = PipelineOptions()
@@ -52,10 +52,10 @@ class PipelineReplica:
         )
 
     async def __del__(self) -> None:
-        """Let running requests finish within drain_seconds; end everything. Serve waits for it."""
+        """Let running requests finish in drain_seconds, then end everything. Serve waits."""
         self._is_ending = True
         if not hasattr(self, "_announcing"):
-            return  # it did not start, and left nothing
+            return  # it never started, so there is nothing to end
         with contextlib.suppress(Exception):
             await self._announce()
         try:
@@ -66,16 +66,16 @@ class PipelineReplica:
             await self._tell("leave", self.name)
 
     def reconfigure(self, options: dict[str, Any]) -> None:
-        """Take over the deployment's user_config. Raises ConfigError."""
+        """Apply the deployment's user_config. Raises ConfigError."""
         self._options = validate(PipelineOptions, options)
 
     async def check_health(self) -> None:
-        """Raise WorkerError when the pipeline is lost for good: Serve then starts another one."""
+        """Raise WorkerError when the pipeline cannot recover: Serve then starts another replica."""
         if problem := await self._pipeline.fatal_problem():
             raise WorkerError(problem)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the metrics that Serve hands to the autoscaling policy."""
+        """Return the metrics that Serve passes to the autoscaling policy."""
         return {NUM_REQUESTS: float(self._num_requests)}
 
     async def _announce_always(self) -> None:
@@ -87,7 +87,7 @@ class PipelineReplica:
             await asyncio.sleep(ANNOUNCE_SECONDS)
 
     async def _tell_metrics_always(self) -> None:
-        """Report series apart from announcements: a coordinator that starts has none yet."""
+        """Report series apart from announcements, since a starting coordinator has none."""
         while True:
             try:
                 await self._tell("announce_metrics", self.name, await self._pipeline.metrics())
@@ -112,7 +112,7 @@ class PipelineReplica:
         await self._tell("announce", member)
 
     async def _tell(self, method: str, *arguments: object) -> None:
-        """Call the directory. Its loss is survived: Serve starts another one."""
+        """Call the directory. Errors are survived: Serve restarts a lost directory."""
         try:
             async with asyncio.timeout(_CALL_SECONDS):
                 await getattr(self._directory, method).remote(*arguments)

@@ -1,8 +1,8 @@
-"""The choice of a pipeline for a prompt: one that has seen its beginning, unless it is too busy.
+"""Chooses a pipeline for a prompt: one that has seen the prompt's beginning, unless it is too busy.
 
-Several processes choose, and each knows the requests and prompts of its own clients alone: they
-agree by hashing, where `diffuspec.data_parallel.routing`, a single process, compares costs. Nothing
-here depends on Ray or gRPC.
+Several processes choose, and each knows only its own clients' requests and prompts, so they agree
+by hashing. (`diffuspec.data_parallel.routing`, which runs in a single process, compares costs
+instead.) Nothing here depends on Ray or gRPC.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from collections.abc import Mapping, Sequence
 
 from diffuspec.text.prompt_memory import PromptMemory
 
-LOAD_FACTOR = 1.25  # a pipeline's share of all requests over an even share, at most
+LOAD_FACTOR = 1.25  # a pipeline's number of requests relative to the mean, at most
 
-_MAX_REMEMBERED = 65_536  # beginnings of prompts
+_MAX_REMEMBERED = 65_536  # number of prompt beginnings kept
 
 
 class Router:
-    """Remembers which pipeline has seen which beginnings; forgets the oldest."""
+    """Remembers which pipeline has seen which prompt beginnings; forgets the oldest first."""
 
     def __init__(self, max_remembered: int = _MAX_REMEMBERED) -> None:
         self._seen: PromptMemory[str] = PromptMemory(max_remembered)
 
     def rank(self, blocks: Sequence[bytes], loads: Mapping[str, int]) -> list[str]:
-        """Return the pipelines of `loads`, which has their numbers of requests, best first.
+        """Return the pipelines in order of preference. `loads`: number of requests by pipeline.
 
-        The first is the one that saw the longest beginning of the prompt, or else the one that
-        every ingress would choose for its first block; if that is busy, the next in that order that
-        is not. The others follow by load.
+        The first is the pipeline that saw the longest beginning of the prompt, or else the one that
+        every ingress would choose for the first block; if that is busy, the next one in this order
+        that is not. The rest follow by load.
         """
         order = sorted(loads, key=lambda name: _weight(blocks[0], name), reverse=True)
         _, seen = self._seen.longest(blocks) or (0, "")
@@ -41,13 +41,13 @@ class Router:
         return sorted(order, key=lambda name: (name != first, loads[name]))
 
     def remember(self, blocks: Sequence[bytes], name: str) -> None:
-        """Note that a pipeline has seen a prompt."""
+        """Record that a pipeline has seen a prompt."""
         self._seen.remember(blocks, name)
 
 
 def _weight(block: bytes, name: str) -> bytes:
-    """Return the weight of a pipeline for a prompt: the highest is chosen (rendezvous hashing).
+    """Return a pipeline's weight for a prompt; the highest wins (rendezvous hashing).
 
-    The loss of a pipeline changes the choice for its own prompts alone.
+    So the loss of a pipeline changes the choice only for prompts that it had.
     """
     return hashlib.blake2b(block, key=name.encode()[:64], digest_size=8).digest()

@@ -1,4 +1,4 @@
-"""Configuration of the service: `args` of the application in a file of Ray Serve."""
+"""Configuration of the service: the application's `args` in a Ray Serve file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ServiceConfig(Section):
 
 
 def parse_service(data: Mapping[str, Any], root: Path) -> ServiceConfig:
-    """Validate plain data. Relative paths of a pipeline and of API keys start at `root`.
+    """Validate plain data. Relative paths of pipeline and key files start at `root`.
 
     Raises ConfigError.
     """

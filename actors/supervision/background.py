@@ -1,4 +1,4 @@
-"""Tasks that run beside others, and problems that do not end them."""
+"""Background tasks, and the logging of problems that do not end them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def in_background(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """Start a task; if an error ends it, log that at level critical."""
+    """Start a task. An error that ends it is logged as critical."""
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(_log_error)
     return task
@@ -33,7 +33,7 @@ async def first_of(*works: Coroutine[Any, Any, T]) -> T:
 
 
 def log_problem(what: str, error: Exception) -> None:
-    """Log an error that is survived, with a traceback unless it is a DiffuspecError."""
+    """Log an error that the caller survives, with a traceback unless it is a DiffuspecError."""
     trace = None if isinstance(error, DiffuspecError) else error
     logger.warning("%s: %s", what, error, exc_info=trace)
 

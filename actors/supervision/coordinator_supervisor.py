@@ -1,4 +1,4 @@
-"""Supervision of a pipeline's coordinator, and with it of the verifier that it owns."""
+"""Supervision of a pipeline's coordinator, and so of the verifier that it owns."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from actors.supervision.verifier_group import SupervisedVerifier, VerifierGroup
 from diffuspec.core.errors import DiffuspecError
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 
-_SLACK_SECONDS = 5.0  # time that the call to drain may take after the drain time
+_SLACK_SECONDS = 5.0  # time that the drain call may take beyond the drain time
 
 
 def open_verifier(placement: Placement) -> SupervisedVerifier:
-    """Return the verifier of a pipeline, not started; the coordinator's process calls this."""
+    """Return a pipeline's verifier, not yet started. Called in the coordinator's process."""
     config = placement.config
     num_ranks = config.placement.verifier.tensor_parallel
     seconds = config.deadlines.verify_seconds
@@ -35,7 +35,7 @@ def open_verifier(placement: Placement) -> SupervisedVerifier:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Service:
-    """A coordinator that serves."""
+    """A running coordinator."""
 
     actor: RoleActor[Ready]
     client: RemoteCoordinator
@@ -60,11 +60,11 @@ class CoordinatorSupervisor(Supervisor[Service]):
 
     @property
     def address(self) -> str:
-        """Its "host:port"; "" while there is none."""
+        """The coordinator's "host:port"; "" while there is none."""
         return self.actor.ready.address if self.actor is not None else ""
 
     async def serving(self) -> Service:
-        """Wait for a coordinator in service. Raises ActorLostError once this is closed."""
+        """Wait for a coordinator in service. Raises ActorLostError once closed."""
         service = await self.current()
         if service is None:
             raise ActorLostError("the pipeline was stopped")
@@ -104,9 +104,9 @@ class CoordinatorSupervisor(Supervisor[Service]):
             await thing.client.close()
 
     async def drain(self, seconds: float) -> bool:
-        """Have the coordinator refuse new requests and finish the others within a time.
+        """Have the coordinator refuse new requests and finish the running ones within `seconds`.
 
-        Returns whether they have ended; False when the coordinator is lost meanwhile.
+        Returns whether they have finished; False if the coordinator is lost meanwhile.
         """
         service = self._thing
         if service is None:
@@ -127,14 +127,14 @@ class CoordinatorSupervisor(Supervisor[Service]):
             loss.cancel()
 
     async def stop(self) -> None:
-        """End the coordinator and what it still runs. Comes after halt() and before leave()."""
+        """End the coordinator and what it runs. Call it after halt() and before leave()."""
         if self._thing is not None:
             await self._thing.actor.stop(0.0)
         else:
             self.close("stopped")
 
     async def leave(self) -> None:
-        """Close the client. All answers must have been read by now."""
+        """Close the client. All answers must have been read before."""
         service = self._thing
         self.close("stopped")
         if service is not None:

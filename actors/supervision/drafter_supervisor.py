@@ -1,4 +1,4 @@
-"""Supervision of one drafter and the path scorer beside it, if its kind needs one.
+"""Supervision of one drafter, and of its path scorer if it needs one.
 
 A scorer that is lost is replaced without loading the drafter again. A drafter that cannot be
 started costs speed, never the service: the coordinator is told the reason and decodes without it.
@@ -20,7 +20,7 @@ from diffuspec.core.errors import DiffuspecError
 
 
 class DrafterSupervisor(Supervisor[Service]):
-    """Keeps the actors of one bundle up. In service: drafting for this coordinator."""
+    """Keeps the actors of one bundle running; in service while it drafts for the coordinator."""
 
     def __init__(
         self, process: DrafterProcess, placement: Placement, coordinator: CoordinatorSupervisor
@@ -36,7 +36,7 @@ class DrafterSupervisor(Supervisor[Service]):
         self._needs_scorer = process.needs_path_scorer
 
     async def stop(self) -> None:
-        """End the actors, the drafter first. Comes after halt()."""
+        """End the actors, the drafter first. Call halt() before."""
         for actor in (self.drafter, self.scorer):
             if actor is not None:
                 await actor.stop(self._deadlines.draft_seconds)
@@ -46,7 +46,8 @@ class DrafterSupervisor(Supervisor[Service]):
     async def bring_up(self) -> Service:
         """Start the missing actors and connect the coordinator to the drafter.
 
-        Both processes start at once, while the coordinator starts; the scorer serves first.
+        Both processes start at the same time, while the coordinator starts; the scorer is ready
+        first.
         """
         drafter = None if self.drafter else self._placement.create_drafter(self.process)
         scorer = None
@@ -71,7 +72,7 @@ class DrafterSupervisor(Supervisor[Service]):
         return coordinator
 
     async def watch(self, thing: Service) -> str:
-        """Wait until an actor is lost, and drop it, or the coordinator is replaced."""
+        """Wait until an actor is lost, and drop it, or until the coordinator is replaced."""
         assert self.drafter is not None
         scorer = asyncio.create_task(self._scorer_trouble())
         drafter = asyncio.create_task(self._drafter_trouble(self.drafter, scorer))
@@ -104,7 +105,7 @@ class DrafterSupervisor(Supervisor[Service]):
                 self._drop_drafter()
 
     async def _connect(self, coordinator: Service) -> None:
-        """Have the coordinator connect to the drafter, which has to draft once."""
+        """Have the coordinator connect to the drafter, which drafts once as a test."""
         assert self.drafter is not None
         address, seconds = self.drafter.ready, 3 * self._deadlines.draft_seconds
         try:
@@ -139,7 +140,7 @@ class DrafterSupervisor(Supervisor[Service]):
     async def _scorer_trouble(self) -> str:
         """Wait until the path scorer has to be replaced; return the reason."""
         if self.scorer is None:
-            await asyncio.Event().wait()  # there is none, and nothing to replace
+            await asyncio.Event().wait()  # without a scorer, nothing ever has to be replaced
         assert self.scorer is not None
         return await self.scorer.watch(self._deadlines.health_seconds)
 
@@ -158,7 +159,7 @@ class DrafterSupervisor(Supervisor[Service]):
             return trouble
 
     async def _can_draft(self, drafter: RoleActor[str]) -> bool:
-        """Ask for a draft now: the cause of earlier failures may be gone."""
+        """Request a draft now, since the cause of earlier failures may be gone."""
         try:
             await drafter.call("try_draft", seconds=self._deadlines.draft_seconds)
         except DiffuspecError as error:
@@ -173,7 +174,7 @@ class DrafterSupervisor(Supervisor[Service]):
             return f"it does not answer: {error!r}"
 
     async def _report(self, reason: str) -> None:
-        """Have the coordinator disconnect the drafter, and name the reason in its status."""
+        """Have the coordinator disconnect the drafter and report the reason in its status."""
         coordinator = self._coordinator.actor
         if coordinator is None:
             return

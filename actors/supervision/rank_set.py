@@ -1,4 +1,4 @@
-"""The ranks of one verifier, which start, work and end together."""
+"""The ranks of one verifier, which start, run and end together."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from actors.settings import MAX_MISSES, DeadlineSettings
 from actors.supervision.role_actor import explain, kill, starting
 from diffuspec.core.errors import DiffuspecError, VerifierUnavailableError
 
-_STOP_SECONDS = 10.0  # time for ranks to finish their steps and end by themselves
-_ECHO_SECONDS = 0.1  # pause after the first loss, in which other ranks give their reasons
+_STOP_SECONDS = 10.0  # time for ranks to finish their steps and end on their own
+_ECHO_SECONDS = 0.1  # pause after the first loss, in which the other ranks can report their reasons
 
 
 @dataclass(frozen=True, slots=True)
 class RankSet:
-    """Running rank actors. When one is lost, all have to be replaced."""
+    """The running rank actors. When one is lost, all are replaced."""
 
-    handles: Sequence[Handle]  # actors by rank
+    handles: Sequence[Handle]  # actors, by rank
     address: str  # address of rank 0's service
     deadlines: DeadlineSettings
 
@@ -35,9 +35,10 @@ class RankSet:
         host: Callable[[Place], str],
         deadlines: DeadlineSettings,
     ) -> RankSet:
-        """Create the actors and start them together; end all of them if that fails.
+        """Create and start all actors; end all of them if one fails.
 
-        Raises what a rank raised, ActorLostError, and VerifierUnavailableError when they are late.
+        Raises the error of a rank, ActorLostError, and VerifierUnavailableError if they are too
+        slow.
         """
         handles: list[Handle] = []
         seconds = deadlines.start_seconds
@@ -65,7 +66,7 @@ class RankSet:
                 watch.cancel()
 
     async def examine(self) -> str:
-        """Check every rank's health once; return the faults, "" if there are none."""
+        """Check the health of every rank once; return the faults, "" if there are none."""
         checks = [self._check(rank) for rank in range(len(self.handles))]
         return next(filter(None, await asyncio.gather(*checks)), "")
 
@@ -89,7 +90,7 @@ class RankSet:
         return f"rank {rank} has stopped"
 
     async def _sickness(self, rank: int) -> str:
-        """Return a rank's fault, once MAX_MISSES health checks in a row failed."""
+        """Return the fault of a rank, after MAX_MISSES failed health checks in a row."""
         num_misses = 0
         while num_misses < MAX_MISSES:
             if not num_misses:

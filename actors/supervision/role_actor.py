@@ -1,4 +1,4 @@
-"""One actor of a role as its supervisor sees it: started, checked and ended."""
+"""One actor of a role, as seen by its supervisor: started, checked and ended."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Ready = TypeVar("Ready")
 
 FAILING = "its steps fail or hang"
 
-_MAX_CHARACTERS = 500  # longest reason
-_STOP_SECONDS = 5.0  # time to end after the drain time
+_MAX_CHARACTERS = 500  # longest reason, in characters
+_STOP_SECONDS = 5.0  # time to end, beyond the drain time
 
 
 class ActorLostError(WorkerError):
-    """An actor died, or does not answer."""
+    """An actor has died or does not answer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,14 +35,14 @@ class RoleActor(Generic[Ready]):
     name: str
     handle: Handle
     place: Place
-    ready: Ready  # result of its start()
+    ready: Ready  # the result of the actor's start()
 
     async def watch(self, interval_seconds: float) -> str:
-        """Wait until the actor is dead, hangs or is not healthy; return the reason."""
+        """Wait until the actor is dead, hangs or is unhealthy; return the reason."""
         return await first_of(self._end(), self._sickness(interval_seconds))
 
     async def _end(self) -> str:
-        """Wait until the actor's process has ended; return how."""
+        """Wait until the actor's process has ended; return the way it ended."""
         try:
             await self.handle.run.remote()
         except RayError as error:
@@ -50,7 +50,7 @@ class RoleActor(Generic[Ready]):
         return "it has stopped"
 
     async def _sickness(self, interval_seconds: float) -> str:
-        """Return the actor's fault, once a health check reports one or MAX_MISSES checks fail."""
+        """Return the actor's fault, from one health check or MAX_MISSES failed ones."""
         num_misses = 0
         while num_misses < MAX_MISSES:
             await asyncio.sleep(interval_seconds)
@@ -63,7 +63,7 @@ class RoleActor(Generic[Ready]):
         return f"it did not answer {num_misses} times in a row"
 
     async def trouble(self, seconds: float) -> str:
-        """Check its health once; return its fault, "" if it has none. Raises TimeoutError."""
+        """Check the actor's health once; return its fault, or "". Raises TimeoutError."""
         check = self.handle.is_healthy.options(concurrency_group=CONTROL)
         try:
             async with asyncio.timeout(seconds):
@@ -72,7 +72,7 @@ class RoleActor(Generic[Ready]):
             return str(explain(error))
 
     async def call(self, method: str, *arguments: object, seconds: float) -> Any:
-        """Call one of its methods. Raises what the method raises, and ActorLostError."""
+        """Call one of the actor's methods. Raises the method's errors, and ActorLostError."""
         try:
             async with asyncio.timeout(seconds):
                 return await getattr(self.handle, method).remote(*arguments)
@@ -82,10 +82,10 @@ class RoleActor(Generic[Ready]):
             raise explain(error) from error
 
     async def stop(self, drain_seconds: float) -> None:
-        """Let its running work finish, then end it. Never raises."""
+        """Let the actor's running work finish, then end it. Never raises."""
         try:
             await self.call("stop", seconds=drain_seconds + _STOP_SECONDS)
-        except Exception as error:  # most likely it is dead
+        except Exception as error:  # the actor is most likely dead
             log_problem(f"{self.name} was not stopped", error)
         self.kill()
 
@@ -96,10 +96,10 @@ class RoleActor(Generic[Ready]):
 async def start_actor(
     name: str, handle: Handle, arguments: Callable[[Place], Sequence[object]], seconds: float
 ) -> RoleActor[Any]:
-    """Wait until an actor runs and its start() has returned; end it if that fails or is late.
+    """Wait until an actor's start() has returned; end the actor if that fails or takes too long.
 
-    arguments: of start(), for the place of the actor. Raises what start() raised, and
-    ActorLostError.
+    arguments: returns the arguments of start(), given the actor's place. Raises the errors of
+    start(), and ActorLostError.
     """
     late = ActorLostError(f"{name} did not start within {seconds:g} seconds")
     async with starting([handle], seconds, late):
@@ -112,7 +112,7 @@ async def start_actor(
 async def starting(
     handles: Sequence[Handle], seconds: float, late: Exception
 ) -> AsyncIterator[None]:
-    """End the actors, also those added in the block, if it fails or is late; raise `late` then."""
+    """End the actors, also those added in the block, if it fails; raise `late` if it is late."""
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -127,15 +127,15 @@ async def starting(
 
 
 def kill(handle: Handle) -> None:
-    """End an actor at once, dead or alive. Never raises."""
+    """Kill an actor, dead or alive. Never raises."""
     try:
         ray.kill(handle)
-    except Exception as error:  # this process may have lost its cluster
+    except Exception as error:  # this process may have lost its connection to the cluster
         log_problem("an actor was not ended", error)
 
 
 def explain(error: RayError) -> DiffuspecError:
-    """Return the DiffuspecError behind an error of Ray's."""
+    """Return the DiffuspecError behind one of Ray's errors."""
     if isinstance(error, RayTaskError):
         cause = error.cause
         if isinstance(cause, DiffuspecError):

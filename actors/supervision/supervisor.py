@@ -1,4 +1,4 @@
-"""Supervision: start a thing, watch it, drop it when it is lost, start the next after a pause."""
+"""Supervision: start something, watch it, drop it when it is lost, and start the next one."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 Thing = TypeVar("Thing")
 
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
-_STABLE_SECONDS = 5.0  # time in service; a thing lost after that is replaced without a pause
-_MAX_RECOVERIES = 100  # recoveries that are remembered
+_STABLE_SECONDS = 5.0  # something lost after this long in service is replaced without a pause
+_MAX_RECOVERIES = 100  # number of recoveries kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,12 @@ class Recovery:
     """One loss and its repair."""
 
     reason: str
-    seconds: float  # time from the loss until the next one served
+    seconds: float  # time from the loss until the replacement served
     num_attempts: int
 
 
 class Supervisor(ABC, Generic[Thing]):
-    """Keeps one thing in service: at most one at a time, one after the other.
+    """Keeps one thing, such as an actor, in service: at most one at a time, one after the other.
 
     Belongs to one event loop. Errors of the abstract methods are logged and count as a failed
     attempt or as a loss; only halt() ends the supervision.
@@ -46,30 +46,30 @@ class Supervisor(ABC, Generic[Thing]):
         self.recoveries: deque[Recovery] = deque(maxlen=_MAX_RECOVERIES)
         self._thing: Thing | None = None
         self._out_since = time.monotonic()
-        self._is_closed = False  # nothing will be in service any more
+        self._is_closed = False  # once closed, nothing comes into service again
         self._changed = asyncio.Event()
         self._has_tried = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
     def seconds_out(self) -> float:
-        """Seconds for which nothing has been in service; 0 while something is."""
+        """Seconds since something was last in service; 0 while something is."""
         return time.monotonic() - self._out_since if self._thing is None else 0.0
 
     @abstractmethod
     async def bring_up(self) -> Thing:
-        """Start a thing and return it once it serves. Raises what prevents that."""
+        """Start a thing and return it once it serves. Raises the error that prevents it."""
 
     @abstractmethod
     async def watch(self, thing: Thing) -> str:
-        """Return the reason once the thing has to be replaced."""
+        """Wait until the thing has to be replaced; return the reason."""
 
     @abstractmethod
     async def drop(self, thing: Thing | None, reason: str) -> None:
-        """End a thing that has to be replaced; None after an attempt to start one failed."""
+        """End a thing that has to be replaced; None: an attempt to start one failed."""
 
     async def start(self) -> Thing:
-        """Bring up the first thing, without another attempt. Raises what prevents it."""
+        """Bring up the first thing, in a single attempt. Raises the error that prevents it."""
         thing = await self.bring_up()
         self.num_starts += 1
         self._set(thing, "")
@@ -77,23 +77,23 @@ class Supervisor(ABC, Generic[Thing]):
         return thing
 
     def supervise(self) -> None:
-        """Keep a thing in service from now on, in the background: start it, replace lost ones."""
+        """Keep a thing in service from now on, in the background: start it and replace it."""
         self._task = in_background(self._supervise(), f"the supervisor of {self.name}")
 
     async def halt(self) -> None:
-        """End the supervision; a thing in service stays."""
+        """End the supervision; a thing in service keeps running."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
 
     async def current(self) -> Thing | None:
-        """Wait for a thing in service; None once this is closed."""
+        """Wait for a thing in service; None once the supervisor is closed."""
         await self._until(lambda: self._thing is not None or self._is_closed)
         return self._thing
 
     async def replaced(self, thing: Thing) -> None:
-        """Wait until this thing is not in service any more."""
+        """Wait until this thing is no longer in service."""
         await self._until(lambda: self._thing is not thing)
 
     async def tried(self) -> None:
@@ -101,7 +101,7 @@ class Supervisor(ABC, Generic[Thing]):
         await self._has_tried.wait()
 
     def close(self, problem: str) -> None:
-        """Take the thing in service, if any, out of service for good. Comes after halt()."""
+        """Take whatever is in service out of service for good. Call halt() before."""
         self._is_closed = True
         self._set(None, problem)
 
@@ -120,7 +120,7 @@ class Supervisor(ABC, Generic[Thing]):
                 backoff.failed()
 
     async def _bring_up_again(self, backoff: Backoff) -> Thing:
-        """Start the next thing, with pauses between the attempts."""
+        """Start the next thing, pausing between attempts."""
         reason, began, num_attempts = self.problem, time.monotonic(), 1
         while True:
             await asyncio.sleep(backoff.pause_seconds)

@@ -1,6 +1,6 @@
 """A verifier whose ranks are replaced when one is lost.
 
-When a rank dies or does not answer, or a step takes too long, all ranks are killed and new ones are
+When a rank dies or does not answer, or a step takes too long, all ranks are killed and new ones
 started in the background. Meanwhile calls fail with VerifierUnavailableError; afterwards the
 coordinator sends whole prefixes, and every answer continues.
 """
@@ -23,14 +23,14 @@ from diffuspec.rpc.client.roles import RemoteVerifier
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.security import Security
 
-_MAX_LOST_STEPS = 2  # lost steps in a row, while the ranks say that they are well
+_MAX_LOST_STEPS = 2  # steps lost in a row while the ranks report that they are healthy
 
 
 class VerifierGroup(Supervisor[RankSet]):
     """Keeps the ranks of one verifier in service.
 
-    create_rank creates the actor of a rank, a `VerifierRank`; host returns the address for rank 0
-    to listen at.
+    `create_rank` creates a rank's actor, a `VerifierRank`; `host` returns the address at which rank
+    0 listens.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class VerifierGroup(Supervisor[RankSet]):
         self._num_ranks = num_ranks
         self._deadlines = deadlines
         self._host = host
-        self._complaint: asyncio.Queue[str]  # the first trouble with the ranks
+        self._complaint: asyncio.Queue[str]  # the first fault of the ranks
 
     @property
     def ranks(self) -> RankSet | None:
@@ -55,8 +55,8 @@ class VerifierGroup(Supervisor[RankSet]):
     async def ready(self, seconds: float) -> RankSet:
         """Wait for ranks in service.
 
-        Raises VerifierUnavailableError when there are none within the time, VerifierError once
-        the group was stopped.
+        Raises VerifierUnavailableError if there are none in time, and VerifierError once the group
+        is stopped.
         """
         try:
             async with asyncio.timeout(seconds):
@@ -69,23 +69,23 @@ class VerifierGroup(Supervisor[RankSet]):
         return ranks
 
     async def suspect(self, ranks: RankSet, reason: str, is_certain: bool) -> None:
-        """Check the ranks after a lost or late step; have them replaced if one is not well.
+        """Check the ranks after a lost or late step; replace them if one is unhealthy.
 
-        is_certain: have them replaced anyway.
+        is_certain: replace them without a check.
         """
         trouble = await ranks.examine() or (reason if is_certain else "")
         if trouble and ranks is self.ranks and self._complaint.empty():
             self._complaint.put_nowait(trouble)
 
     async def stop(self) -> None:
-        """Let the ranks finish their steps, then end them, and start no others."""
+        """Let the ranks finish their steps, then end them without starting others."""
         await self.halt()
         if self.ranks is not None:
             await self.ranks.stop()
         self.close("it was stopped")
 
     async def bring_up(self) -> RankSet:
-        """Start the ranks. Raises what one of them raised, VerifierUnavailableError if late."""
+        """Start the ranks. Raises a rank's error, or VerifierUnavailableError if too slow."""
         ranks = await RankSet.start(self._create_rank, self._num_ranks, self._host, self._deadlines)
         self._complaint = asyncio.Queue(1)
         return ranks
@@ -99,10 +99,10 @@ class VerifierGroup(Supervisor[RankSet]):
 
 
 class SupervisedVerifier:
-    """A `Verifier` over a group, to be used as an async context manager.
+    """A `Verifier` over a group; an async context manager.
 
     A lost or late step raises VerifierUnavailableError; the same call may succeed later, on the
-    same ranks or on new ones. A call waits for new ranks at most `deadline_seconds`.
+    same ranks or on new ones. A call waits for new ranks for at most `deadline_seconds`.
     """
 
     def __init__(
@@ -169,12 +169,12 @@ class SupervisedVerifier:
 
     @property
     def drafters(self) -> tuple[HostedDrafter, ...]:
-        """The drafters in the process of rank 0; none while ranks are replaced."""
+        """The drafters in the process of rank 0; none while the ranks are being replaced."""
         client = self._client
         return client.drafters if client is not None and self._ranks is self.group.ranks else ()
 
     async def check_health(self, timeout: float) -> bool:
-        """Return whether rank 0's service says that steps succeed."""
+        """Return whether rank 0's service reports that steps succeed."""
         if self.group.problem:
             return False
         try:

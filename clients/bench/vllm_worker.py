@@ -1,11 +1,11 @@
-"""vLLM behind lines of JSON, in an environment of its own: see `diffuspec.bench.studies.vllm`.
+"""Runs vLLM in its own environment, driven by lines of JSON; see `diffuspec.bench.studies.vllm`.
 
     python vllm_worker.py MODEL DTYPE MAX_SEQUENCES SPECULATIVE_CONFIG [--eager]
 
-With --eager vLLM compiles nothing, which saves a minute of its start.
+With --eager vLLM compiles nothing and starts a minute sooner.
 
 Each line of stdin is {"prompts": [token ids], "max_tokens": N, "num_at_once": N, "seeds": [...]};
-each is answered by a line of stdout with the tokens, the seconds, and what vLLM counted of drafts.
+each is answered by a line of stdout with the tokens, the seconds, and vLLM's counts of drafts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_MODEL_LEN = 2048
 
 
 def answer(llm: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    """Answer prompts, at most num_at_once at a time."""
+    """Answer the prompts of a line, at most num_at_once at a time."""
     from vllm import SamplingParams
 
     temperature = asked.get("temperature", 0.0)
@@ -51,7 +51,7 @@ def answer(llm: Any, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def counts(llm: Any) -> dict[str, int]:
-    """Return what vLLM has counted of drafts so far."""
+    """Return vLLM's counts of drafts so far."""
     prefix = "vllm:spec_decode_"
     return {
         one.name.removeprefix(prefix): one.value
@@ -62,7 +62,7 @@ def counts(llm: Any) -> dict[str, int]:
 
 def main() -> None:
     model, dtype, max_sequences, speculative, *flags = sys.argv[1:]
-    replies = os.fdopen(os.dup(1), "w")  # vLLM prints on stdout, which is stderr from here on
+    replies = os.fdopen(os.dup(1), "w")  # vLLM prints to stdout, which goes to stderr from here on
     os.dup2(2, 1)
     from vllm import LLM
 

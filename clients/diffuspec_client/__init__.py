@@ -1,7 +1,7 @@
-"""Drafts for engines: the client of diffuspec's draft server, and plug-ins over it.
+"""Drafts for engines: the client of diffuspec's draft server, and plug-ins built on it.
 
-A plug-in never raises into its engine, never makes it wait beyond a deadline, and sends it no token
-that the engine could not take: without a server, engines decode as they do without a plug-in.
+A plug-in never raises into its engine, never makes it wait beyond a deadline, and never passes it a
+token that it cannot take. Without a server, engines decode as they do without a plug-in.
 """
 
 from diffuspec_client.client import Draft, DraftClient, Row

@@ -1,4 +1,4 @@
-"""The client: the tokens of an engine's requests out, checked drafts in."""
+"""The client: sends the tokens of an engine's requests, and receives and checks drafts."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from diffuspec_client.vocabulary import Vocabulary
 logger = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 1
-MAX_MODEL_LEN = 2**24  # the protocol's; a server has its own limit
-CONNECT_SECONDS = 2.0  # how long the start of an engine waits for a server
+MAX_MODEL_LEN = 2**24  # the protocol's limit; a server has its own
+CONNECT_SECONDS = 2.0  # time that a starting engine waits for the server
 _GRACE_SECONDS = 0.005  # time for an answer to arrive after its deadline
 
 
 @dataclass(frozen=True)
 class Row:
-    """One request of a step."""
+    """One request in a step."""
 
     request_id: str
     token_ids: NDArray[np.int32]  # prompt and answer so far
@@ -54,20 +54,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Draft:
-    """A draft: a chain, or a tree if it has parents. Without tokens: no draft."""
+    """A draft: a chain, or a tree if it has parents. An empty draft has no tokens."""
 
     token_ids: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
-    confidences: list[float] = field(default_factory=list)  # natural log
-    # Where it comes from, or why there is none: a DraftSource in lower case, "silent" if the
-    # server has said that there would be none, "paused" if it has not answered lately.
+    confidences: list[float] = field(default_factory=list)  # natural-log probabilities
+    # The origin of the draft, or why there is none: a DraftSource in lower case, "silent" if the
+    # server announced that there would be none, "paused" if it has not answered lately.
     source: str = ""
 
 
 class DraftClient:
-    """One engine's connection to a draft server. Its methods never raise once it is made.
+    """One engine's connection to a draft server. After construction its methods never raise.
 
-    `step` is for one thread. The connection is made, and made again, in a thread of its own.
+    Only one thread may call `step`. A background thread connects and reconnects.
     """
 
     def __init__(
@@ -82,22 +82,22 @@ class DraftClient:
         engine: str = "",
         on_outcomes: Callable[[OutcomeTable], None] | None = None,
     ) -> None:
-        """on_outcomes: called in another thread with drafts that the server sends unasked.
+        """on_outcomes: called in another thread with drafts that the server sends unprompted.
 
-        Raises OSError and ValueError for settings that cannot be used, and diffuspec's errors for
-        a drafter in this process that cannot be loaded.
+        Raises OSError and ValueError for invalid settings, and diffuspec's errors if a drafter in
+        this process cannot be loaded.
         """
         self._vocabulary = vocabulary
         self._max_draft_tokens = max_draft_tokens
         self._is_tree = is_tree
         self._deadline = settings.deadline_seconds
-        self._held: dict[str, int] = {}  # tokens that the server holds, by request
-        self._ended: list[str] = []  # ended requests that are still to be reported
-        self._connection_number = 0  # the connection that _held belongs to
+        self._held: dict[str, int] = {}  # number of tokens that the server holds, by request
+        self._ended: list[str] = []  # ended requests not yet reported
+        self._connection_number = 0  # number of the connection that _held describes
         self._step_id = 0
         self._answer: StepDrafts | None = None
         self._arrival = threading.Condition()
-        self._returned_at = 0.0  # end of the last reported step; 0: none yet
+        self._returned_at = 0.0  # time at which the last reported step ended; 0: none yet
         self._wait_seconds = 0.0  # time that the last reported step took
         self._silence = Silence()
         self._patience = Patience()
@@ -124,33 +124,33 @@ class DraftClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection, so that steps may have drafts."""
+        """Whether there is a connection."""
         return self._connection.number > 0
 
     @property
     def vocab_size(self) -> int:
-        """Token ids that the engine knows are below it."""
+        """Number of token ids that the engine knows; all ids are below it."""
         return self._vocabulary.size
 
     @property
     def step_id(self) -> int:
-        """Id of the latest reported step, as in tables of outcomes."""
+        """Id of the latest reported step, as used in tables of outcomes."""
         return self._step_id
 
     def wait_until_connected(self, seconds: float) -> bool:
-        """Wait for the server; return whether it is there."""
+        """Wait for the server; return whether it is connected."""
         return self._connection.wait(seconds)
 
     def close(self) -> None:
-        """End the connection. Steps afterwards have no drafts."""
+        """Close the connection. Later steps have no drafts."""
         self._connection.close()
 
     # ---- a step
 
     def step(self, rows: Sequence[Row], ended: Sequence[str] = ()) -> list[Draft]:
-        """Return a draft for each row, in order; empty ones where there is none in time.
+        """Return a draft for each row, in order; an empty one where none arrives in time.
 
-        ended: requests that will not come again.
+        ended: requests that have finished.
         """
         try:
             return self._step(rows, ended)
@@ -161,7 +161,7 @@ class DraftClient:
 
     def _step(self, rows: Sequence[Row], ended: Sequence[str]) -> list[Draft]:
         number = self._connection.number
-        if number != self._connection_number:  # another connection holds nothing yet
+        if number != self._connection_number:  # a new connection holds no tokens yet
             self._connection_number, self._silence = number, Silence()
             self._patience = Patience()
             self._held, self._ended, self._step_id, self._returned_at = {}, [], 0, 0.0
@@ -170,7 +170,7 @@ class DraftClient:
             return [Draft(source="silent") for _ in rows]
         started = time.monotonic()
         if not self._patience.allows(started):
-            self._returned_at = 0.0  # what is not reported is not measured
+            self._returned_at = 0.0  # the time of an unreported step is not measured
             return [Draft(source="paused") for _ in rows]
         try:
             return self._report(rows, number, started)
@@ -210,7 +210,7 @@ class DraftClient:
         return drafts
 
     def _row(self, row: Row) -> RequestRow:
-        """Return what the server lacks of a request, and count it as held."""
+        """Return the part of a request that the server lacks, and count it as held."""
         base, length = self._held.get(row.request_id, 0), len(row.token_ids)
         base = base if base <= length else 0
         self._held[row.request_id] = length
@@ -235,7 +235,7 @@ class DraftClient:
             return answer
 
     def _take(self, message: Any) -> None:
-        """Take a message of the server; None: the connection has ended. In another thread."""
+        """Handle a message; None: the connection has ended. Runs in another thread."""
         kind = None if message is None else message.WhichOneof("message")
         if kind == "outcomes" and self._on_outcomes is not None:
             self._on_outcomes(message.outcomes)

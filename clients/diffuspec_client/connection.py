@@ -1,4 +1,4 @@
-"""The connection: one stream to the draft server, opened again for as long as it is wanted."""
+"""The connection: one stream to the draft server, reopened until it is closed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OPTIONS = [
 
 
 class Connection:
-    """Connects in a thread of its own, and again after each failure."""
+    """Connects in its own thread, and reconnects after each failure."""
 
     def __init__(
         self,
@@ -43,9 +43,9 @@ class Connection:
         vocabulary: Vocabulary,
         take: Callable[[Any], None],
     ) -> None:
-        """`take` is called with each message of the server, and with None when it has gone.
+        """`take` is called with each message of the server, and with None when the connection ends.
 
-        Raises OSError if a file of the settings cannot be read.
+        Raises OSError if a file named in the settings cannot be read.
         """
         self.number = 0  # number of the present connection; 0: none
         self._settings = settings
@@ -103,7 +103,7 @@ class Connection:
         return grpc.secure_channel(settings.server, self._credentials, options)
 
     def _exchange(self, channel: grpc.Channel, hello: Hello) -> bool:
-        """Say hello, and pass messages on until the stream ends. Returns whether it was welcome."""
+        """Exchange messages until the stream ends. Returns whether the hello was accepted."""
         outbox: queue.SimpleQueue[ConnectRequest | None] = queue.SimpleQueue()
         self._outbox = outbox
         outbox.put(ConnectRequest(hello=hello))
@@ -137,7 +137,7 @@ class Connection:
         self._is_there.set()
 
     def _lost(self, error: Exception) -> None:
-        """Log why there are no drafts, once for each reason."""
+        """Log why there are no drafts, once per reason."""
         code = error.code() if isinstance(error, grpc.RpcError) else None
         reason = error.details() if isinstance(error, grpc.RpcError) else repr(error)
         if code == grpc.StatusCode.FAILED_PRECONDITION and self._hello.vocabulary_digest:
@@ -152,7 +152,7 @@ class Connection:
         )
 
     def _which_token_differs(self) -> str:
-        """Ask once more with the whole vocabulary: the server then names the first difference."""
+        """Connect again with all tokens, so that the server names the first difference."""
         hello = Hello()
         hello.CopyFrom(self._hello)
         hello.vocabulary.extend(self._vocabulary.tokens)

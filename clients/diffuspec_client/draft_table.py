@@ -1,6 +1,6 @@
-"""A table of drafts on an engine's device: what to verify next, for each way a step may end.
+"""A table of drafts on an engine's device: what to verify next, for each outcome of a step.
 
-A thread fills it with the outcomes that a server has drafted for. The engine looks its requests up
+A thread fills it with the outcomes for which a server has drafts. The engine looks up its requests
 by their latest tokens, in one gather on the device; the host does not wait for the result.
 """
 
@@ -13,29 +13,29 @@ import numpy as np
 import torch
 
 MISS = -1
-_BASE, _LENGTH, _PATH = 0, 1, 2  # columns: the tokens before an outcome, its size, its tokens
+_BASE, _LENGTH, _PATH = 0, 1, 2  # columns: tokens before an outcome, length of its path, the path
 
 
 class DraftTable:
-    """Drafts by row of the engine, and by the tokens that a row gets after a known prefix.
+    """Drafts by row of the engine and by the tokens that the row gains after a known prefix.
 
-    An outcome is a base, the number of tokens that a row has already, and a path: accepted drafted
-    tokens and the target's own one. It applies if the row has become as long as both together, and
-    its last tokens are the path. A table that is out of date hence has no draft, rather than a
-    wrong one; a row that is used for another request has the drafts of its own tokens alone.
+    An outcome is a base (the number of tokens that a row already has) and a path (the accepted
+    drafted tokens and the target's own token). It applies if the row's length is that of base and
+    path together and its last tokens are the path. So an outdated table has no draft rather than a
+    wrong one, and a row that is reused for another request only matches drafts for its own tokens.
     """
 
     def __init__(
         self, num_rows: int, max_draft_tokens: int, device: torch.device, num_outcomes: int = 32
     ) -> None:
-        """num_outcomes: outcomes kept for each row; the newest replaces the oldest."""
+        """num_outcomes: number of outcomes kept for each row; the newest replaces the oldest."""
         self.device = device
         self.max_path = max_draft_tokens + 1
         self._max_draft_tokens = max_draft_tokens
         self._num_outcomes = num_outcomes
         shape = (num_rows, num_outcomes, _PATH + self.max_path + max_draft_tokens)
         self._cells = np.full(shape, MISS, np.int32)
-        self._places = [0] * num_rows  # place of each row's next outcome
+        self._places = [0] * num_rows  # index at which each row's next outcome is stored
         self._lock = threading.Lock()
         self._device_cells = torch.full(shape, MISS, dtype=torch.int32, device=device)
         self._offsets = torch.arange(self.max_path, device=device)
@@ -44,7 +44,7 @@ class DraftTable:
     # ---- filled by a thread
 
     def add(self, row: int, base: int, path: Sequence[int], draft: Sequence[int]) -> None:
-        """Note what to verify after an outcome. One that does not fit is left out."""
+        """Record what to verify after an outcome. An outcome that does not fit is dropped."""
         fits = 0 < len(path) <= self.max_path and 0 < len(draft) <= self._max_draft_tokens
         if not fits or min(*path, *draft, 0) < 0 or not 0 <= row < len(self._places):
             return
@@ -59,13 +59,13 @@ class DraftTable:
             cell[start : start + len(draft)] = draft
 
     def clear(self, row: int) -> None:
-        """Forget the outcomes of a row."""
+        """Drop the outcomes of a row."""
         with self._lock:
             self._cells[row] = MISS
             self._places[row] = 0
 
     def publish(self) -> None:
-        """Let lookups from now on see what was added."""
+        """Make additions visible to later lookups."""
         with self._lock:
             copy = torch.from_numpy(self._cells.copy())
         self._published = copy.pin_memory() if self._device_cells.is_cuda else copy
@@ -77,8 +77,8 @@ class DraftTable:
     ) -> torch.Tensor:
         """Return the drafts of rows, [number, max_draft_tokens], MISS where there is none.
 
-        rows: [number]. lengths: [number], the tokens of each. token_ids: [all rows, max length].
-        All are on the table's device; nothing waits for it.
+        rows: [number]. lengths: [number], number of tokens of each. token_ids: [all rows, max
+        length]. All are on the table's device, for which the host does not wait.
         """
         published, self._published = self._published, None
         if published is not None:

@@ -1,4 +1,4 @@
-"""Hooks: names of an engine that a plug-in needs beyond its documentation, checked before use."""
+"""Hooks: undocumented names of an engine that a plug-in relies on, checked before use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def has_hook(
     parameters: Collection[str] = (),
     load: Callable[[str], Any] = importlib.import_module,
 ) -> bool:
-    """Return whether a module can be loaded and has a name, which takes these parameters.
+    """Return whether a module can be loaded and has a callable of this name with these parameters.
 
     The parameters of a dataclass are its fields.
     """

@@ -3,8 +3,8 @@
     LocalDrafts(tokenizer, {"preset": "smollm2"})
     LocalDrafts(tokenizer, {"drafter": {"path": DIR}, "search": {"ngram": FILE}, "tokenizer": DIR})
 
-The keys are those of a draft server's file. Drafts are made in a thread of their own, ahead while
-the engine verifies, and on the processors that the engine uses as well.
+The keys are those of a draft server's file. A background thread drafts, also ahead while the engine
+verifies, on the same processors as the engine.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class InProcess:
-    """Settings of a client whose drafter is in its process."""
+    """Settings of a client whose drafter runs in its own process."""
 
-    server: Mapping[str, Any]  # the keys of a draft server's file
-    deadline_seconds: float = 0.25  # most seconds that a step waits for drafts
+    server: Mapping[str, Any]  # keys of a draft server's file
+    deadline_seconds: float = 0.25  # longest time that a step waits for drafts
     tenant: str = ""
 
     def connect(
@@ -47,12 +47,13 @@ class InProcess:
             ) from error
         config = validate(DraftServerConfig, fill_in_draft_server(self.server))
         service, drafter = load_service(config)
-        hello.vocabulary.extend(vocabulary.tokens)  # lets an error name the token that differs
+        # lets an error name the first token that differs
+        hello.vocabulary.extend(vocabulary.tokens)
         return LocalConnection(service, drafter, hello, take)
 
 
 class LocalConnection:
-    """A draft service in a thread, and the one session with it."""
+    """A draft service in a thread, with a single session."""
 
     def __init__(self, service: Any, drafter: Any, hello: Any, take: Callable[[Any], None]) -> None:
         """Wait until the session is open. Raises the service's error if it refuses the hello."""
@@ -63,7 +64,7 @@ class LocalConnection:
         self._take = take
         self._steps: asyncio.Queue[Any] = asyncio.Queue()
         self._loop: asyncio.AbstractEventLoop
-        self._is_open: Future[None] = Future()  # done when the service has taken the hello
+        self._is_open: Future[None] = Future()  # done once the service has accepted the hello
         self._thread = threading.Thread(target=self._run, name="diffuspec-drafts", daemon=True)
         self._thread.start()
         self._is_open.result()
@@ -72,7 +73,7 @@ class LocalConnection:
         self._call(step)
 
     def wait(self, seconds: float) -> bool:
-        """Return at once whether the session is open."""
+        """Return whether the session is open, without waiting."""
         return self.number > 0
 
     def close(self) -> None:
@@ -106,7 +107,7 @@ class LocalConnection:
                 logger.info("diffuspec: a new session is opened")
 
     async def _session(self, service: Any, number: int) -> bool:
-        """Answer steps until there is one that is refused, or none; return whether to go on."""
+        """Answer steps until one is refused or there are no more; return whether to continue."""
         from diffuspec.core.errors import DiffuspecError
         from diffuspec.v1.draft_service_pb2 import ConnectResponse
 

@@ -1,7 +1,7 @@
 """Drafts for llama-cpp-python: `Llama(model_path, draft_model=RemoteDrafts(TOKENIZER_JSON))`.
 
 llama-cpp-python decodes one sequence at a time. After each step it calls its draft model with all
-tokens so far, and keeps those drafted tokens that the target itself chooses.
+tokens so far, and keeps the drafted tokens that the target itself chooses.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 else:
     try:
         from llama_cpp.llama_speculative import LlamaDraftModel as _DraftModel
-    except ImportError:  # a class of the same form serves as well: nothing asks for its base
+    except ImportError:  # a class of the same form works too: nothing checks its base class
         _DraftModel = object
 
 logger = logging.getLogger(__name__)
 
 
 def read_vocabulary(tokenizer: Path | str) -> dict[str, int]:
-    """Return the ids by token of a tokenizer.json. A GGUF file has it only in a changed form.
+    """Return the ids by token of a tokenizer.json, which a GGUF file has only in altered form.
 
-    Raises OSError, and ValueError for a file of another kind.
+    Raises OSError, and ValueError for any other kind of file.
     """
     try:
         found = json.loads(Path(tokenizer).read_text(encoding="utf-8"))
@@ -50,7 +50,7 @@ def read_vocabulary(tokenizer: Path | str) -> dict[str, int]:
 
 
 class RemoteDrafts(_DraftModel):
-    """A `LlamaDraftModel` that asks a draft server. For one `Llama`."""
+    """A `LlamaDraftModel` that uses a draft server. Serves a single `Llama`."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class RemoteDrafts(_DraftModel):
         *,
         max_draft_tokens: int = 16,
     ) -> None:
-        """`tokenizer`: the target's tokenizer.json. `settings`: of the environment if not given.
+        """`tokenizer`: the target's tokenizer.json. `settings`: default: the environment.
 
-        Raises OSError and ValueError for what cannot be used.
+        Raises OSError and ValueError for invalid arguments.
         """
         self._client = DraftClient(
             settings or Settings.read({}),
@@ -76,11 +76,11 @@ class RemoteDrafts(_DraftModel):
         self._client.wait_until_connected(CONNECT_SECONDS)
 
     def close(self) -> None:
-        """End the connection. Answers go on without drafts."""
+        """Close the connection. Answers continue without drafts."""
         self._client.close()
 
     def __call__(self, input_ids: NDArray[np.intc], /, **_: Any) -> NDArray[np.intc]:
-        """Return the draft that goes on from these tokens, empty if there is none."""
+        """Return the draft that continues these tokens; empty if there is none."""
         try:
             return np.array(self._draft(input_ids), np.intc)
         except Exception:
@@ -97,13 +97,14 @@ class RemoteDrafts(_DraftModel):
 
 
 class LocalDrafts(RemoteDrafts):
-    """A `LlamaDraftModel` with a drafter in this process. For one `Llama`."""
+    """A `LlamaDraftModel` with a drafter in this process. Serves a single `Llama`."""
 
     def __init__(
         self, tokenizer: Path | str, server: Mapping[str, Any], *, max_draft_tokens: int = 16
     ) -> None:
         """`tokenizer`: the target's tokenizer.json. `server`: the keys of a draft server's file.
 
-        Raises ImportError without the package diffuspec, and its errors for a wrong file.
+        Raises ImportError if the package diffuspec is missing, and diffuspec's errors for an
+        invalid file.
         """
         super().__init__(tokenizer, InProcess(server), max_draft_tokens=max_draft_tokens)

@@ -1,7 +1,7 @@
 """The thread between an asynchronous engine and a draft server.
 
-The engine hands it what each step has brought, and goes on at once. The thread reports the step to
-the server, and fills the table of drafts with what the server sends.
+The engine passes it the results of each step and continues at once. The thread reports the step to
+the server, and stores the drafts that the server sends in the table.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Tokens = NDArray[np.int32]
 
 @dataclass
 class Report:
-    """The results of one step of the engine. Its arrays may be read after `wait`."""
+    """The results of one step of the engine. Its arrays may only be read after `wait`."""
 
     request_ids: Sequence[str]
     rows: Sequence[int]  # rows of the table
-    lengths: Tokens  # [requests], tokens of each after the step
-    num_new: Tokens  # [requests], those of this step
-    new_tokens: Tokens  # [requests, most in a step], of which the first num_new count
-    whole: Mapping[str, Tokens] = field(default_factory=dict)  # all tokens, of new requests
+    lengths: Tokens  # [requests], number of tokens of each after the step
+    num_new: Tokens  # [requests], number of new tokens in this step
+    new_tokens: Tokens  # [requests, most in a step]; the first num_new of each row are valid
+    whole: Mapping[str, Tokens] = field(default_factory=dict)  # all tokens of new requests
     ended: Sequence[str] = ()
-    wait: Callable[[], None] = lambda: None  # returns when the copies from the device are there
+    wait: Callable[[], None] = lambda: None  # waits for the copies from the device
 
 
 class _Request:
-    """The tokens of a request, and the draft that the server believes to be verified."""
+    """The tokens of a request, and the draft that the server assumes is being verified."""
 
     def __init__(self, row: int, tokens: Tokens, num_new: int) -> None:
         self.row = row
@@ -48,7 +48,7 @@ class _Request:
         self._tokens = np.empty(2 * len(tokens) + 64, np.int32)
         self._tokens[: len(tokens)] = tokens
         self.num_tokens = len(tokens)
-        self.base = 0  # tokens that the draft goes on from
+        self.base = 0  # number of tokens that the draft continues
         self.draft: list[int] = []
 
     @property
@@ -64,7 +64,7 @@ class _Request:
 
 
 class OutcomeFeeder:
-    """Reports steps to a server and puts its drafts into a table, in a thread of its own."""
+    """Reports steps to a server and puts its drafts into a table, in a background thread."""
 
     def __init__(
         self,
@@ -72,13 +72,13 @@ class OutcomeFeeder:
         connect: Callable[[Callable[[OutcomeTable], None]], DraftClient],
         max_model_len: int,
     ) -> None:
-        """`connect` returns a client that hands its tables of outcomes to the given function."""
-        self.lost: set[str] = set()  # requests whose tokens are to be reported whole
+        """`connect` returns a client that passes its tables of outcomes to the given function."""
+        self.lost: set[str] = set()  # requests whose tokens must be reported in full
         self._table = table
         self._max_model_len = max_model_len
         self._requests: dict[str, _Request] = {}
-        self._answered = 0  # the step that the requests' drafts are of
-        self._early: list[OutcomeTable] = []  # tables that came before their step's answer
+        self._answered = 0  # the step to which the requests' drafts belong
+        self._early: list[OutcomeTable] = []  # tables that arrived before their step's answer
         self._lock = threading.Lock()
         self._reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
         self._problems = Problems(logger)
@@ -91,7 +91,7 @@ class OutcomeFeeder:
         return self._client
 
     def report(self, report: Report) -> None:
-        """Hand over what a step has brought. Returns at once."""
+        """Queue the results of a step. Does not block."""
         self._reports.put(report)
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class OutcomeFeeder:
     def _run(self) -> None:
         while True:
             reports = [self._reports.get()]
-            while not self._reports.empty():  # a server that is slow hears of several steps at once
+            while not self._reports.empty():  # a slow server gets several steps at once
                 reports.append(self._reports.get())
             known = [one for one in reports if one is not None]
             if len(known) < len(reports):
@@ -135,7 +135,7 @@ class OutcomeFeeder:
             self._table.publish()
 
     def _advance(self, report: Report) -> None:
-        """Take the tokens of a step."""
+        """Append the tokens of a step."""
         for place, name in enumerate(report.request_ids):
             num_new, length = int(report.num_new[place]), int(report.lengths[place])
             request = self._requests.get(name)
@@ -156,13 +156,13 @@ class OutcomeFeeder:
         return Row(name, request.tokens, request.num_prompt_tokens, max_tokens_left=left)
 
     def _note(self, request: _Request, draft: list[int]) -> None:
-        """Note the draft for a prefix. If it comes late, the rest of it may still be right."""
+        """Record the draft for a prefix. If it comes late, the rest of it may still be right."""
         request.base, request.draft = request.num_tokens, draft
         for place in range(1, len(draft)):
             self._table.add(request.row, request.base, draft[:place], draft[place:])
 
     def _take(self, table: OutcomeTable) -> None:
-        """Take outcomes, in the thread of the connection."""
+        """Receive outcomes, in the connection's thread."""
         with self._lock:
             if table.step_id == self._answered:
                 self._add(table)

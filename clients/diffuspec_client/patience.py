@@ -1,27 +1,28 @@
-"""Patience: how often a server is asked that does not answer in time."""
+"""Patience: how often to send steps to a server that does not answer in time."""
 
 from __future__ import annotations
 
 _GROWTH = 4.0  # factor from one pause to the next
-_MAX_PAUSE = 50.0  # longest pause, in waits before it: waits then take 2 % of the time at most
+# longest pause, as a multiple of the wait before it: waits then take at most 2 % of the time
+_MAX_PAUSE = 50.0
 
 
 class Patience:
-    """Lets a server be until a pause is over, which is longer the more steps it has missed."""
+    """Skips steps for a server that does not answer, the longer the more it has missed."""
 
     def __init__(self) -> None:
-        self._pause = 1.0  # the next pause, as a multiple of the wait before it
+        self._pause = 1.0  # length of the next pause, as a multiple of the wait before it
         self._ends_at = 0.0
 
     def allows(self, now: float) -> bool:
-        """Whether the server may be asked. Times are seconds of one clock."""
+        """Return whether a step may be sent to the server. Times are seconds of one clock."""
         return now >= self._ends_at
 
     def on_answer(self) -> None:
-        """Note an answer that came in time."""
+        """Record an answer that came in time."""
         self._pause = 1.0
 
     def on_silence(self, waited: float, now: float) -> None:
-        """Note a step without an answer, and the seconds that it was waited for."""
+        """Record a step without an answer, and the seconds spent waiting for one."""
         self._ends_at = now + self._pause * waited
         self._pause = min(_GROWTH * self._pause, _MAX_PAUSE)

@@ -1,4 +1,4 @@
-"""Where the draft server is, and how an engine speaks to it."""
+"""Where the draft server is, and how an engine connects to it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _MAX_DEADLINE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a client. Each may also come from the environment, as DIFFUSPEC_DRAFT_<NAME>."""
+    """A client's settings. Each may also come from the environment, as DIFFUSPEC_DRAFT_<NAME>."""
 
     server: str = "127.0.0.1:9500"  # HOST:PORT, or unix:PATH
-    deadline_seconds: float = 0.25  # most seconds that a step waits for drafts
+    deadline_seconds: float = 0.25  # longest time that a step waits for drafts
     tenant: str = ""
-    token_file: str = ""  # file with the token that the server asks for
-    tls_ca: str = ""  # given with the next two, it switches TLS on
+    token_file: str = ""  # file with the token that the server requires
+    tls_ca: str = ""  # certificates of the CA; with the next two, it turns TLS on
     tls_certificate: str = ""
     tls_key: str = ""
-    tls_server_name: str = ""  # name in the server's certificate, if that is not its address
+    tls_server_name: str = ""  # name in the server's certificate, if it differs from the address
 
     def __post_init__(self) -> None:
         if not 0 < self.deadline_seconds <= _MAX_DEADLINE_SECONDS:
@@ -39,7 +39,7 @@ class Settings:
     def read(
         cls, given: Mapping[str, object], environment: Mapping[str, str] = os.environ
     ) -> Settings:
-        """Return settings given by name, over those of the environment. Raises ValueError."""
+        """Return the settings given, or else the environment's. Raises ValueError."""
         known = [one.name for one in fields(cls)]
         unknown = sorted(given.keys() - {*known})
         if unknown:
@@ -56,7 +56,7 @@ class Settings:
 
     @property
     def token(self) -> str | None:
-        """The token that the server asks for. Raises OSError."""
+        """The token that the server requires. Raises OSError."""
         return (
             Path(self.token_file).read_text(encoding="utf-8").strip() if self.token_file else None
         )

@@ -1,12 +1,12 @@
 """Trees for SGLang: `--speculative-algorithm DIFFUSPEC`, with the address in the environment.
 
-A plug-in of SGLang (entry point `sglang.srt.plugins`). Its worker is SGLang's worker for n-grams,
-which verifies trees of a fixed size for each request; where the draft server has a tree for a
-request, it takes the place of the n-grams' one. Nothing else of the worker is changed, so that a
-server which fails, or is too late, leaves SGLang's own n-grams.
+A plug-in for SGLang (entry point `sglang.srt.plugins`). Its worker is SGLang's n-gram worker, which
+verifies a tree of a fixed size for each request; where the draft server has a tree for a request,
+that tree replaces the n-gram tree. Nothing else in the worker is changed: when the server fails or
+is late, SGLang's own n-grams are used.
 
-It uses internals of SGLang, which are listed in HOOKS and looked for first. Where something is
-missing the algorithm is not registered, with one warning.
+It uses internals of SGLang, listed in HOOKS and checked first. If one is missing, the algorithm is
+not registered and a warning is logged.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ logger = logging.getLogger(__name__)
 
 NAME = "DIFFUSPEC"
 _SPECULATIVE = "sglang.srt.speculative"
-# Attributes that are used, by module.
+# The attributes used, by module.
 HOOKS: tuple[tuple[str, str], ...] = (
     (f"{_SPECULATIVE}.spec_info", "SpeculativeAlgorithm.NGRAM"),
     (f"{_SPECULATIVE}.spec_info", "SpeculativeAlgorithm.register"),
     (f"{_SPECULATIVE}.spec_info", "SpeculativeAlgorithm.create_future_map"),
     (f"{_SPECULATIVE}.spec_registry", "CustomSpecAlgo.create_worker"),
 )
-# The worker's module takes a GPU's libraries, and is loaded when a worker is asked for.
+# The worker's module needs GPU libraries, and so is loaded only when a worker is created.
 WORKER_HOOKS: tuple[tuple[str, str], ...] = (
     (f"{_SPECULATIVE}.ngram_worker", "NGRAMWorker._prepare_draft_tokens"),
     (f"{_SPECULATIVE}.ngram_worker", "NGRAMWorker.clear_cache_pool"),
@@ -46,7 +46,7 @@ _MAX_REQUESTS = 4096
 
 
 def register() -> None:
-    """Register the algorithm with SGLang. The entry point: it never raises."""
+    """Register the algorithm with SGLang. This is the entry point, and it never raises."""
     try:
         missing = missing_hooks(HOOKS)
         if missing:
@@ -67,15 +67,15 @@ def register() -> None:
 def missing_hooks(
     hooks: Sequence[tuple[str, str]], load: Callable[[str], Any] = importlib.import_module
 ) -> list[str]:
-    """Return which of these attributes this SGLang lacks."""
+    """Return the attributes that this version of SGLang lacks."""
     return [f"{module}.{name}" for module, name in hooks if not has_hook(module, name, load=load)]
 
 
 def algorithm_class(algorithms: Any, base: type) -> type:
-    """Return the class of an algorithm that answers every question as SGLang's n-grams do.
+    """Return an algorithm class that behaves as SGLang's n-gram algorithm does.
 
-    The base lacks methods that the scheduler calls, such as create_future_map and need_topk, and
-    registration does not notice: so each method of the built-in algorithms is taken from there.
+    The base class lacks methods that the scheduler calls, such as create_future_map and need_topk,
+    and registration does not check for them. So every method is taken from the built-in algorithms.
     """
     ngram = algorithms.NGRAM
 
@@ -92,7 +92,7 @@ def algorithm_class(algorithms: Any, base: type) -> type:
 
 
 def worker_class() -> type:
-    """Return SGLang's worker for n-grams with our trees, or as it is where hooks are missing."""
+    """Return SGLang's n-gram worker with our trees, or unchanged if hooks are missing."""
     module = importlib.import_module(f"{_SPECULATIVE}.ngram_worker")
     missing = missing_hooks(WORKER_HOOKS)
     if missing:
@@ -103,7 +103,7 @@ def worker_class() -> type:
 
 
 class TreeWorker:
-    """Methods that go before those of SGLang's worker for n-grams."""
+    """Methods that override those of SGLang's n-gram worker."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -116,7 +116,7 @@ class TreeWorker:
     def _connect(self) -> Trees | None:
         worker: Any = self
         if int(getattr(worker.server_args, "tp_size", 1)) > 1:
-            # Each rank drafts for itself, and a tree may come in time on one of them alone.
+            # Each rank would draft for itself, and a tree may arrive in time on only one of them.
             _warn("ranks of tensor parallelism have to draft alike, and trees come at any time")
             return None
         client = DraftClient(
@@ -132,7 +132,7 @@ class TreeWorker:
         return Trees(client, int(worker.draft_token_num))
 
     def _prepare_draft_tokens(self, batch: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return tokens, [requests x nodes], and masks, [requests x nodes x nodes], both flat."""
+        """Return flat tokens, [requests x nodes], and masks, [requests x nodes x nodes]."""
         worker: Any = super()
         tokens, mask = worker._prepare_draft_tokens(batch)
         return (tokens, mask) if self._trees is None else self._trees.put(self, batch, tokens, mask)
@@ -145,25 +145,25 @@ class TreeWorker:
 
 
 class Trees:
-    """Puts a server's trees in the place of others."""
+    """Replaces SGLang's trees by those of a server."""
 
     def __init__(self, client: DraftClient, num_nodes: int) -> None:
-        """num_nodes: of each tree, its root, the last token, among them."""
+        """num_nodes: nodes of each tree, including its root, the last token."""
         self._client = client
         self._num_nodes = num_nodes
-        self._names: set[str] = set()  # requests of the last batch
+        self._names: set[str] = set()  # requests in the last batch
         self._ended: list[str] = []
         self._problems = Problems(logger)
 
     def forget(self) -> None:
-        """The cache is cleared: no request goes on."""
+        """Called when the cache is cleared: no request continues."""
         self._ended += self._names
         self._names = set()
 
     def put(
         self, worker: Any, batch: Any, tokens: NDArray[Any], mask: NDArray[Any]
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return tokens and masks with our trees where there are any. Never raises."""
+        """Return tokens and masks, with our trees where there are any. Never raises."""
         try:
             return self._put(worker, batch, tokens, mask)
         except Exception:
@@ -189,7 +189,7 @@ class Trees:
         return all_tokens.reshape(tokens.shape), all_masks.reshape(mask.shape)
 
     def _row(self, worker: Any, place: int, request: Any) -> Row:
-        """Return a request with the tokens that the scheduler has not put down yet."""
+        """Return a request with the tokens that the scheduler has not recorded yet."""
         accepted = worker.prev_accept_lens[place]
         start = place * self._num_nodes
         fresh = worker.prev_token_ids[start : start + accepted] if accepted else []
@@ -199,10 +199,10 @@ class Trees:
 
 
 def tree_of(draft: Draft, last: int, num_nodes: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the tokens of a tree below the last token, and which nodes each one comes after.
+    """Return the tokens of a tree below the last token, and the ancestors of each node as a mask.
 
-    Nodes that the draft lacks are a chain below its last one. No two nodes with the same parent may
-    have the same token: where answers are sampled, it would be taken too often.
+    If the draft has too few nodes, a chain below its last node fills the tree. Two nodes with the
+    same parent must not have the same token: in sampling, that token would be chosen too often.
 
     Raises ValueError for a draft with two such nodes.
     """

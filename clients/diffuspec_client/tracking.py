@@ -1,8 +1,8 @@
-"""Tracking: which row of a batch is which request, where an engine does not say.
+"""Tracking: which row of a batch is which request, for engines that do not say.
 
-A request is recognised by its tokens: what it had in the last step is a prefix of what it has now.
-Rows may move, and requests may end or pause without a word. Two requests with the same tokens are
-alike to a drafter, so it does not matter which of them is which.
+A request is recognised by its tokens: those it had in the last step are a prefix of those it has
+now. Rows may move, and requests may end or pause without notice. A drafter treats two requests with
+the same tokens alike, so it does not matter which is which.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 Tokens = NDArray[np.int32]
 
-_MAX_GROWTH = 64  # tokens in one step, up to which a request that has moved is found at once
-_MAX_ABSENT = 4  # steps after which a request that is in no row has ended
+_MAX_GROWTH = 64  # tokens gained in one step, up to which a request that has moved is found at once
+_MAX_ABSENT = 4  # a request that has been in no row for this many steps has ended
 
 
 class _Tracked:
-    """A request that was in a row before."""
+    """A request seen in an earlier step."""
 
     __slots__ = ("num_absent", "num_tokens", "request_id", "tokens")
 
@@ -36,7 +36,7 @@ class _Tracked:
         return self.num_tokens, int(self.tokens[self.num_tokens - 1])
 
     def is_in(self, tokens: Tokens) -> bool:
-        """Whether these tokens go on from the request's."""
+        """Return whether these tokens begin with the request's."""
         size = self.num_tokens
         if size > len(tokens) or self.tokens[size - 1] != tokens[size - 1]:
             return False
@@ -53,17 +53,17 @@ class _Tracked:
 
 
 class Tracker:
-    """Names the requests of successive steps."""
+    """Identifies the requests of successive steps."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._rows: dict[int, _Tracked] = {}  # requests by the row that each was in last
+        self._rows: dict[int, _Tracked] = {}  # requests by the row they were last in
         self._absent: list[_Tracked] = []
 
     def match(self, rows: Sequence[int], prefixes: Sequence[Tokens]) -> tuple[list[str], list[str]]:
         """Return the names of the requests in these rows, and those that have ended.
 
-        prefixes: the tokens of each row, at least one.
+        prefixes: the tokens of each row; at least one token each.
         """
         found: dict[int, _Tracked] = {}
         left = {id(one): one for one in (*self._rows.values(), *self._absent)}
@@ -100,7 +100,7 @@ class Tracker:
 def _grown_little(
     prefix: Tokens, by_end: Mapping[tuple[int, int], list[_Tracked]], left: Mapping[int, _Tracked]
 ) -> Iterator[_Tracked]:
-    """Yield the requests that may have had few tokens less than this prefix, the longest first."""
+    """Yield the requests slightly shorter than this prefix, the longest first."""
     size = len(prefix)
     for num_less, token in enumerate(reversed(prefix[-_MAX_GROWTH:].tolist())):
         for one in by_end.get((size - num_less, token), ()):
@@ -109,6 +109,6 @@ def _grown_little(
 
 
 def _longest(requests: Iterable[_Tracked], prefix: Tokens) -> _Tracked | None:
-    """Return the longest request that goes on with this prefix."""
+    """Return the longest request that this prefix continues."""
     fitting = [one for one in requests if one.is_in(prefix)]
     return max(fitting, key=lambda one: one.num_tokens, default=None)

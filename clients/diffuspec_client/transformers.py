@@ -5,9 +5,9 @@
 
 `LocalDrafts(tokenizer, {"preset": "smollm2"})` has its drafter in this process instead.
 
-The target compares each drafted token with its own choice, so that answers stay its own: equal in
-float32 when greedy, of the same distribution when sampled. What assisted decoding cannot do as
-`generate` does it, such as batches and stop strings, is decoded without drafts.
+The target compares each drafted token with its own choice, so answers do not change: greedy ones
+are equal in float32, sampled ones have the same distribution. Whatever assisted decoding does not
+support, such as batches and stop strings, is decoded without drafts.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ from diffuspec_client.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
-# What is used of transformers beyond its documentation: methods, and their parameters.
+# Undocumented methods of transformers that are used here, with their parameters.
 HOOKS = {
     "_assisted_decoding": {"logits_processor", "stopping_criteria", "generation_config"},
     "_get_candidate_generator": {"generation_config", "input_ids", "model_kwargs"},
     "_sample": {"logits_processor", "stopping_criteria", "generation_config"},
 }
-_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)  # safe for several tokens a step
+# valid with several tokens per step
+_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)
 _MAX_REQUESTS = 64
 
 
 def missing_hooks(mixin: type = GenerationMixin) -> list[str]:
-    """Return which of HOOKS this release of transformers lacks."""
+    """Return the HOOKS that this release of transformers lacks."""
     return [
         name
         for name, parameters in HOOKS.items()
@@ -58,7 +59,7 @@ def missing_hooks(mixin: type = GenerationMixin) -> list[str]:
 
 
 class RemoteDrafts:
-    """Decodes with the drafts of a server. Give it to `generate` as its `custom_generate`."""
+    """Decodes with the drafts of a server. Pass it to `generate` as `custom_generate`."""
 
     def __init__(
         self,
@@ -67,9 +68,9 @@ class RemoteDrafts:
         *,
         max_draft_tokens: int = 16,
     ) -> None:
-        """`tokenizer`: the target's. `settings`: those of the environment if none are given.
+        """`tokenizer`: the target's. `settings`: by default those of the environment.
 
-        Raises OSError and ValueError for settings that cannot be used.
+        Raises OSError and ValueError for invalid settings.
         """
         self._client = DraftClient(
             settings or Settings.read({}),
@@ -82,20 +83,20 @@ class RemoteDrafts:
         self.max_draft_tokens = max_draft_tokens
         self._names = itertools.count(1)
         self._ended: list[str] = []
-        self._lock = threading.Lock()  # a step is for one thread at a time
+        self._lock = threading.Lock()  # only one thread may run a step at a time
         self._missing = missing_hooks()
         self._problems = Problems(logger)
         self._client.wait_until_connected(CONNECT_SECONDS)
 
     def close(self) -> None:
-        """End the connection. Answers go on without drafts."""
+        """Close the connection. Answers continue without drafts."""
         self._client.close()
 
     def generate(self, model: Any, inputs: Any, streamer: Any = None, **options: Any) -> Any:
-        """Call `model.generate` with drafts; `inputs` are token ids, or what a tokenizer returns.
+        """Call `model.generate` with drafts; `inputs`: token ids, or the output of a tokenizer.
 
-        Streamers and stop strings belong here: transformers hands neither a streamer nor a
-        tokenizer on where there is a `custom_generate`.
+        Pass streamers and stop strings to this method: transformers passes neither a streamer nor a
+        tokenizer to a `custom_generate`.
         """
         given = {**inputs} if isinstance(inputs, Mapping) else {"inputs": inputs}
         if options.get("tokenizer") is not None:
@@ -114,7 +115,7 @@ class RemoteDrafts:
         streamer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Decode as `generate` asks its decoding methods to."""
+        """Decode, with the signature that `generate` expects of decoding methods."""
         arguments = {
             "logits_processor": logits_processor,
             "stopping_criteria": stopping_criteria,
@@ -138,7 +139,7 @@ class RemoteDrafts:
     def _reason_against(
         self, model: Any, input_ids: torch.Tensor, arguments: Mapping[str, Any]
     ) -> str:
-        """Return why this answer is decoded without drafts, nothing if it is not."""
+        """Return why this answer is decoded without drafts; "" if it has drafts."""
         config = arguments["generation_config"]
         others = [one for one in arguments["stopping_criteria"] if not isinstance(one, _CRITERIA)]
         reasons = {
@@ -155,13 +156,13 @@ class RemoteDrafts:
         }
         return next((reason for reason, applies in reasons.items() if applies), "")
 
-    # ---- of the candidates
+    # ---- used by the candidates
 
     def new_name(self) -> str:
         return f"r{next(self._names)}"
 
     def draft(self, row: Row) -> list[int]:
-        """Return the draft of an answer; none if the connection is busy for another one."""
+        """Return the draft for an answer; empty if the connection is busy with another answer."""
         if not self._lock.acquire(blocking=False):
             return []
         try:
@@ -186,13 +187,14 @@ class LocalDrafts(RemoteDrafts):
     ) -> None:
         """`tokenizer`: the target's. `server`: the keys of a draft server's file.
 
-        Raises ImportError without the package diffuspec, and its errors for a wrong file.
+        Raises ImportError if the package diffuspec is missing, and diffuspec's errors for an
+        invalid file.
         """
         super().__init__(tokenizer, InProcess(server), max_draft_tokens=max_draft_tokens)
 
 
 class _Candidates(CandidateGenerator):
-    """The candidates of one answer."""
+    """The candidate tokens of one answer."""
 
     def __init__(self, drafts: RemoteDrafts, model: Any, max_length: int) -> None:
         self.name = drafts.new_name()
@@ -202,8 +204,8 @@ class _Candidates(CandidateGenerator):
         self._num_prompt_tokens = 0  # 0: the prompt has not been read
 
     def get_candidates(self, input_ids: torch.Tensor, **_: Any) -> tuple[Any, Any]:
-        """Return the answer so far with a draft after it, and no logits."""
-        if not self._num_prompt_tokens:  # the step that reads the prompt is not one to learn from
+        """Return the answer so far followed by a draft, and no logits."""
+        if not self._num_prompt_tokens:  # nothing is learnt from the step that reads the prompt
             self._num_prompt_tokens = input_ids.shape[1]
             return input_ids, None
         left = self._max_length - input_ids.shape[1]
@@ -227,7 +229,7 @@ class _Candidates(CandidateGenerator):
 
 
 class _Assisted:
-    """A model whose candidates are ours. The model itself is left as it is: others may use it."""
+    """A model that uses our candidates. It wraps the model, which others may use."""
 
     def __init__(self, model: Any, candidates: _Candidates) -> None:
         self._model = model

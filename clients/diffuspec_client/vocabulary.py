@@ -1,4 +1,4 @@
-"""The vocabulary of an engine's tokenizer, as the draft service compares it."""
+"""The vocabulary of an engine's tokenizer, in the form that the draft service compares."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 
 class Vocabulary:
-    """The tokens of an engine by id."""
+    """The tokens of an engine, by id."""
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
         """`tokens`: ids by token, as a tokenizer's `get_vocab` returns them."""
@@ -18,7 +18,7 @@ class Vocabulary:
             self.tokens[token_id] = token.encode("utf-8", "backslashreplace")
 
     def digest(self) -> bytes:
-        """Return the digest that draft_service.proto describes."""
+        """Return the vocabulary's digest, as described in draft_service.proto."""
         found = hashlib.blake2b(digest_size=32)
         for token_id, token in enumerate(self.tokens):
             if token:

@@ -1,4 +1,4 @@
-"""Batches: rows of a JSONL file in, one result for each out, and what was done survives a kill.
+"""Batches: rows of a JSONL file in, one result per row out. Results so far survive a kill.
 
-Nothing here knows Ray: `deploy.batch` gives it a `Service` that answers.
+Nothing here depends on Ray: `deploy.batch` passes in a `Service` that answers.
 """

@@ -1,4 +1,4 @@
-"""From a file of rows to a file of results: the run, its progress, and how it ends."""
+"""From a file of rows to a file of results: the run, its progress, and its end."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from deploy.batches.run import Options, Run
 from deploy.batches.summary import Counts, progress_shown
 from diffuspec.core.errors import ConfigError, DiffuspecError
 
-_COPIES_OF_RAY = "runtime_resources"  # a folder above the working folder of Ray's jobs
+_COPIES_OF_RAY = "runtime_resources"  # a folder above the working folder of Ray jobs
 
 
-class Interrupted(BaseException):  # not an Exception, as KeyboardInterrupt
-    """A signal ended the batch."""
+class Interrupted(BaseException):  # not an Exception, like KeyboardInterrupt
+    """A signal has ended the batch."""
 
     CTRL_C = 128 + signal.SIGINT
 
@@ -37,7 +37,7 @@ class Interrupted(BaseException):  # not an Exception, as KeyboardInterrupt
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Have SIGTERM raise Interrupted within the block, so that what it has started is ended."""
+    """Raise Interrupted on SIGTERM within the block, so that everything it started is ended."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Interrupted(number)
@@ -50,7 +50,7 @@ def terminable() -> Iterator[None]:
 
 
 def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine; at SIGTERM or SIGINT cancel it, wait for its end and raise the above."""
+    """Run a coroutine. On SIGTERM or SIGINT cancel it, wait for its end and raise Interrupted."""
     received: list[int] = []
 
     async def watched() -> None:
@@ -75,27 +75,27 @@ def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """What is read and what is written."""
+    """The files that a batch reads and writes."""
 
     input: Path
     output: Path
-    limit: int | None = None  # rows to answer, from the first on; None: all
-    retries_failures: bool = False  # answer rows again that failed before
+    limit: int | None = None  # number of rows to answer, from the first; None: all
+    retries_failures: bool = False  # answer rows again that failed earlier
 
 
 @dataclass(slots=True)
 class Outcome:
-    """How a batch ended."""
+    """The end of a batch."""
 
     counts: Counts
-    seconds: float = 0.0  # answering
+    seconds: float = 0.0  # seconds spent answering
     problem: BaseException | None = None  # the error that stopped the run early
 
 
 def answer_file(files: Files, place: Place, options: Options, console: Console) -> Outcome:
-    """Answer the rows that have no result yet, with the progress on a console.
+    """Answer the rows that have no result yet, and show the progress on a console.
 
-    Raises ConfigError for files that are wrong; any later problem is in the outcome.
+    Raises ConfigError for invalid files; later problems are in the outcome.
     """
     refuse_copies(files.output)
     source = jsonl_file(files.input, salt_of(options.defaults))
@@ -115,7 +115,7 @@ def answer_file(files: Files, place: Place, options: Options, console: Console) 
 
 
 def salt_of(defaults: Mapping[str, Any]) -> bytes:
-    """Return the options that shape answers as bytes, for digests of rows."""
+    """Return the options that affect answers, as bytes for the digests of rows."""
     return json.dumps(defaults, sort_keys=True).encode()
 
 
@@ -143,7 +143,7 @@ async def _answer(
 
 
 def refuse_copies(output: Path) -> None:
-    """Raise ConfigError for an output that would be deleted together with its job."""
+    """Raise ConfigError if the output would be deleted together with its Ray job."""
     here = Path.cwd()
     if _COPIES_OF_RAY in here.parts and output.resolve().is_relative_to(here.resolve()):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""A running OpenAI endpoint as the service of a batch."""
+"""A running OpenAI endpoint as a batch's service."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOT_FOUND = 404
 
 
 class HttpService:
-    """A `Service` over HTTP. Use it as an async context manager."""
+    """A `Service` over HTTP; an async context manager."""
 
     def __init__(
         self,

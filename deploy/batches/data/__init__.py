@@ -1,1 +1,1 @@
-"""Batches beyond one reader: parts of the input, answered by several pipelines through Ray Data."""
+"""Large batches: the input is split into parts, which several pipelines answer through Ray Data."""

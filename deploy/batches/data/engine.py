@@ -1,4 +1,4 @@
-"""A large batch through Ray Data: its parts go to a pool of actors, each with a pipeline."""
+"""A large batch through Ray Data: a pool of actors, each with a pipeline, answers its parts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class LargeBatch:
-    """What is read and written, and by how many pipelines."""
+    """The input and output of a large batch, and its number of pipelines."""
 
     input: Path
     output: Path
@@ -41,9 +41,9 @@ class LargeBatch:
 
 
 def answer_folder(batch: LargeBatch, config: PipelineConfig, options: Options) -> Outcome:
-    """Answer the parts of an input that are not whole yet.
+    """Answer the parts of an input that are not complete yet.
 
-    Raises ConfigError and MissingDependencyError before any work; any later problem is in the
+    Raises ConfigError and MissingDependencyError before any work; later problems are in the
     outcome.
     """
     check_dependencies()
@@ -90,7 +90,7 @@ def _answer_all(
     arguments: tuple[PipelineConfig, Options, Parts],
     outcome: Outcome,
 ) -> None:
-    """Hand the parts out, and count what comes back."""
+    """Distribute the parts, and count the results."""
     started = time.monotonic()
     with progress_bar() as progress:
         task = progress.add_task("parts", total=len(shards))
@@ -111,7 +111,7 @@ def _tallies(
     from ray.exceptions import RayError
 
     context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False  # ours counts the parts
+    context.enable_progress_bars = False  # our own progress bar counts the parts
     context.issue_detectors_config.detectors = []
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     rows = ray.data.from_items([asdict(shard) for shard in shards], override_num_blocks=len(shards))
@@ -120,7 +120,7 @@ def _tallies(
         worker,
         fn_constructor_args=arguments,
         compute=ray.data.ActorPoolStrategy(size=num_pipelines, max_tasks_in_flight_per_actor=1),
-        num_cpus=0,  # it waits for its pipeline, which has CPUs of its own
+        num_cpus=0,  # it only waits for its pipeline, which has its own CPUs
     )
     try:
         yield from answered.iter_rows()
@@ -131,7 +131,7 @@ def _tallies(
 
 
 class ShardAnswerer:
-    """An actor's work: a pipeline in an event loop of its own, and one part after the other."""
+    """One actor's work: a pipeline in its own event loop answers one part after the other."""
 
     def __init__(self, config: PipelineConfig, options: Options, parts: Parts) -> None:
         """Start the pipeline; its roles end with this process."""
@@ -143,7 +143,7 @@ class ShardAnswerer:
         self._service = self._run(self._open.enter_async_context(pipeline_service(config)))
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Answer a part; return its figures. Raises DiffuspecError."""
+        """Answer a part; return its statistics. Raises DiffuspecError."""
         shard = Shard(**row)
         work = answer_shard(shard, self._parts, self._service, self._options)
         return asdict(self._run(work))
@@ -153,7 +153,7 @@ class ShardAnswerer:
 
 
 async def answer_shard(shard: Shard, parts: Parts, service: Service, options: Options) -> Tally:
-    """Answer the rows of a part that have no result yet; return the figures of all of it."""
+    """Answer the rows of a part that have no result yet; return the part's statistics."""
     source, tally = shard.source(salt_of(options.defaults)), Tally()
     index = scan(source, may_be_empty=True)
     with open_output(parts.partial(shard.name), index, tally.add) as output:

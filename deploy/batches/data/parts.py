@@ -30,14 +30,14 @@ _LOCK = "_lock"
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The files of an output folder, which all nodes see at the same place."""
+    """The files of an output folder that all nodes share."""
 
     folder: Path
     format: Format
 
     @contextlib.contextmanager
     def claimed(self, batch: Mapping[str, str]) -> Iterator[None]:
-        """Make the folder, and keep other processes from it within the block.
+        """Create the folder, and lock it against other processes within the block.
 
         Raises ConfigError if it is in use, or belongs to another batch.
         """
@@ -72,14 +72,14 @@ class Parts:
         return self.folder / f"{name}.jsonl.partial"
 
     def done(self, name: str) -> Tally | None:
-        """Return the figures of a part that is whole, None for any other."""
+        """Return the statistics of a complete part, None for any other."""
         try:
             return Tally(**json.loads(self._mark(name).read_bytes()))
         except FileNotFoundError:
             return None
 
     def finish(self, name: str, tally: Tally) -> None:
-        """Give a part its final name and form, then its mark."""
+        """Give a part its final name and format, then its mark."""
         partial, whole = self.partial(name), self.folder / f"{name}.{self.format}"
         if self.format == "jsonl":
             os.replace(partial, whole)
@@ -93,7 +93,7 @@ class Parts:
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there as a whole or not at all."""
+    """Write a file atomically."""
     beside = path.with_name(f"{path.name}.new")
     with beside.open("wb") as file:
         file.write(content)
@@ -103,7 +103,7 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 
 def _write_parquet(partial: Path, whole: Path) -> None:
-    """Write results as Parquet: response and error are columns of JSON text."""
+    """Write results as Parquet; response and error are columns of JSON text."""
     import pyarrow
     from pyarrow import parquet
 

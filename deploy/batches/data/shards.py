@@ -1,6 +1,6 @@
 """The parts of a large input: byte ranges of JSONL files, row groups of Parquet files.
 
-The plan is a function of the files alone, so that a run that is started again has the same parts.
+The plan depends only on the files, so a restarted run has the same parts.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from deploy.batches.inputs import Line, Source, digest_of, lines_between
 from diffuspec.core.errors import ConfigError, MissingDependencyError
 
 _JSONL, _PARQUET = SUFFIXES = (".jsonl", ".parquet")
-_ENDS_BYTES = 65_536  # bytes of each file's beginning and end, which tell it from another
+_ENDS_BYTES = 65_536  # bytes at the beginning and end of each file, by which files are told apart
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
     """A part of one file."""
 
-    name: str  # name of its results, without a suffix
+    name: str  # name of its results file, without a suffix
     path: str
     start: int  # JSONL: first byte; Parquet: the row group
-    end: int  # JSONL: the byte after the last; Parquet: not used
+    end: int  # JSONL: the byte after the last one; Parquet: unused
 
     def source(self, salt: bytes) -> Source:
         """Return the rows of the part, counted from 1."""
@@ -37,14 +37,14 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All parts of an input, and what tells the input from others."""
+    """All parts of an input, and a digest that identifies the input."""
 
     shards: tuple[Shard, ...]
     digest: str
 
 
 def plan(input: Path, shard_bytes: int) -> Plan:
-    """Return the parts of a file, or of all JSONL and Parquet files of a folder, by name.
+    """Return the parts of a file, or of a folder's JSONL and Parquet files in order of name.
 
     shard_bytes: length of a part of a JSONL file. Raises ConfigError.
     """
@@ -112,7 +112,7 @@ def _num_row_groups(path: Path) -> int:
 
 
 def _rows(path: Path, group: int, salt: bytes, part: str) -> Iterator[Line]:
-    """Yield the rows of a row group as lines: columns are keys, nulls are left out."""
+    """Yield the rows of a row group as JSON lines: keys are column names, nulls are left out."""
     from pyarrow import parquet
 
     rows = parquet.ParquetFile(path).read_row_group(group).to_pylist()
