@@ -1,8 +1,8 @@
 """`python -m deploy.bench`: the cost of roles in processes, and the speed-up of pre-drafts.
 
-The same held-out questions are asked in turns and one at a time: of an engine in this process; of
-one whose roles sleep while another works; and of a pipeline, plainly, sequentially, and with more
-and more outcomes pre-drafted.
+The same held-out questions are answered one at a time, in turns, by an engine in this process; by
+an engine whose roles sleep while the other works; and by a pipeline, plainly, sequentially, and
+with an increasing number of pre-drafted outcomes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder for results.json
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The figures of one way of answering the questions."""
+    """The results of one way of answering the questions."""
 
     system: str
     tokens_per_second: float
@@ -63,7 +63,7 @@ class Row:
     median_ms: dict[str, float]  # median by stage, over steps without prefill
     hit_rate: float | None
     verify_idle_share: float
-    is_same: bool  # token for token as plain decoding
+    is_same: bool  # the tokens equal those of plain decoding
 
 
 @app.command(cls=Command)
@@ -84,7 +84,8 @@ def run(
     pipeline = one_at_a_time(load_pipeline(config or _PIPELINE))
     asked = [q for q in first_per_family(load_questions(QUESTIONS), limit) if q.family != "code"]
     modes = _modes(pipeline, draft_length)
-    torch.set_num_threads(pipeline.placement.verifier.num_threads)  # the roles' own setting
+    # the thread count that the roles use
+    torch.set_num_threads(pipeline.placement.verifier.num_threads)
     with ray_cluster(address, pipeline):
         measured = asyncio.run(_measure(pipeline, asked * repeats, modes, max_tokens))
     rows = [_row(name, measured.runs) for name in measured.runs if name != _RESTED]
@@ -136,7 +137,7 @@ async def _measure(
         async with Pipeline(config, given_token(config)) as pipeline:
             services: dict[str, Streaming] = {name: pipeline for name in modes}
             services |= {_IN_PROCESS: engine, _RESTED: resting}
-            for name in modes:  # a warm-up
+            for name in modes:  # warm-up
                 await answer(services[name], questions[0], modes[name], max_tokens, Run())
             before = await pipeline.link_bytes()
             for number, question in enumerate(questions):
@@ -158,7 +159,7 @@ async def _measure(
 
 
 def _in_process(config: PipelineConfig) -> EngineConfig:
-    """Return the configuration of an engine with the same roles, which run one after the other."""
+    """Return the configuration of an engine with the same roles, run one after the other."""
     coordinator = config.engine.coordinator.model_copy(update={"overlap": False})
     return config.engine.model_copy(update={"coordinator": coordinator})
 

@@ -2,8 +2,9 @@
 
     python -m deploy.chaos http://127.0.0.1:8000 --rounds 3
 
-The service runs on this machine, without API keys, and serves nobody else. Every answer is compared
-with the one that was given before, without drafts: a broken one must be the beginning of it.
+The service must run on this machine, without API keys and without other clients. Every answer is
+compared with an earlier one that was made without drafts; an interrupted answer must be a prefix of
+it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Kind(StrEnum):
     CONTROLLER = "controller"
 
 
-PROCESSES = {  # beginnings of their titles; HAProxy's own have none
+PROCESSES = {  # beginnings of process titles; HAProxy sets none
     Kind.VERIFIER: "ray::VerifierRank",
     Kind.DRAFTER: "ray::DrafterActor",
     Kind.PATH_SCORER: "ray::PathScorerActor",
@@ -65,14 +66,14 @@ PROCESSES = {  # beginnings of their titles; HAProxy's own have none
 SAMPLING: Mapping[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 1694, "ignore_eos": True}
 
 _NUM_PROMPTS = 12
-_MAX_SECONDS = 300.0  # time for all roles to serve again
+_MAX_SECONDS = 300.0  # time for all roles to be serving again
 _POLL_SECONDS = 0.1
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def _is_of(process: psutil.Process, kind: Kind) -> bool:
-    """Raises psutil.NoSuchProcess if the process has ended."""
+    """Return whether a process is of a kind. Raises psutil.NoSuchProcess if it has ended."""
     if kind is Kind.HAPROXY:
         return str(process.name()) == kind
     return " ".join(process.cmdline()).startswith(PROCESSES[kind])
@@ -80,27 +81,28 @@ def _is_of(process: psutil.Process, kind: Kind) -> bool:
 
 @dataclass
 class Answers:
-    """The outcome of the answers."""
+    """Counts of complete and broken answers."""
 
     num_whole: int = 0
     wrong: list[str] = field(default_factory=list)
-    broken: Counter[str] = field(default_factory=Counter)  # broken streams by what was killed last
+    # broken streams, by the kind of process killed last
+    broken: Counter[str] = field(default_factory=Counter)
 
 
 class Load:
-    """Clients that stream one answer after the other, and ask again for broken ones."""
+    """Clients that stream one answer after the other, and retry broken ones."""
 
     def __init__(
         self, client: HttpClient, expected: Sequence[tuple[Prompt, str]], max_tokens: int
     ) -> None:
-        """`expected` has the answer to each prompt."""
+        """`expected`: the right answer to each prompt."""
         self.answers, self.tokens = Answers(), Tokens()
         self.last_fault = ""
         self._client, self._expected, self._max_tokens = client, expected, max_tokens
 
     @contextlib.asynccontextmanager
     async def running(self, num_streams: int) -> AsyncIterator[None]:
-        """Ask until the context ends; the answers under way then are finished."""
+        """Stream answers until the context ends; the answers in progress are then finished."""
         asked = itertools.cycle(self._expected)
         askers = [asyncio.create_task(self._ask_always(asked)) for _ in range(num_streams)]
         try:
@@ -119,7 +121,7 @@ class Load:
             backoff.succeeded()
 
     async def _ask(self, prompt: Prompt, expected: str, times: list[float]) -> bool:
-        """Ask once; return whether the answer is whole."""
+        """Stream one answer; return whether it is complete."""
         text = ""
         try:
             async for part in self._client.stream(prompt, self._max_tokens):
@@ -138,14 +140,14 @@ class Load:
 
 
 def prompts() -> list[Prompt]:
-    """Return what is asked."""
+    """Return the prompts to send."""
     questions = load_questions(QUESTIONS)
     chosen = questions[:: len(questions) // _NUM_PROMPTS]
     return [[{"role": "user", "content": one.turns[0]}] for one in chosen]
 
 
 class Service:
-    """The service as it was found; says when it is whole again."""
+    """The service in the state in which it was found; checks whether it has recovered."""
 
     def __init__(self, client: httpx2.AsyncClient) -> None:
         """Raises WorkerError if the service does not run on this machine."""
@@ -160,12 +162,12 @@ class Service:
 
     @property
     def kinds(self) -> list[Kind]:
-        """Return what can be killed."""
+        """Return the kinds of processes that can be killed."""
         return [kind for kind, number in self._numbers.items() if number]
 
     def processes(self, kind: Kind) -> set[int]:
-        """Return the processes of a kind that there are now."""
-        # An HAProxy that only finishes its last requests does not listen.
+        """Return the present processes of a kind."""
+        # An HAProxy that is only finishing its last requests does not listen.
         is_proxy = kind is Kind.HAPROXY
         candidates = listeners(self._port) if is_proxy else workers_of(self._raylet)
         found = set()
@@ -183,7 +185,7 @@ class Service:
         self._num_healthy = int(found["healthy_roles"])
 
     async def is_whole_without(self, killed: int) -> bool:
-        """Return whether every process and every role is there again."""
+        """Return whether every process and every role is back."""
         present = {kind: self.processes(kind) for kind in self.kinds}
         if any(len(present[kind]) != self._numbers[kind] for kind in self.kinds):
             return False
@@ -202,7 +204,7 @@ class Service:
 async def kill_all(
     service: Service, load: Load, kinds: Sequence[Kind], rounds: int, rng: random.Random
 ) -> list[Recovery]:
-    """Kill one process of each kind in each round, in random order, and wait for the recovery."""
+    """In each round kill one process of each kind, in random order, and wait for the recovery."""
     recoveries = []
     for kind in [one for _ in range(rounds) for one in rng.sample(kinds, len(kinds))]:
         await load.tokens.more(200)
@@ -214,16 +216,16 @@ async def kill_all(
                 await asyncio.sleep(_POLL_SECONDS)
         recoveries.append(Recovery(kind, began, time.monotonic()))
         typer.echo(f"{kind}: whole after {recoveries[-1].ended - began:.1f} s", err=True)
-    await load.tokens.more(200)  # gives the waits for the last recovery an end
+    await load.tokens.more(200)  # ends the waits that belong to the last recovery
     return recoveries
 
 
 async def study(
     url: str, kinds: Sequence[Kind], streams: int, rounds: int, max_tokens: int, seed: int
 ) -> tuple[list[Recovery], Load]:
-    """Learn the answers without drafts; then kill under load. Raises WorkerError, TimeoutError.
+    """Record the answers without drafts, then kill under load. Raises WorkerError, TimeoutError.
 
-    kinds: what to kill; () is everything that there is.
+    kinds: kinds to kill; (): all.
     """
     async with (
         HttpClient(url, speculation="off", sampling=SAMPLING) as plain,

@@ -1,7 +1,7 @@
-"""Watches the parts of a command's own Ray cluster that nothing replaces: the raylet and the GCS.
+"""Watches the parts of a command's Ray cluster that are never restarted: the raylet and the GCS.
 
-Once one of them is lost, calls of Ray may never return, and Ray replaces no actor. So the command
-ends with an error and an exit code, and its process manager can start it again.
+Once one of them is lost, calls of Ray may never return, and Ray replaces no actors. So the command
+exits with an error, and its process manager can start it again.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from deploy.guardian import VARIABLE, Marked
 from diffuspec.command import EXIT_FAILURE
 
 _POLL_SECONDS = 0.2
-_GRACE_SECONDS = 15.0  # time for answers under way, which need neither part
-_VITAL = {"raylet": "raylet", "gcs_server": "GCS"}  # Ray's names of processes, and everybody's
+_GRACE_SECONDS = 15.0  # time for answers in progress, which need neither part
+_VITAL = {"raylet": "raylet", "gcs_server": "GCS"}  # Ray's process names, and the usual names
 
 
 @contextlib.contextmanager
 def ended_within(seconds: float, what: str) -> Iterator[None]:
-    """End this process with an error if the block takes longer."""
+    """Kill this process with an error if the block takes longer."""
     message = f"{what} has taken {seconds:g} seconds: this command ends without it"
     timer = threading.Timer(seconds, _fail, [message])
     timer.daemon = True
@@ -40,12 +40,12 @@ def ended_within(seconds: float, what: str) -> Iterator[None]:
 
 
 def report(message: str) -> None:
-    """Print an error as commands do."""
+    """Print an error in the format of commands."""
     sys.stderr.write(f"error: {message}\n")
 
 
 def end() -> NoReturn:
-    """End this process at once, from any thread, as a command that has failed."""
+    """End this process at once, from any thread, with the exit code of a failure."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(EXIT_FAILURE)
@@ -58,7 +58,7 @@ def _fail(message: str) -> NoReturn:
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """End this process when a part of its cluster is lost before the context ends."""
+    """End this process if a part of its cluster is lost before the context ends."""
     is_over = threading.Event()
     watch = threading.Thread(target=_watch, args=[is_over], name="cluster watch", daemon=True)
     watch.start()
@@ -78,7 +78,7 @@ def _watch(is_over: threading.Event) -> None:
 
 
 def _lost_part() -> str:
-    """Return what has ended, and how; "" while the cluster is whole."""
+    """Return which part has ended, and how; "" while the cluster is complete."""
     node: Any = ray._private.worker._global_node
     for kind, process in node.dead_processes():
         if kind in _VITAL:
@@ -89,7 +89,7 @@ def _lost_part() -> str:
 
 
 def _drain() -> None:
-    """Have HAProxy accept no connections any more, and wait for the answers that it passes on."""
+    """Make HAProxy accept no more connections, and wait for the answers that it passes on."""
     ends_at = time.monotonic() + _GRACE_SECONDS
     for pid in _proxies():
         with contextlib.suppress(ProcessLookupError):

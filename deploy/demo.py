@@ -1,7 +1,7 @@
 """`python -m deploy.demo`: a pipeline on a Ray cluster, and the speed-up of drafts and pre-drafts.
 
 The same held-out questions are answered in three modes, in turns: plain, drafted, and drafted with
-overlap. The tokens must be the same.
+overlap. The tokens must be equal.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def run(
 
 
 def _pipeline(path: Path | None) -> PipelineConfig:
-    """Read a pipeline; without a path the default one, for one request at a time."""
+    """Read a pipeline; None: the default one, for one request at a time."""
     if path is not None:
         return load_pipeline(path)
     return one_at_a_time(load_pipeline(_PIPELINE))
@@ -100,7 +100,7 @@ async def _measure(
     max_tokens: int,
     console: Console,
 ) -> dict[str, Run]:
-    """Ask all questions in all modes, in turns and one at a time."""
+    """Answer all questions in all modes, in turns and one at a time."""
     runs: dict[str, Run] = defaultdict(Run)
     modes = _speculations(config)
     total = len(questions) * repeats * len(modes)

@@ -46,7 +46,7 @@ def run(
     secured: SecurityOptions = NO_SECURITY,
     address: options.Address = "",
 ) -> None:
-    """Serve drafts by a pool of draft servers, whose number follows the load.
+    """Serve drafts with a pool of draft servers that grows and shrinks with the load.
 
     Engines connect to one address, which is printed once drafts are available. Ctrl-C or SIGTERM
     ends it.
@@ -54,14 +54,14 @@ def run(
     logs.configure(None)
     host, port = parse_address(listen)
     security = secured.security()
-    security.server_credentials(host)  # refused before anything is started
+    security.server_credentials(host)  # raises on a bad configuration before anything starts
     settings = read_pool(config)
     with ray_cluster(address, None):
         asyncio.run(_serve(settings, security, host, port))
 
 
 def read_pool(path: Path) -> DraftPoolConfig:
-    """Read the file of a pool. Raises ConfigError."""
+    """Read a pool's configuration file. Raises ConfigError."""
     data = read_yaml(path)
     if isinstance(server := data.get("server"), dict):
         data["server"] = fill_in_draft_server(server)

@@ -1,8 +1,9 @@
-"""Forks processes from one that has imported torch and the roles.
+"""Forks processes from one that has already imported torch and the roles.
 
-To import them takes some four seconds of computing. A forked process has the arguments, standard
-streams, environment and folder of the process that asked for it, and one thread; deploy/forked.py
-asks, from the command line. What was imported is in memory once for all of them.
+The imports take about four seconds of processor time. A forked process has one thread, and the
+arguments, standard streams, environment and working folder of the process that requested it:
+deploy/forked.py, run from the command line. All forked processes share the imported modules'
+memory.
 
     python -m deploy.fork_server SOCKET MODULE...    serve until standard input ends
 """
@@ -29,7 +30,7 @@ from typing import Any, NoReturn
 
 from deploy.forked import SERVER_VARIABLE, Program, receive_program
 
-# Not Ray, which reads its settings as it is imported and keeps threads.
+# Ray is missing because it reads its settings on import and keeps threads.
 LIBRARIES = (
     *("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto"),
     *("fastapi", "grpc.aio", "uvicorn", "uvloop"),
@@ -52,10 +53,11 @@ _END_SECONDS = 5.0
 
 @contextlib.contextmanager
 def fork_server(modules: Sequence[str] = MODULES) -> Iterator[None]:
-    """Run a server that processes started in this context find once it has imported the modules.
+    """Run a server for processes started in this context; it is ready once it has imported
+    `modules`.
 
-    It ends with this context or with this process, and all that it has forked with it. Within
-    another server's context that one is used.
+    It ends with this context or this process, together with all processes that it has forked.
+    Inside another server's context, that server is used.
     """
     if SERVER_VARIABLE in os.environ:
         yield
@@ -80,13 +82,13 @@ def fork_server(modules: Sequence[str] = MODULES) -> Iterator[None]:
             process.stdin.close()
             try:
                 process.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:  # it is importing
+            except subprocess.TimeoutExpired:  # the server is still importing
                 process.kill()
                 process.wait()
 
 
 class ForkServer:
-    """Has one child for each connection, which ends with the child, and the child with it.
+    """Forks one child for each connection. When either ends, so does the other.
 
     modules: imported before the first child, at the latest.
     run: runs a program in a child.
@@ -104,7 +106,7 @@ class ForkServer:
         self._pids: set[int] = set()
 
     def serve(self) -> None:
-        """Serve until standard input ends; kill the children then."""
+        """Serve until standard input ends, then kill the children."""
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(sys.stdin, selectors.EVENT_READ)
         while True:
@@ -112,7 +114,7 @@ class ForkServer:
                 if key.fileobj is sys.stdin:
                     self._kill_all()
                     return
-                if key.fd in self._selector.get_map():  # not ended by an event before
+                if key.fd in self._selector.get_map():  # not removed by an earlier event
                     key.data()
 
     def _kill_all(self) -> None:
@@ -122,21 +124,21 @@ class ForkServer:
             os.waitpid(pid, 0)
 
     def import_modules(self) -> None:
-        """Import what is not imported yet; modules that are not installed are left out."""
+        """Import the modules that are not imported yet; skip those that are not installed."""
         modules, self._modules = self._modules, ()
         for name in modules:
             with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module(name)
         if modules:
             gc.collect()
-            gc.freeze()  # pages stay shared with the children
+            gc.freeze()  # keeps pages shared with the children
             assert threading.active_count() == 1
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
         try:
             program, streams = receive_program(client)
-        except OSError:  # the process that asked was killed
+        except OSError:  # the requesting process was killed
             client.close()
             return
         self.import_modules()
@@ -164,7 +166,7 @@ class ForkServer:
             _, status = os.waitpid(pid, 0)
             if client.fileno() in self._selector.get_map():
                 self._selector.unregister(client)
-            with client, contextlib.suppress(OSError):  # it may have left
+            with client, contextlib.suppress(OSError):  # the requesting process may be gone
                 client.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
 
         self._selector.register(ended, selectors.EVENT_READ, reap)
@@ -172,7 +174,7 @@ class ForkServer:
 
 
 def run_program(program: Program) -> None:
-    """Run a program in this process, as Python does."""
+    """Run a program in this process, as the Python interpreter does."""
     if program.arguments[0] == "-m":
         del sys.argv[0]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
@@ -181,7 +183,7 @@ def run_program(program: Program) -> None:
 
 
 def _become(program: Program, streams: Sequence[int], run: Callable[[Program], None]) -> NoReturn:
-    """Run a program in this process, a child, and end it."""
+    """Run a program in this child process, then exit."""
     code: Any = 1
     try:
         for number, stream in enumerate(streams):
@@ -217,7 +219,7 @@ def _become(program: Program, streams: Sequence[int], run: Callable[[Program], N
 
 
 def _set_num_threads() -> None:
-    """Obey OMP_NUM_THREADS, which OpenMP has read when torch was imported."""
+    """Apply OMP_NUM_THREADS, which OpenMP read earlier, when torch was imported."""
     torch, number = sys.modules.get("torch"), os.environ.get("OMP_NUM_THREADS", "")
     if torch is not None and number.isdecimal() and int(number):
         torch.set_num_threads(int(number))

@@ -1,11 +1,11 @@
-"""Runs a Python program as a child of a fork server, and ends with it, as if it were the program.
+"""Runs a Python program as a child of a fork server, and stands in for it until it ends.
 
     python forked.py -m MODULE ARGUMENT...
     python forked.py FILE ARGUMENT...          a raylet, which takes this for Ray's own program
 
-Signals go on to the program. Without a fork server that is ready, becomes the program itself. The
-program's process is below the server, not below this one. This file needs the standard library
-alone: see deploy/fork_server.py for the other end.
+Signals are passed on to the program. If no fork server is ready, this process becomes the program
+itself. The program's process is a child of the server, not of this process. This file uses only the
+standard library; deploy/fork_server.py is the other end.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _CHUNK = 2**16
 
 @dataclass(frozen=True)
 class Program:
-    """What Python is to run: arguments as its own, but of options only -m."""
+    """What Python is to run: a command line in which -m is the only option."""
 
     arguments: list[str]
     environment: dict[str, str]
     folder: str
-    leads_group: bool  # a raylet kills the process group of a worker that has ended
+    leads_group: bool  # True for a raylet, which kills the process group of a worker that has ended
 
 
 def forked(*arguments: object) -> list[str]:
@@ -45,16 +45,16 @@ def forked(*arguments: object) -> list[str]:
 
 
 def send_program(connection: socket.socket, program: Program) -> None:
-    """Send a program, with the standard streams of this process."""
+    """Send a program, together with this process's standard streams."""
     data = json.dumps(asdict(program)).encode()
     socket.send_fds(connection, [len(data).to_bytes(_NUM_SIZE_BYTES, "big")], range(_NUM_STREAMS))
     connection.sendall(data)
 
 
 def receive_program(connection: socket.socket) -> tuple[Program, list[int]]:
-    """Return what `send_program` sent, and the streams' descriptors here.
+    """Return what `send_program` sent, with the streams' descriptors in this process.
 
-    Raises ConnectionError if the other end was killed before it had sent all.
+    Raises ConnectionError if the other end was killed before it had sent everything.
     """
     header, streams, _, _ = socket.recv_fds(connection, _NUM_SIZE_BYTES, _NUM_STREAMS)
     size, data = int.from_bytes(header, "big"), b""
@@ -75,13 +75,13 @@ def main() -> NoReturn:
             connection.connect(os.environ.get(SERVER_VARIABLE, ""))
             send_program(connection, program)
             pid = int(said.readline())
-        except (OSError, ValueError):  # there is none, or it has ended
+        except (OSError, ValueError):  # there is no server, or it has ended
             command = [sys.executable, *program.arguments]
             os.execve(sys.executable, command, program.environment)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, _: os.kill(pid, number))
         code = int(said.readline() or -signal.SIGKILL)
-    if code < 0:  # by a signal
+    if code < 0:  # ended by a signal
         if code != -signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
@@ -89,16 +89,17 @@ def main() -> NoReturn:
 
 
 def _asked_for(arguments: list[str]) -> Program:
-    """Return the program of a command line, without what a raylet adds to it.
+    """Return the program in a command line, without the arguments that a raylet adds.
 
-    Becomes Ray's own program for a worker with more in its runtime environment than variables.
+    Becomes Ray's own program for a worker whose runtime environment has more than variables.
     """
     context: dict[str, Any] = {}
     kept = []
     for argument in arguments:
         if argument.startswith(_CONTEXT):
             context = json.loads(argument.removeprefix(_CONTEXT))
-        elif argument != "-u" and not argument.startswith(_LANGUAGE):  # streams are unbuffered
+        # streams are unbuffered anyway
+        elif argument != "-u" and not argument.startswith(_LANGUAGE):
             kept.append(argument)
     python = context.pop("py_executable", sys.executable)
     variables = context.pop("env_vars", {})

@@ -1,10 +1,10 @@
-"""A small process that ends all that a command has started, however the command ends.
+"""A small process that ends everything a command has started, however the command ends.
 
-Everything below the command has a mark in its environment. When the command is gone, also by
+All descendants of the command have a mark in their environment. When the command is gone, even by
 SIGKILL, the guardian kills each process that was started with the mark, then removes the command's
-temporary directories. It finds processes in /proc, so it is of use on Linux alone.
+temporary directories. It finds processes in /proc, so it works only on Linux.
 
-It runs this file with nothing but the standard library: python -I -S guardian.py MARK DIRECTORY...
+It runs this file with only the standard library: python -I -S guardian.py MARK DIRECTORY...
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-VARIABLE = "DIFFUSPEC_OWNER"  # the variable of an environment that holds the mark
+VARIABLE = "DIFFUSPEC_OWNER"  # the environment variable that holds the mark
 
-_POLL_SECONDS = 1.0  # pause between two looks at all processes
-_KILL_SECONDS = 10.0  # time until processes that were killed have ended
+_POLL_SECONDS = 1.0  # pause between two scans of all processes
+_KILL_SECONDS = 10.0  # time for killed processes to end
 _PAUSE_SECONDS = 0.05
 
 
 @contextlib.contextmanager
 def guarded(*directories: Path) -> Iterator[None]:
-    """Have processes that start in this context end with it, or with this process.
+    """End the processes started in this context when it ends, or when this process ends.
 
-    The directories are removed then.
+    Then remove the directories.
     """
     before, mark = os.environ.get(VARIABLE), secrets.token_hex(8)
     process = _start(mark, directories)
@@ -52,18 +52,19 @@ def guarded(*directories: Path) -> Iterator[None]:
 class Marked:
     """The processes that were started with a mark.
 
-    Those that were seen once are remembered: Ray's agents overwrite their environment at the end.
+    Processes seen once are remembered, since Ray's agents overwrite their environment at the end.
     """
 
     def __init__(self, mark: str) -> None:
         self._variable = f"{VARIABLE}={mark}".encode()
-        self._seen: dict[int, tuple[bytes, bool]] = {}  # ids: the time of the start, has the mark
+        # by process id: its start time, and whether it has the mark
+        self._seen: dict[int, tuple[bytes, bool]] = {}
 
     def running(self) -> list[int]:
-        """Return their ids."""
+        """Return the ids of the running ones."""
         known, self._seen = self._seen, {}
         for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # another user's, or it has ended
+            with contextlib.suppress(OSError):  # it belongs to another user, or has ended
                 pid, started = int(folder.name), _start_time(folder)
                 found = known.get(pid)
                 if found is None or found[0] != started or not found[1]:
@@ -76,7 +77,7 @@ class Marked:
 
 
 def _start_time(folder: Path) -> bytes:
-    """Return the start time of a process, which tells it from a later one with the same id."""
+    """Return a process's start time, which distinguishes it from a later one with the same id."""
     state, *fields = (folder / "stat").read_bytes().rpartition(b") ")[2].split()
     if state == b"Z":
         raise ProcessLookupError(folder.name)
@@ -84,7 +85,7 @@ def _start_time(folder: Path) -> bytes:
 
 
 def _start(mark: str, directories: tuple[Path, ...]) -> subprocess.Popen[bytes]:
-    """Start a guardian of this process, in a session that no terminal interrupts."""
+    """Start a guardian of this process in its own session, which no terminal interrupts."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, mark, *map(str, directories)],
         stdin=subprocess.PIPE,
@@ -96,7 +97,7 @@ def _start(mark: str, directories: tuple[Path, ...]) -> subprocess.Popen[bytes]:
 
 
 def _watch_until_the_end_of(parent: int, processes: Marked) -> None:
-    """Return when the pipe to this process is closed, or when it has another parent."""
+    """Return when the pipe to this process is closed, or when its parent has changed."""
     while os.getppid() == parent:
         processes.running()
         if select.select([sys.stdin], [], [], _POLL_SECONDS)[0]:
@@ -104,7 +105,7 @@ def _watch_until_the_end_of(parent: int, processes: Marked) -> None:
 
 
 def _kill_all(processes: Marked) -> None:
-    """Kill the processes, and those that they start meanwhile."""
+    """Kill the processes, including those that they start meanwhile."""
     ends_at = time.monotonic() + _KILL_SECONDS
     while (found := processes.running()) and time.monotonic() < ends_at:
         for pid in found:

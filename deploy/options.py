@@ -1,4 +1,4 @@
-"""Options that several of these commands share."""
+"""Options shared by several of these commands."""
 
 from __future__ import annotations
 

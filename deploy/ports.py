@@ -1,4 +1,4 @@
-"""TCP ports of this machine that are kept for one use."""
+"""TCP ports of this machine that are reserved for one use."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import random
 import socket
 from collections.abc import Iterator
 
-_PORTS = range(20_000, 30_000)  # neither Linux nor Ray gives these to connections and workers
+_PORTS = range(20_000, 30_000)  # neither Linux nor Ray assigns these to connections and workers
 
 
 @contextlib.contextmanager
 def reserved_port() -> Iterator[int]:
-    """Enter with a port on which nothing listens, and which no other process is given meanwhile.
+    """Yield a free port that no other process is given meanwhile.
 
-    The UDP port of the same number is held, so that TCP can listen and stop as often as it likes.
+    The UDP port of the same number is held, so the TCP port can be opened and closed repeatedly.
     """
     for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket(type=socket.SOCK_DGRAM) as held, socket.socket() as listener:

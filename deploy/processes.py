@@ -10,7 +10,9 @@ from deploy import fork_server
 
 
 def service_processes(port: int) -> set[psutil.Process]:
-    """Return the processes that listen on a port, with children; on Ray, the node's workers too."""
+    """Return the processes that listen on a port and their children; with Ray, the node's
+    workers.
+    """
     found = listeners(port)
     found += [one for process in found for one in process.children(recursive=True)]
     if (raylet := raylet_of(port)) is not None:
@@ -19,7 +21,7 @@ def service_processes(port: int) -> set[psutil.Process]:
 
 
 def raylet_of(port: int) -> psutil.Process | None:
-    """Return the raylet whose process listens on a port; None if Ray runs none."""
+    """Return the raylet of the node whose process listens on a port; None without Ray."""
     for process in listeners(port):
         for above in process.parents():
             for one in (above, *_beside(above)):
@@ -29,13 +31,13 @@ def raylet_of(port: int) -> psutil.Process | None:
 
 
 def workers_of(raylet: psutil.Process) -> list[psutil.Process]:
-    """Return the processes below a raylet, and those that were forked for it elsewhere."""
+    """Return the descendants of a raylet, and the processes forked for it elsewhere."""
     roots = [raylet, *(one for one in _beside(raylet) if _is_fork_server(one))]
     return [one for root in roots for one in root.children(recursive=True)]
 
 
 def _beside(process: psutil.Process) -> list[psutil.Process]:
-    """Return the other processes of the command that has started a raylet or a fork server."""
+    """Return the other processes of the command that started a raylet or a fork server."""
     command = process.parent()
     if command is None or not (process.name() == "raylet" or _is_fork_server(process)):
         return []
@@ -47,9 +49,9 @@ def _is_fork_server(process: psutil.Process) -> bool:
 
 
 def holder(port: int) -> str:
-    """Return which process listens on a port, and how to end it; "" if that cannot be seen.
+    """Describe which process listens on a port, and how to end it; "" if that is not visible.
 
-    HAProxy that Serve started outlives a cluster whose actors were killed, and answers 500.
+    An HAProxy started by Serve outlives a cluster whose actors were killed, and answers 500.
     """
     for process in listeners(port):
         with contextlib.suppress(psutil.Error):

@@ -1,10 +1,10 @@
-"""Middleware of Serve's proxies: checks and bounds for every request.
+"""Middleware of Serve's proxies: checks and limits for every request.
 
 A proxy loads this by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deploy.proxy:middlewares, which
-deploy/cluster/node.env sets: by itself Serve lets clients lift its time-out and outlive their
-connection, keeps headers and bodies of any size in memory, fails on headers of its own that are not
-UTF-8, returns request ids unchecked, and tells its own errors as plain text, such as 404 while no
-application has a path.
+deploy/cluster/node.env sets: by itself, Serve lets clients lift its time-out and keep requests
+running after they disconnect, buffers headers and bodies of any size, fails on its own headers if
+they are not UTF-8, returns request ids unchecked, and reports its own errors as plain text, such as
+404 while no application has a path.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Header: TypeAlias = tuple[bytes, bytes]
 
 CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 CALLBACK = "deploy.proxy:middlewares"
-MAX_BODY_BYTES = 16 * 1024 * 1024  # bytes in a proxy; the application's own limit is lower
+MAX_BODY_BYTES = 16 * 1024 * 1024  # limit in a proxy; the application's own limit is lower
 MAX_HEADER_BYTES = 64 * 1024
 
 _TOO_LONG = HttpError(
@@ -48,12 +48,12 @@ _HEADERS_OF_SERVE = (
 
 
 def middlewares() -> list[Middleware]:
-    """Return what surrounds the application in each proxy."""
+    """Return the middleware around the application in each proxy."""
     return [Middleware(ProxyGuard)]
 
 
 class ProxyGuard:
-    """ASGI middleware: removes headers that steer Serve, and bounds headers and bodies."""
+    """ASGI middleware: removes headers that control Serve, and limits headers and bodies."""
 
     def __init__(self, app: ASGIApp, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         self._app = app
@@ -74,7 +74,7 @@ class ProxyGuard:
 
 
 def _checked(headers: Sequence[Header]) -> list[Header]:
-    """Return headers without those of Serve. Raises HttpError, BadRequestError."""
+    """Return the headers without those for Serve. Raises HttpError, BadRequestError."""
     if sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
         raise _TOO_LONG
     kept = [one for one in headers if one[0].lower().replace(b"_", b"-") not in _HEADERS_OF_SERVE]
@@ -83,9 +83,9 @@ def _checked(headers: Sequence[Header]) -> list[Header]:
 
 
 def _is_serves_own(message: Message, path: str) -> bool:
-    """Whether a response is an error of Serve's own.
+    """Return whether a response is one of Serve's own errors.
 
-    The application has no plain text among its errors.
+    The application's own errors are never plain text.
     """
     kind = Headers(raw=message.get("headers", ())).get("content-type", "")
     is_error = message["status"] >= 400 and kind.startswith("text/plain")
@@ -93,7 +93,7 @@ def _is_serves_own(message: Message, path: str) -> bool:
 
 
 def _with_one_id(headers: Sequence[Header]) -> list[Header]:
-    """Return a response's headers without the request id that Serve adds to the application's."""
+    """Return a response's headers without Serve's request id beside the application's."""
     ids = [one for one in headers if one[0].lower() == b"x-request-id"]
     return [one for one in headers if one not in ids] + ids[:1]
 
@@ -106,8 +106,8 @@ class _Exchange:
         self._left = max_body_bytes
         self._limit = max_body_bytes
         self._is_too_large = asyncio.Event()
-        self._has_begun = False  # the response
-        self._is_replaced = False  # the response, by one in OpenAI's form
+        self._has_begun = False  # whether the response has begun
+        self._is_replaced = False  # whether the response was replaced by one in OpenAI's format
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def counted() -> Message:
@@ -115,7 +115,7 @@ class _Exchange:
             self._left -= len(message.get("body", b""))
             if self._left < 0:
                 self._is_too_large.set()
-                await asyncio.Event().wait()  # forever: `run` cancels it
+                await asyncio.Event().wait()  # wait forever: `run` cancels this
             return message
 
         async def noted(message: Message) -> None:
@@ -146,9 +146,10 @@ class _Exchange:
             await respond(self._refusal(), scope)(scope, receive, send)
 
     async def _instead_of(self, status: int, scope: Scope) -> HttpError:
-        """Return what replaces an error of Serve's own: 503 where the same request may succeed.
+        """Return the error to send instead of Serve's: 503 if the request may succeed later.
 
-        500 tells that a replica was lost, 404 also that a proxy does not know the application yet.
+        500 means that a replica was lost; 404 may mean that a proxy does not know the application
+        yet.
         """
         if status == 404 and await self._knows_applications(scope):
             return HttpError(404, NO_APPLICATION, "not_found")
@@ -158,7 +159,7 @@ class _Exchange:
         return HttpError(503, message, "unavailable", kind="server_error", headers=_RETRY)
 
     async def _knows_applications(self, scope: Scope) -> bool:
-        """Ask the proxy for its routes, as `GET /-/routes` does."""
+        """Query the proxy for its routes, as `GET /-/routes` does."""
         body = b""
 
         async def receive() -> Message:

@@ -1,4 +1,4 @@
-"""The cost of faults to clients: times of tokens, and a table of the gaps between them."""
+"""What faults cost clients: times of tokens, and a table of the gaps between them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Recovery:
 
 
 class Tokens:
-    """The times at which answers were asked for and their tokens came."""
+    """The times at which answers were requested and their tokens arrived."""
 
     def __init__(self) -> None:
-        self.is_over = False  # every answer has ended
+        self.is_over = False  # whether every answer has ended
         self._answers: list[list[float]] = []
         self._num_tokens = 0
 
     def asked(self) -> list[float]:
-        """Return the times of a new answer, to be passed to came()."""
+        """Return the list of times of a new answer, to be passed to came()."""
         self._answers.append([time.monotonic()])
         return self._answers[-1]
 
@@ -38,16 +38,16 @@ class Tokens:
         self._num_tokens += num_tokens
 
     async def more(self, num_tokens: int) -> bool:
-        """Wait for `num_tokens` more tokens; return False if all answers end before."""
+        """Wait for `num_tokens` more tokens; return False if all answers end first."""
         enough = self._num_tokens + num_tokens
         while self._num_tokens < enough and not self.is_over:
             await asyncio.sleep(0.02)
         return not self.is_over
 
     def longest_wait(self, recovery: Recovery) -> float:
-        """Return the longest wait of one answer for its next token, from the fault on.
+        """Return the longest wait for the next token of an answer, from the fault on.
 
-        A wait counts whole if it began during the recovery, also when it ended after it.
+        A wait that began during the recovery counts in full, even if it ended later.
         """
         return max(map(partial(_longest_gap, recovery=recovery), self._answers), default=0.0)
 
@@ -67,7 +67,7 @@ def _longest_gap(times: Sequence[float], recovery: Recovery) -> float:
 
 
 def table(recoveries: Sequence[Recovery], tokens: Tokens) -> str:
-    """Return what each kind of fault cost, in seconds, as text."""
+    """Return a text table of what each kind of fault cost, in seconds."""
     columns = ("an answer waits", "no token at all", "all roles serve")
     lines = [f"{'':36}" + "".join(f"  {name:>18}" for name in columns)]
     lines += [f"{'fault':30}{'count':>6}" + len(columns) * f"  {'median':>8}  {'longest':>8}"]

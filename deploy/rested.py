@@ -1,7 +1,8 @@
-"""Roles in this process that sleep while the other works, as roles in processes of their own do.
+"""Roles in this process that sleep while the other one works, as roles in separate processes do.
 
-Nothing is sent anywhere. The time that a rested role takes longer is the cost of a processor that
-slept and of caches that others filled. On virtual machines it is much of the cost of processes.
+No messages are sent. The extra time that a rested role takes is the cost of a processor that has
+slept and of caches filled by others. On virtual machines this is much of the cost of separate
+processes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from diffuspec.engine import Engine
 def rested(engine: Engine) -> Engine:
     """Return an engine over the same models, whose steps report sleep as transport_seconds.
 
-    The models still belong to the engine given.
+    The models still belong to the given engine.
     """
     assert engine.drafter is not None, "there is one role only"
     drafter = RestedDrafter(engine.drafter)
@@ -74,7 +75,7 @@ class RestedVerifier:
 
 
 async def _sleep(seconds: float) -> float:
-    """Sleep, and return the seconds that it took."""
+    """Sleep, and return the seconds that it actually took."""
     started = time.perf_counter()
     await asyncio.sleep(seconds)
     return time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""One role in this process, without Ray: start it, announce its address, drain it at the end."""
+"""One role in this process, without Ray: starts it, announces its address, drains it at the end."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.25, 5.0  # pauses between attempts 
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """A role that serves."""
+    """A role that is serving."""
 
-    address: str  # "" for a rank other than 0, which clients do not call
+    address: str  # "" for ranks other than 0, which clients do not call
     work: asyncio.Future[None] | None = None  # ends, or raises, when the role has failed
 
 
@@ -56,8 +56,8 @@ async def serve(
 ) -> None:
     """Serve a role until SIGTERM or SIGINT, then drain it.
 
-    Waits for the roles that it needs, then calls announce with its address. Raises the error that
-    prevents its start, and VerifierUnavailableError when a verifier rank has failed.
+    Waits for the roles that it needs, then calls `announce` with its address. Raises the error that
+    prevents its start, and VerifierUnavailableError if a verifier rank fails.
     """
     addresses.check(role, config)
     end = end_event()
@@ -71,7 +71,7 @@ async def serve(
 
 
 async def check(role: Role, config: PipelineConfig, token: str, address: str) -> bool:
-    """Return whether the role at an address is SERVING. Raises ConfigError."""
+    """Return whether the role at an address reports SERVING. Raises ConfigError."""
     parse_address("--check", address)
     services = {
         "drafter": DRAFTER_SERVICE,
@@ -99,7 +99,7 @@ async def _run(
 
 @dataclass(frozen=True, slots=True)
 class _Host:
-    """Starts roles, each by the method of its name; they end with the resources."""
+    """Starts roles, each with the method of its name; they end with the resources."""
 
     config: PipelineConfig
     token: str
@@ -152,7 +152,7 @@ class _Host:
         return Hosted(ready.address)
 
     async def _target_info(self) -> TargetInfo:
-        """Wait for the verifier and return what it serves. Raises VerifierUnavailableError."""
+        """Wait for the verifier and return its target's facts. Raises VerifierUnavailableError."""
         verifier = await self._reach(RemoteVerifier, self.addresses.verifier)
         return verifier.info
 
@@ -178,7 +178,7 @@ class _Host:
 
 
 async def _connect_drafter(actor: CoordinatorActor, name: str, address: str) -> None:
-    """Retry until the drafter answers; a connection that breaks later is renewed by itself."""
+    """Retry until the drafter answers; later, a broken connection is renewed automatically."""
     backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
     while True:
         try:
@@ -197,7 +197,7 @@ async def _end(task: asyncio.Task[None]) -> None:
 
 
 def _vocabulary(config: PipelineConfig, info: TargetInfo) -> str | None:
-    """Return the digest of the target's vocabulary, None without its tokenizer.json here."""
+    """Return the digest of the target's vocabulary; None if its tokenizer.json is not here."""
     path = config.engine.target.path
     if not (model_directory(path) / "tokenizer.json").is_file():
         logger.warning("%s has no tokenizer.json here: vocabularies are not compared", path)

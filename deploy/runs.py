@@ -1,4 +1,4 @@
-"""Asking a pipeline or an engine one question at a time, and the figures of its answers."""
+"""Sends a pipeline or an engine one question at a time, and computes statistics of the answers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Run:
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of verdicts whose next draft was there already; None without pre-drafts."""
+        """Share of verdicts whose next draft was ready; None without pre-drafts."""
         stats = self.stats
         tried = stats.num_pre_draft_hits + stats.num_pre_draft_misses
         return stats.pre_draft_hit_rate if tried else None
@@ -62,7 +62,7 @@ async def answer(
     max_tokens: int,
     run: Run,
 ) -> None:
-    """Ask the first turn of a question, and add the answer to a run."""
+    """Answer the first turn of a question, and add the answer to a run."""
     prompt = [{"role": "user", "content": question.turns[0]}]
     tokens: list[int] = []
     steps: list[StepStats] = []
@@ -79,7 +79,7 @@ async def answer(
 
 
 def one_at_a_time(config: PipelineConfig) -> PipelineConfig:
-    """Return the configuration for one request at a time, whose models need no worker threads."""
+    """Return the configuration for one request at a time, without worker threads for models."""
     target = config.engine.target.model_copy(update={"max_sequences": 1})
     engine = config.engine.model_copy(update={"target": target})
     return config.model_copy(update={"engine": engine})

@@ -1,6 +1,6 @@
-"""`diffuspec ray serve`: the service on a Ray cluster of its own, on this machine.
+"""`diffuspec ray serve`: the service on a new Ray cluster on this machine.
 
-For a cluster that runs already use Serve's own command: `serve deploy deploy/serve.yaml`.
+For a running cluster use Serve's own command: `serve deploy deploy/serve.yaml`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from diffuspec.core.validation import read_yaml
 
 _FILE = Path(__file__).with_name("serve.yaml")
 _POLL_SECONDS = 0.2
-_DELETE_SECONDS = 90.0  # Serve itself gives up after 60, unless its controller does not answer
+_DELETE_SECONDS = 90.0  # Serve itself gives up after 60 s, unless its controller does not answer
 _FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -90,7 +90,7 @@ def run(config: _Config = _FILE, port: _Port = None) -> None:
 
 @contextlib.contextmanager
 def _serving(schema: ServeDeploySchema) -> Iterator[None]:
-    """Have Serve run the applications of a file, as `serve run FILE` does."""
+    """Let Serve run the applications of a file, like `serve run FILE`."""
     client: Any = serve_start(
         http_options=schema.http_options.model_dump(), proxy_location=schema.proxy_location
     )
@@ -116,12 +116,12 @@ def _wait_until_ready(name: str, url: str) -> None:
 
 
 def url_of(http: HTTPOptionsSchema) -> str:
-    """Return where an application of Serve is reached on this machine."""
+    """Return the URL at which Serve's application is reached on this machine."""
     return f"{'http' if http.ssl_certfile is None else 'https'}://{http.host}:{http.port}"
 
 
 def answers(url: str) -> bool:
-    """Whether a URL of our own answers, whatever name its certificate has."""
+    """Return whether one of our URLs answers, whatever name its certificate has."""
     unchecked = ssl.create_default_context()
     unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
     try:
@@ -153,12 +153,12 @@ def _wait_for_a_signal() -> None:
         for number in (signal.SIGINT, signal.SIGTERM)
     }
     ended.wait()
-    for number, handler in before.items():  # another one ends the process at once
+    for number, handler in before.items():  # the other handler would end the process at once
         signal.signal(number, handler)
 
 
 def read_serve_file(path: Path) -> ServeDeploySchema:
-    """Read a file as deploy/serve.yaml. Raises ConfigError for keys that Serve would ignore."""
+    """Read a file like deploy/serve.yaml. Raises ConfigError for keys that Serve would ignore."""
     data = read_yaml(path)
     if "applications" not in data and (other := _other_kind(data)):
         raise ConfigError(f"{path} is no file of Ray Serve, as deploy/serve.yaml, but {other}")
@@ -172,7 +172,7 @@ def read_serve_file(path: Path) -> ServeDeploySchema:
 
 
 def _other_kind(data: Mapping[str, Any]) -> str:
-    """Return the other kind of file that data is of, and its command; "" if it is unknown."""
+    """Return which other kind of file the data is, and its command; "" if it is unknown."""
     if data.keys() <= PipelineConfig.model_fields.keys() and "engine" in data:
         return "a pipeline's: name it as `pipeline` in the args of an application"
     if data.keys() & {"preset", "target", "drafter", "serve", *EngineConfig.model_fields}:
@@ -181,7 +181,7 @@ def _other_kind(data: Mapping[str, Any]) -> str:
 
 
 def unknown_keys(kind: Any, data: object, where: str = "") -> Iterator[str]:
-    """Yield the keys of data, as a.b.c, that a model of pydantic has no field for."""
+    """Yield the keys of data, as a.b.c, for which a pydantic model has no field."""
     models = [one for one in _types(kind) if issubclass(one, BaseModel)]
     if isinstance(data, list):
         for item in data:
@@ -196,7 +196,7 @@ def unknown_keys(kind: Any, data: object, where: str = "") -> Iterator[str]:
 
 
 def _types(kind: Any) -> Iterator[type]:
-    """Yield a type, or the types that a union or a container of them is made of."""
+    """Yield a type, or the member types of a union or a container."""
     if get_args(kind):
         for one in get_args(kind):
             yield from _types(one)

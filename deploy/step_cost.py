@@ -1,4 +1,4 @@
-"""The time of a step by part: in one process, with rested roles, and over a pipeline."""
+"""The time of a step by part: in one process, with rested roles, and in a pipeline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BETWEEN, _REST, _ALL = "between processes", "everything else", "step"
 
 
 def step_cost(steps: Sequence[StepStats], *, is_rested: bool = False) -> StepCost:
-    """Return the median cost of steps. is_rested: their transport is sleep, which is left out."""
+    """Return the median cost of steps. is_rested: leave out transport, which is sleep."""
     cost = {title: median_ms(steps, stage) for stage, title in _STAGES.items()}
     working = [step.step_seconds - step.transport_seconds for step in steps]
     cost[_BETWEEN] = 0.0 if is_rested else median_ms(steps, "transport")

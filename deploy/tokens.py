@@ -1,4 +1,4 @@
-"""The token of a deployment, which every call to its roles carries: from a file or a variable."""
+"""The token of a deployment, which every call to its roles carries; from a file or a variable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOKEN_VARIABLE = "DIFFUSPEC_TOKEN"
 
 
 def given_token(config: PipelineConfig, file: Path | None = None) -> str | None:
-    """Return the token in a file, else in rpc.token_file, else in the variable; None without any.
+    """Return the token in a file, else in rpc.token_file, else in the variable, else None.
 
     Raises ConfigError for a file that cannot be read or is empty.
     """

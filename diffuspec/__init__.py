@@ -30,7 +30,7 @@ __all__ = [
     "parse_config",
 ]
 
-# Names are imported on first use: `diffuspec --help` needs none of them, and no torch.
+# Names are imported on first use: `diffuspec --help` needs none of them, nor torch.
 _MODULES = {
     "Completion": "completion",
     "DataParallelEngine": "data_parallel.engine",

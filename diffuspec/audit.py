@@ -1,7 +1,7 @@
-"""Audits: an answer is decoded again without drafts, and compared token by token.
+"""Audits: decode an answer again without drafts, and compare it token by token.
 
-A draft that changed the answer would show. Rounding can also change it where two tokens are almost
-equally likely, as with 16-bit numbers on a GPU: the gap tells such a near-tie from a fault.
+This reveals any draft that changed an answer. Rounding, as with 16-bit numbers on a GPU, can also
+change it where two tokens are almost equally likely: the gap tells such a near-tie from a fault.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ __all__ = ["Auditor", "Divergence", "audit"]
 logger = logging.getLogger(__name__)
 
 _PLAIN = SpeculationParams(policy="off")
-_MAX_QUEUED = 16  # answers that wait for their audit
+_MAX_QUEUED = 16  # answers waiting for their audit
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
     """The first token of an answer that differs from plain decoding."""
 
-    position: int  # place in the answer, from 0
+    position: int  # index in the answer, from 0
     token_id: int | None  # the answer's token; None: it ended there
     plain_token_id: int | None  # the token without drafts; None: plain decoding ended there
-    gap: float | None  # difference of the log-probabilities of the two likeliest tokens there
+    gap: float | None  # difference between the log-probabilities of the two likeliest tokens there
 
 
 async def audit(
@@ -45,9 +45,9 @@ async def audit(
     sampling: SamplingParams,
     token_ids: Sequence[int],
 ) -> Divergence | None:
-    """Decode a finished answer again without drafts; return the first difference, None if equal.
+    """Decode a finished answer again without drafts; return the first difference, or None.
 
-    `sampling` must have the seed of a sampled answer. Raises DiffuspecError.
+    For a sampled answer `sampling` must have its seed. Raises DiffuspecError.
     """
     asked = replace(sampling, logprobs=max(2, sampling.logprobs or 0), prompt_logprobs=None)
     plain = await engine.complete(list(prompt_ids), asked, _PLAIN)
@@ -72,7 +72,7 @@ class _Answer:
 
 
 class Auditor:
-    """Audits a share of an engine's answers, one at a time, while the engine has a place free.
+    """Audits a share of an engine's answers, one at a time, while the engine has free capacity.
 
     Answers are skipped while the queue is full. Results are counted in the engine's metrics; a
     divergence is logged with its gap. Belongs to the engine's event loop.
@@ -81,7 +81,7 @@ class Auditor:
     def __init__(
         self, engine: EngineBase, rate: float, draw: Callable[[], float] = random.random
     ) -> None:
-        """`rate` is the share of answers that are audited; `draw` returns numbers below 1."""
+        """`rate`: the share of answers to audit. `draw` returns numbers from 0 to below 1."""
         self._engine = engine
         self._rate = rate
         self._draw = draw
@@ -96,7 +96,7 @@ class Auditor:
         sampling: SamplingParams,
         committed: Sequence[int] = (),
     ) -> AsyncGenerator[RequestOutput]:
-        """Pass a stream on; offer the answer, `committed` and then the stream's, when it ends."""
+        """Pass a stream through, then offer its answer: `committed` and the stream's tokens."""
         token_ids = list(committed)
         async with contextlib.aclosing(stream):
             async for output in stream:
@@ -113,7 +113,7 @@ class Auditor:
         sampling: SamplingParams,
         token_ids: Sequence[int],
     ) -> None:
-        """Queue a finished answer for its audit, if it is among the share drawn."""
+        """Queue a finished answer for an audit, if it is in the sampled share."""
         if not token_ids or self._draw() >= self._rate:
             return
         if len(self._queue) == _MAX_QUEUED:
@@ -124,12 +124,12 @@ class Auditor:
             self._task = asyncio.create_task(self._work())
 
     async def finish(self) -> None:
-        """Wait until all answers that were drawn have been audited."""
+        """Wait until all queued answers have been audited."""
         if self._task is not None:
             await self._task
 
     async def close(self) -> None:
-        """Drop the queued answers, and cancel the audit under way."""
+        """Drop the queued answers, and cancel the running audit."""
         self._queue.clear()
         if self._task is not None:
             self._task.cancel()

@@ -34,9 +34,9 @@ class HttpService:
         timeout_seconds: float,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        """`address` is the endpoint without /v1. transport: in place of a network, for tests."""
+        """`address`: the endpoint without /v1. `transport`: a fake network, for tests."""
         headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-        self.model = ""  # asked of the endpoint
+        self.model = ""  # as the endpoint reports it
         self.concurrency = concurrency
         self._address = address
         self._client = httpx2.AsyncClient(
@@ -48,7 +48,7 @@ class HttpService:
         )
 
     async def __aenter__(self) -> Self:
-        """Ask which model is served. Raises ConfigError if there is no OpenAI endpoint."""
+        """Look up the served model. Raises ConfigError if there is no OpenAI endpoint."""
         await self._client.__aenter__()
         try:
             reply = await self._send("GET", "/v1/models", None, "batch-models")
@@ -70,7 +70,7 @@ class HttpService:
         await self._client.__aexit__(kind, error, traceback)
 
     async def ask(self, url: str, body: Mapping[str, Any], request_id: str) -> Reply:
-        """See `Service.ask`. Raises ConfigError when the endpoint does not take the API key."""
+        """See `Service.ask`. Raises ConfigError if the endpoint refuses the API key."""
         reply = await self._send("POST", url, {"model": self.model, **body}, request_id)
         if reply.status_code == _NOT_FOUND and not _is_about_model(reply.body):
             raise ServiceLostError(f"status {_NOT_FOUND}: nothing has this path now")
@@ -115,7 +115,7 @@ async def _read(response: httpx2.Response) -> bytes:
 
 
 def _check_status(response: httpx2.Response) -> None:
-    """Raise an error for a status that says nothing about the request itself."""
+    """Raise an error for a status that has nothing to do with the request itself."""
     status = response.status_code
     if status in _NO_ENTRY:
         raise ConfigError(
@@ -129,13 +129,13 @@ def _check_status(response: httpx2.Response) -> None:
 
 
 def _is_about_model(said: Mapping[str, Any]) -> bool:
-    """Whether a 404 is about the model of a row, and not about a path that has no service now."""
+    """Return whether a 404 is about a row's model, rather than a path that is not served now."""
     error = said.get("error", said)
     return "model" in json.dumps(error).lower()
 
 
 def _retry_after(response: httpx2.Response) -> float:
-    """Return the seconds that a Retry-After names; 0 for none, or for a date."""
+    """Return the seconds in a Retry-After header; 0 if there is none, or for a date."""
     try:
         seconds = float(response.headers.get("retry-after", 0))
     except ValueError:

@@ -1,4 +1,4 @@
-"""A backend of the HTTP application as the service of a batch, without HTTP in between."""
+"""A backend of the HTTP application as a batch's service, without HTTP."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class BackendService:
         return True
 
     async def _answer(self, url: str, body: Mapping[str, Any], request_id: str) -> Whole:
-        """Return the object that the endpoint replies with. Raises what a backend does."""
+        """Return the object that the endpoint replies with. Raises the backend's errors."""
         backend, model = self._backend, self._backend.model
         check_model(body, model)
         [endpoint] = [one for one in ENDPOINTS if one == url]

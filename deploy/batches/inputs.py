@@ -1,7 +1,7 @@
 """The input of a batch, read line by line: it may be larger than memory.
 
-It is read twice: `scan` counts the rows and refuses two with one custom_id before any work, then
-`read` yields those to answer. 16 bytes are kept of each line.
+It is read twice: `scan` counts the rows and refuses duplicate custom_ids before any work, then
+`read` yields the rows to answer. 16 bytes are kept for each line.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ class Line:
     """A line that is not blank."""
 
     number: int  # counted from 1
-    content: bytes  # the line without its end; the beginning of a line that is too long
-    digest: int  # 64 bits, not 0, of the line and of the options that shape its answer
+    content: bytes  # the line without its newline; only its beginning if it is too long
+    digest: int  # 64 bits, not 0: hash of the line and of the options that affect its answer
     is_too_long: bool = False
-    part: str = ""  # a part of the input, where that has several
+    part: str = ""  # the part of the input that it is in, if there are several
 
     @property
     def custom_id(self) -> str:
-        """The id of its result; see `custom_id_of`."""
+        """The id of the line's result; see `custom_id_of`."""
         place = f"line-{self.number}"
         return custom_id_of(self.content, f"{self.part}-{place}" if self.part else place)
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where lines come from; `lines` begins at the first one each time it is called."""
+    """A source of lines; each call of `lines` starts again at the first."""
 
     name: str
     lines: Callable[[], Iterator[Line]]
@@ -55,9 +55,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The digests of a source, by which its lines are known again."""
+    """The digests of a source's lines, by which they are recognised."""
 
-    digests: Sequence[int]  # digests by line number; 0 for a blank line and for number 0
+    digests: Sequence[int]  # by line number; 0 for blank lines and for number 0
     num_rows: int
 
     def has(self, number: int, digest: int) -> bool:
@@ -67,13 +67,13 @@ class Index:
 def jsonl_file(path: Path, salt: bytes = b"") -> Source:
     """Return the lines of a file.
 
-    salt: the options that shape answers, so that a result made with others is known as such.
+    salt: the options that affect answers, so that results made with other options are recognised.
     """
     return Source(str(path), lambda: lines_between(path, salt))
 
 
 def scan(source: Source, *, may_be_empty: bool = False) -> Index:
-    """Read a whole source. Raises ConfigError: unreadable, no rows, too many, or one id twice."""
+    """Read a whole source. Raises ConfigError if it is unreadable, empty, too long or ambiguous."""
     digests, ids = array("Q", [0]), array("Q", [0])
     num_rows = 0
     for line in source.lines():
@@ -94,7 +94,7 @@ def scan(source: Source, *, may_be_empty: bool = False) -> Index:
 def read(
     source: Source, index: Index, done: Sequence[int], limit: int | None = None
 ) -> Iterator[Line]:
-    """Yield the lines that are not done, out of the first `limit` rows (None: of all).
+    """Yield the lines that are not done among the first `limit` rows (None: all rows).
 
     Raises ConfigError if the source has changed.
     """
@@ -106,14 +106,14 @@ def read(
 
 
 def digest_of(salt: bytes, content: bytes) -> int:
-    """Return 64 bits that tell one content from another, never 0."""
+    """Return a 64-bit hash of a content, never 0."""
     return _number(_hasher(salt, content))
 
 
 def lines_between(
     path: Path, salt: bytes, start: int = 0, end: int | None = None, part: str = ""
 ) -> Iterator[Line]:
-    """Yield the lines that begin at these bytes of a file, from `start` to before `end`.
+    """Yield the lines of a file that begin at a byte from `start` to before `end`.
 
     They are counted from 1. Raises ConfigError.
     """
@@ -141,7 +141,7 @@ def lines_between(
 
 
 def _seek_line(file: BinaryIO, start: int) -> None:
-    """Go to the first line that begins at `start` or later."""
+    """Seek the first line that begins at `start` or later."""
     if start:
         file.seek(start - 1)
         while part := file.readline(_CHUNK_BYTES):
@@ -171,7 +171,7 @@ def _number(hasher: hashlib.blake2b) -> int:
 
 
 def _refuse_duplicates(source: Source, ids: Sequence[int]) -> None:
-    """Raise ConfigError naming the first two lines with one custom_id."""
+    """Raise ConfigError naming the first two lines with the same custom_id."""
     values = np.asarray(ids, np.uint64)
     order = np.argsort(values, kind="stable")
     ordered = values[order]
@@ -181,7 +181,7 @@ def _refuse_duplicates(source: Source, ids: Sequence[int]) -> None:
         names = {
             line.number: line.custom_id for line in source.lines() if line.number in (first, second)
         }
-        if names[first] == names[second]:  # the ids themselves are equal, not only their digests
+        if names[first] == names[second]:  # the ids themselves are equal, not just their hashes
             raise ConfigError(
                 f"{source.name}, line {second}: custom_id {names[second]!r:.80} was used in line "
                 f"{first} already"

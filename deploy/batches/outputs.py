@@ -1,7 +1,7 @@
 """The output of a batch: results appended line by line, each on disk before it counts as done.
 
-A process that is killed loses only what it was answering. The next one finds the rows that are
-done in the file itself: every result names its line of the input and the digest of that line.
+A killed process loses only the answers in progress. The next one reads from the file which rows are
+done: every result names its input line and the digest of that line.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ OnResult: TypeAlias = Callable[[Result], None]
 
 @contextlib.contextmanager
 def locked(path: Path, output: Path) -> Iterator[BinaryIO]:
-    """Open a file, made if it is not there, to read and append, for one process at a time.
+    """Open a file to read and append, for one process at a time; create it if it does not exist.
 
-    Raises ConfigError, which names `output`, for a folder or a device, and at once if another
-    process has it.
+    Raises ConfigError, which names `output`, for a folder or a device, or if another process holds
+    it.
     """
     if path.exists() and not path.is_file():
         raise ConfigError(f"the output must be a file; {output} is none")
@@ -52,18 +52,18 @@ def locked(path: Path, output: Path) -> Iterator[BinaryIO]:
 
 
 class Output:
-    """An output file that is open and locked; see `open_output`. Belongs to one event loop."""
+    """An open and locked output file; see `open_output`. Belongs to one event loop."""
 
     def __init__(self, file: BinaryIO, done: bytearray) -> None:
-        self.done = done  # 1 where the file has the result, by line number of the input
+        self.done = done  # 1 for each row that has a result, by line number of the input
         self._file = file
         self._waiting: list[tuple[bytes, asyncio.Future[None]]] = []
         self._writer: asyncio.Task[None] | None = None
 
     async def append(self, result: Result, on_written: OnResult) -> None:
-        """Write a result; return once it is on disk. Results that come together share a write.
+        """Write a result; return once it is on disk. Simultaneous results share a write.
 
-        on_written gets the result then, also when the caller was cancelled meanwhile.
+        on_written is then called with the result, even if the caller has been cancelled meanwhile.
         """
 
         def tell(written: asyncio.Future[None]) -> None:
@@ -78,7 +78,7 @@ class Output:
         await asyncio.shield(written)
 
     async def flush(self) -> None:
-        """Wait until everything is on disk, also when the caller of `append` was cancelled."""
+        """Wait until everything is on disk, even if a caller of `append` was cancelled."""
         if self._writer is not None:
             await asyncio.wait([self._writer])
 
@@ -96,7 +96,7 @@ class Output:
                     written.set_result(None)
 
     def _put(self, content: bytes) -> None:
-        """Write to the end of the file, without its buffer, which would try again when closed."""
+        """Append to the file, bypassing its buffer, which would retry on closing."""
         descriptor, left = self._file.fileno(), memoryview(content)
         while left:
             left = left[os.write(descriptor, left) :]
@@ -105,10 +105,10 @@ class Output:
 
 @contextlib.contextmanager
 def open_output(path: Path, index: Index, on_result: OnResult) -> Iterator[Output]:
-    """Make an output or go on with one; on_result gets each result that is there.
+    """Create an output or continue one; on_result is called with each existing result.
 
-    A last line that a kill cut off is removed. Raises ConfigError if the file is in use, or has
-    anything but results of this input.
+    A truncated last line is removed. Raises ConfigError if the file is in use, or contains anything
+    but results of this input.
     """
     with locked(path, path) as file:
         _sync_folder(path.absolute().parent)
@@ -117,9 +117,9 @@ def open_output(path: Path, index: Index, on_result: OnResult) -> Iterator[Outpu
 
 
 def drop_failures(path: Path) -> int:
-    """Remove the results of failed rows, so that they are answered again; return their number.
+    """Remove the results of failed rows, so that they are retried; return their number.
 
-    Raises ConfigError as `open_output` does.
+    Raises ConfigError like `open_output`.
     """
     if not path.exists():
         return 0
@@ -139,7 +139,7 @@ def drop_failures(path: Path) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the file's name on disk too."""
+    """Write the file's name to disk as well."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Where a batch is answered: at an address, by roles in this process, by a pipeline on Ray."""
+"""Where a batch is answered: at an address, by roles in this process, or by a pipeline on Ray."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 API_KEY_VARIABLE = "DIFFUSPEC_API_KEY"
 
 _AUTO = "auto"
-_ROWS_PER_SEQUENCE = 2  # two, so that the next row is there when one ends
+_ROWS_PER_SEQUENCE = 2  # two, so that the next row is ready when one ends
 
 
 @contextlib.contextmanager
@@ -47,16 +47,16 @@ def needs_ray(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The contexts of a service: `surroundings` are entered first, outside of an event loop."""
+    """The contexts of a service; `surroundings` are entered first, outside an event loop."""
 
     surroundings: Callable[[], AbstractContextManager[None]]
     service: Callable[[], AbstractAsyncContextManager[Service]]
 
 
 def at_address(address: str, key_file: Path | None, concurrency: int, seconds: float) -> Place:
-    """Return the endpoint at a URL, or for auto the application of Ray Serve on this cluster.
+    """Return the endpoint at a URL; "auto": the Ray Serve application on this cluster.
 
-    Raises ConfigError for a key file that cannot be read, and for auto without an application.
+    Raises ConfigError for an unreadable key file, and for "auto" without an application.
     """
     key = read_api_key(key_file)
     if address == _AUTO:
@@ -73,7 +73,7 @@ def at_address(address: str, key_file: Path | None, concurrency: int, seconds: f
 
 
 def in_process(config: PipelineConfig) -> Place:
-    """Return the roles of a pipeline as objects of this process, on one machine without Ray."""
+    """Return a pipeline's roles as objects of this process, on one machine without Ray."""
 
     @contextlib.asynccontextmanager
     async def service() -> AsyncIterator[Service]:
@@ -89,7 +89,7 @@ def in_process(config: PipelineConfig) -> Place:
 
 
 def on_ray(config: PipelineConfig) -> Place:
-    """Return a pipeline on the cluster of RAY_ADDRESS, or on one of its own on this machine."""
+    """Return a pipeline on the cluster of RAY_ADDRESS, or on a new cluster on this machine."""
     with needs_ray("a batch without --address or --engine process"):
         from deploy.local_ray import ray_cluster
 
@@ -107,7 +107,7 @@ async def pipeline_service(config: PipelineConfig) -> AsyncIterator[Service]:
 
 
 def read_api_key(path: Path | None) -> str | None:
-    """Return the key in a file, else that of the environment, else None. Raises ConfigError."""
+    """Return the key in a file, else in the environment, else None. Raises ConfigError."""
     if path is None:
         return os.environ.get(API_KEY_VARIABLE) or None
     try:
@@ -129,7 +129,7 @@ class _PipelineBackend:
     """A `Backend` over a pipeline that has started. The caller stops the pipeline."""
 
     def __init__(self, pipeline: Pipeline, name: str) -> None:
-        """`name` is the model's. Raises VerifierUnavailableError while there is no coordinator."""
+        """`name`: the model's. Raises VerifierUnavailableError while there is no coordinator."""
         actor, config = pipeline.coordinator.actor, pipeline.config
         if actor is None:
             raise VerifierUnavailableError(pipeline.coordinator.problem)

@@ -1,10 +1,10 @@
-"""A result: the line that OpenAI's batch files have for each row.
+"""A result: a line as in OpenAI's batch output files, one for each row.
 
     {"id": "batch_req_12_9c0f...", "custom_id": "a",
      "response": {"status_code": 200, "request_id": "...", "body": {...}}, "error": null}
 
-`response` is the endpoint's response, errors included; `error` is for rows that got none.
-The id names the line of the input and its digest, so that a result tells which row it belongs to.
+`response` is the endpoint's response, even if it is an error; `error` is for rows without a
+response. The id contains the number and digest of the input line, so a result identifies its row.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def failed(
 
 
 def conversation(question: Mapping[str, Any] | None, replies: Sequence[Reply]) -> Reply:
-    """Return one reply for a row of several turns; the last is an error if any is."""
+    """Return a single reply for a row of several turns. Only the last one can be an error."""
     last = replies[-1]
     if question is None or not last.is_ok:
         return last
@@ -83,7 +83,7 @@ def usages(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def place_of(result: object) -> tuple[int, int] | None:
-    """Return line number and digest of the row that a result is of; None if it is no result."""
+    """Return line number and digest of a result's row; None if this is not a result."""
     if not isinstance(result, dict) or not {"custom_id", "response", "error"} <= result.keys():
         return None
     found = _ID.fullmatch(str(result.get("id")))
@@ -94,7 +94,7 @@ def encode(result: Mapping[str, Any]) -> bytes:
     """Return a result as a line, with its newline."""
     try:
         return (json.dumps(result, ensure_ascii=False) + "\n").encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, in a custom_id
+    except UnicodeEncodeError:  # half a surrogate pair in a custom_id
         return (json.dumps(result) + "\n").encode()
 
 
@@ -129,12 +129,12 @@ class Service(Protocol):
         ...
 
     async def is_up(self) -> bool:
-        """Whether it could answer a request now."""
+        """Return whether the service could answer a request now."""
         ...
 
 
 class ServiceBusyError(WorkerError):
-    """The service takes no more requests at the moment."""
+    """The service accepts no more requests at the moment."""
 
     def __init__(self, message: str, retry_after_seconds: float = 0.0) -> None:
         super().__init__(message)
@@ -146,4 +146,4 @@ class ServiceLostError(WorkerError):
 
 
 class BatchStoppedError(DiffuspecError):
-    """The batch cannot go on now; what is done is kept, and the same command goes on later."""
+    """The batch cannot continue now. Results are kept; the same command continues it later."""

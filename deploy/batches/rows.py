@@ -1,12 +1,12 @@
-"""A row of a batch, in any of its formats, and what it asks for.
+"""A row of a batch in any of its formats, parsed into requests.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
     {"messages": [...], "max_tokens": 64}      or {"prompt": "..."}; custom_id is optional
     {"question_id": 81, "category": "writing", "turns": ["...", "..."]}      Spec-Bench
 
-A body is the JSON object that the URL of an OpenAI endpoint takes. Of a question, every turn is
-asked after the answers to those before it. Rows of the last two kinds have defaults of our own;
-those of the first have OpenAI's.
+A body is the JSON object that an OpenAI endpoint's URL expects. Each turn of a question follows the
+answers to the turns before it. Rows of the last two kinds have our own defaults; those of the first
+kind have OpenAI's.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ CHAT, COMPLETIONS = URLS = ("/v1/chat/completions", "/v1/completions")
 MAX_CUSTOM_ID_CHARACTERS = 512
 MAX_TURNS = 16
 
-_OWN_KEYS = ("custom_id", "method", "url")  # keys of a plain row; all others are its body
+_OWN_KEYS = ("custom_id", "method", "url")  # keys of a plain row; all others belong to its body
 
 
 class BadRowError(ValueError):
-    """A row that cannot be asked. `code` is for programs, `param` names the wrong key."""
+    """A row that cannot be sent. `code` is for programs; `param` names the wrong key."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class BadRowError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a row asks for."""
+    """The requests of a row."""
 
     url: str
     body: Mapping[str, Any]  # body of the first request
@@ -43,9 +43,9 @@ class Row:
 
 
 def custom_id_of(content: bytes, place: str) -> str:
-    """Return the id that a row's result gets, right or wrong.
+    """Return the id of a row's result, for valid and invalid rows.
 
-    It is the row's own custom_id, or else the number of a question, or else `place`, where it is.
+    It is the row's own custom_id, or else a question's number, or else `place`.
     """
     try:
         data = _object(content)
@@ -59,9 +59,9 @@ def custom_id_of(content: bytes, place: str) -> str:
 
 
 def parse_row(content: bytes, defaults: Mapping[str, Any]) -> Row:
-    """Return what a line asks for. Raises BadRowError.
+    """Return the requests of a line. Raises BadRowError.
 
-    defaults: parameters of plain rows and questions that do not give them.
+    defaults: default parameters of plain rows and questions.
     """
     data = _object(content)
     _check_custom_id(data)
@@ -137,7 +137,7 @@ def _body(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _for_url(defaults: Mapping[str, Any], url: str) -> dict[str, Any]:
-    """Return the defaults in the spelling of a URL: chats ask for logprobs in two keys."""
+    """Return the defaults as a URL spells them: chat bodies request logprobs with two keys."""
     spelled = dict(defaults)
     if url == CHAT and "logprobs" in spelled:
         spelled |= {"logprobs": True, "top_logprobs": spelled["logprobs"]}

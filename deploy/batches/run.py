@@ -1,7 +1,7 @@
 """The run of a batch: a bounded number of rows in flight, each result on disk before the next row.
 
-A row fails only if it is itself at fault. While the service is busy or away, rows wait; when it has
-answered nothing for long, the run stops, and the same command goes on later.
+A row fails only if the row itself is at fault. While the service is busy or down, rows wait; after
+a long time without any answer the run stops, and the same command continues it later.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from diffuspec.core.backoff import Backoff
 
 _FIRST_PAUSE_SECONDS = 0.5
 _MAX_PAUSE_SECONDS = 30.0
-_MAX_LOSSES = 5  # losses of a row, each by a service that is there again before the row is
+_MAX_LOSSES = 5  # times that a row may be lost while the service itself recovers
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How rows are asked."""
+    """How rows are sent."""
 
-    concurrency: int | None  # rows in flight; None: what keeps the service busy
-    patience_seconds: float  # time without any answer until the run stops
-    defaults: Mapping[str, Any]  # parameters of plain rows and questions
-    speculation: Mapping[str, Any]  # defaults of rows that do not set it
+    concurrency: int | None  # rows in flight; None: as many as keep the service busy
+    patience_seconds: float  # time without any answer after which the run stops
+    defaults: Mapping[str, Any]  # default parameters of plain rows and questions
+    speculation: Mapping[str, Any]  # default speculation of rows
 
 
 class Results(Protocol):
-    """Where results go; see `Output`."""
+    """A destination of results; see `Output`."""
 
     async def append(self, result: Result, on_written: OnResult) -> None: ...
 
@@ -52,11 +52,11 @@ class Results(Protocol):
 
 
 class _LostRowError(Exception):
-    """The service fails whenever it is asked this row, and answers others."""
+    """The service fails on every attempt at this row, and answers others."""
 
 
 class Run:
-    """One run over the rows that are not done yet."""
+    """One run over the rows that have no result yet."""
 
     def __init__(
         self,
@@ -65,17 +65,17 @@ class Run:
         options: Options,
         on_result: OnResult,
     ) -> None:
-        """on_result gets every result once it is on disk, also while the run is being cancelled."""
+        """on_result is called with every result that is on disk, even during cancellation."""
         self._service = service
         self._output = output
         self._options = options
         self._on_result = on_result
-        self._answered_at = 0.0  # monotonic time of the service's last reply
+        self._answered_at = 0.0  # monotonic time of the service's latest reply
 
     async def finish(self, lines: Iterator[Line]) -> None:
-        """Answer all lines. When cancelled, results that are complete are written first.
+        """Answer all lines. On cancellation, complete results are written first.
 
-        Raises BatchStoppedError when the service has been away for too long.
+        Raises BatchStoppedError when the service has been down for too long.
         """
         self._answered_at = time.monotonic()
         try:
@@ -92,7 +92,7 @@ class Run:
             await self._output.append(await self._answer(line), self._on_result)
 
     async def _answer(self, line: Line) -> Result:
-        """Return the result of a line, whatever is in it."""
+        """Return the result of a line, whether the line is valid or not."""
         place = (line.number, line.digest, line.custom_id)
         if line.is_too_long:
             return failed(*place, "invalid_json", f"the line is above {MAX_LINE_BYTES} bytes")
@@ -105,7 +105,7 @@ class Run:
             return failed(*place, "service_lost", str(error))
 
     async def _converse(self, row: Row, line: Line) -> Reply:
-        """Ask all turns of a row, each after the answers to those before it."""
+        """Send all turns of a row, each with the answers to the turns before it."""
         body = dict(row.body)
         if self._options.speculation:
             body.setdefault("speculation", self._options.speculation)
@@ -121,9 +121,9 @@ class Run:
         return conversation(row.question, replies)
 
     async def _ask(self, url: str, body: Mapping[str, Any], request_id: str) -> Reply:
-        """Ask until there is a reply; see the module for when to give up."""
+        """Send a request until there is a reply; the module says when to give up."""
         backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
-        num_losses = 0  # losses after which the service was still up
+        num_losses = 0  # number of losses after which the service was still up
         while True:
             try:
                 reply = await self._service.ask(url, body, request_id)
@@ -151,6 +151,6 @@ def _wanted_pause(error: Exception) -> float:
 
 
 def _answer_of(reply: Reply) -> dict[str, str]:
-    """Return the model's message in a reply, as a later turn needs it."""
+    """Return the model's message in a reply, in the form that a later turn needs."""
     [choice, *_] = reply.body["choices"]
     return {"role": "assistant", "content": choice["message"]["content"] or ""}

@@ -1,4 +1,4 @@
-"""The address of the application that Ray Serve runs on a cluster, for `--address auto`."""
+"""Finds the application that Ray Serve runs on a cluster, for `--address auto`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _EVERYWHERE = ("0.0.0.0", "::", "")
 
 
 def running_app() -> str:
-    """Return the URL of the application on the cluster of RAY_ADDRESS, or else on one found here.
+    """Return the URL of the application on RAY_ADDRESS's cluster, or on one found on this machine.
 
-    Raises ConfigError if there is no such cluster, and unless it serves one application.
+    Raises ConfigError if there is no cluster, or if it does not serve exactly one application.
     """
     given = os.environ.get("RAY_ADDRESS")
     with running_cluster(given or "auto", "RAY_ADDRESS" if given else "--address"):
@@ -28,7 +28,7 @@ def running_app() -> str:
 
 
 class HttpOptions(Protocol):
-    """Where Serve listens, as Serve knows it."""
+    """The address at which Serve listens, with Serve's field names."""
 
     @property
     def host(self) -> str | None: ...
@@ -41,7 +41,7 @@ class HttpOptions(Protocol):
 
 
 def url_of(http: HttpOptions, details: Mapping[str, Any]) -> str:
-    """Return the URL of the one application in what Serve says of itself. Raises ConfigError."""
+    """Return the URL of the only application in Serve's details. Raises ConfigError."""
     apps = {
         name: app["route_prefix"]
         for name, app in details["applications"].items()

@@ -1,4 +1,4 @@
-"""The figures of a batch: counted from results, shown while it runs and at its end."""
+"""The statistics of a batch: counted from results, shown during the run and at its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deploy.batches.results import is_failure, usages
 
 Refresh: TypeAlias = Callable[[], None]
 
-_LINE_SECONDS = 30.0  # pause between two lines where no bar can be drawn
+_LINE_SECONDS = 30.0  # pause between two lines of output where no bar can be drawn
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Tally:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_steps: int = 0
-    num_stepped_tokens: int = 0  # tokens of answers that tell their steps
+    num_stepped_tokens: int = 0  # tokens of answers that report their steps
 
     def add(self, result: Result) -> None:
         self.num_rows += 1
@@ -49,15 +49,15 @@ class Tally:
 
     @property
     def mean_acceptance_length(self) -> float | None:
-        """Tokens per step, the target's own included; None if no answer tells its steps."""
+        """Tokens per step, the target's own included; None if no answer reports its steps."""
         return self.num_stepped_tokens / self.num_steps if self.num_steps else None
 
 
 @dataclass(slots=True)
 class Counts:
-    """The results that were there when a run began, and those of the run."""
+    """The results that existed when a run began, and those of the run."""
 
-    num_rows: int  # rows to be done at the end
+    num_rows: int  # rows that have a result at the end
     before: Tally = field(default_factory=Tally)
     now: Tally = field(default_factory=Tally)
 
@@ -67,7 +67,7 @@ class Counts:
 
     @property
     def state(self) -> str:
-        """The rows that are done, in words."""
+        """The number of rows done, in words."""
         rest = f" of {self.num_rows}" if self.num_rows > self.num_done else ""
         return f"{self.num_done}{rest} rows"
 
@@ -78,9 +78,9 @@ class Counts:
 
 @contextmanager
 def progress_shown(counts: Counts, console: Console) -> Iterator[Refresh]:
-    """Show the rows that are done: as a bar on a terminal, elsewhere as a line now and then.
+    """Show the number of rows done: as a bar on a terminal, elsewhere as occasional lines.
 
-    Call what is yielded after each change of `counts`.
+    Call the yielded function after each change of `counts`.
     """
     if not console.is_terminal:
         num_left = counts.num_rows - counts.num_done
@@ -114,7 +114,7 @@ def _line_now_and_then(counts: Counts, console: Console) -> Refresh:
 
 
 def summary_table(counts: Counts, seconds: float) -> Table:
-    """Return the figures of a run that took some seconds."""
+    """Return the statistics of a run that took this many seconds."""
     now = counts.now
     length = now.mean_acceptance_length
     rate = now.num_output_tokens / seconds if seconds else 0.0

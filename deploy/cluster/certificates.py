@@ -3,9 +3,9 @@
     python -m deploy.cluster.certificates serve ~/authority      # on the head
     python -m deploy.cluster.certificates fetch HEAD_IP ~/tls    # on every other node
 
-A node sends a signing request over plain HTTP, since nothing in it or in the answer is secret. Both
-carry an HMAC with Ray's token as its key, which the nodes have: so a node knows the authority by
-its answer. The certificate names the address that the request came from, whatever the request says.
+A node sends a signing request over plain HTTP, since neither the request nor the answer is secret.
+Both carry an HMAC keyed with Ray's token, which all nodes have, so a node can trust the authority's
+answer. The certificate names the address that the request came from, whatever the request says.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from diffuspec.core.errors import ConfigError, WorkerError
 logger = logging.getLogger(__name__)
 
 _SCRIPT = Path(__file__).with_name("certificates.sh")
-_PORT = 6378  # Ray's is 6379
+_PORT = 6378  # Ray uses 6379
 _MAC_HEADER = "X-Hmac-Sha256"
-_REQUEST, _ANSWER = b"request\0", b"answer\0"  # apart, so that neither is taken for the other
+# prefixes that keep a request from being taken for an answer
+_REQUEST, _ANSWER = b"request\0", b"answer\0"
 _MAX_REQUEST_BYTES = 65_536
 _IO_SECONDS = 10.0
-_WAIT_SECONDS = 120.0  # time for the head to serve
+_WAIT_SECONDS = 120.0  # time to wait for the head to start serving
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 5.0
 
 app = typer.Typer(
@@ -63,7 +64,7 @@ class SigningServer(ThreadingHTTPServer):
     """Signs requests of nodes that have the token."""
 
     def __init__(self, address: tuple[str, int], authority: Path, token: Path) -> None:
-        """The files are read for each request: they may be replaced meanwhile."""
+        """Take the paths of files, which are read anew for each request."""
         super().__init__(address, _Handler)
         self.authority = authority
         self.token = token
@@ -106,9 +107,9 @@ def serve(
     port: _Port = _PORT,
     token: _Token = _TOKEN,
 ) -> None:
-    """Sign the requests of nodes until this is ended."""
+    """Sign the requests of nodes until the command is ended."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    read_token(token)  # fails at once if there is none
+    read_token(token)  # fails at once if there is no token
     try:
         server = SigningServer(("", port), authority, token)
     except OSError as error:
@@ -124,14 +125,14 @@ def fetch(
     port: _Port = _PORT,
     token: _Token = _TOKEN,
 ) -> None:
-    """Make a key for this node and have the head sign its certificate."""
+    """Create a key for this node and have the head sign its certificate."""
     fetch_certificate(f"http://{head}:{port}/", out, read_token(token))
 
 
 def fetch_certificate(url: str, out: Path, token: bytes) -> None:
-    """Write ca.pem, node.pem and node.key, or none of them; wait for a server that comes late.
+    """Write ca.pem, node.pem and node.key, or none of them; wait for the server if need be.
 
-    Raises ConfigError when the two have different tokens, WorkerError when there is no server.
+    Raises ConfigError if the tokens differ, and WorkerError if there is no server.
     """
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out) as name:

@@ -1,1 +1,1 @@
-"""Prometheus' configuration and rules, and the dashboard for Grafana."""
+"""Prometheus's configuration and rules, and the dashboard for Grafana."""

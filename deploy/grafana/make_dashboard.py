@@ -1,7 +1,7 @@
-"""Makes dashboard.json of the rows in panels.py: `python -m deploy.grafana.make_dashboard`.
+"""Makes dashboard.json from the rows in panels.py: `python -m deploy.grafana.make_dashboard`.
 
-Import that file in Grafana, which asks for the Prometheus to read from. The variables job and
-pipeline choose what is shown.
+Import the file in Grafana, which then asks for a Prometheus data source. The variables job and
+pipeline select what is shown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _COLUMNS, _WIDTH, _HEIGHT = 3, 8, 8
 
 
 def dashboard() -> dict[str, Any]:
-    """Return the dashboard in Grafana's own form."""
+    """Return the dashboard in Grafana's JSON model."""
     return {
         "uid": "diffuspec",
         "title": "diffuspec",

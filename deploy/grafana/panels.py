@@ -1,4 +1,4 @@
-"""What the dashboard shows: rows of panels, and the queries of each."""
+"""The content of the dashboard: rows of panels, and the queries of each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _OF = 'job="$job",pipeline=~"$pipeline"'
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A graph: its lines by legend, and what it tells."""
+    """A graph: its queries by legend, and its description."""
 
     title: str
     text: str

@@ -1,6 +1,6 @@
 """Acceptance: the part of a draft tree that agrees with the target's own tokens.
 
-Losslessness rests on this alone: every token returned is the target's own, drawn after the true
+Losslessness rests on this alone: every returned token is the target's own, drawn after the true
 tokens before it. The draft only decides how many tokens one verification yields.
 """
 
@@ -17,17 +17,18 @@ class Acceptance:
     """The accepted part of a draft tree."""
 
     accepted_nodes: tuple[int, ...]  # root to leaf
-    token_ids: tuple[int, ...]  # the accepted tokens, then the target's own: one more
+    # the accepted tokens and then the target's own: one more than accepted_nodes
+    token_ids: tuple[int, ...]
 
 
 def accept_whole(chain: DraftTree, target_token_ids: Sequence[int]) -> Acceptance:
-    """Accept every token of a chain, which is a part of the prompt."""
+    """Accept every token of a chain that is a part of the prompt."""
     nodes = tuple(range(chain.num_nodes))
     return Acceptance(nodes, (*chain.token_ids, target_token_ids[chain.num_nodes]))
 
 
 def accept(tree: DraftTree, target_token_ids: Sequence[int]) -> Acceptance:
-    """Walk down the tree while a child carries the target's token at its parent.
+    """Walk down the tree as long as a child carries the target's token at its parent.
 
     target_token_ids holds the target's token at the root, then at every node, [num_nodes + 1].
     The target's token at the last accepted node ends the step: a correction if the draft disagrees

@@ -19,8 +19,8 @@ def find_alternatives(
 ) -> tuple[_Likeliest, ...]:
     """Return at most `count` tokens for the root and for each node; see `Draft.alternatives`.
 
-    The proxy scores runners-up as it does candidates, except below nodes that are reached with less
-    than 1 % probability. The nodes' `index` must be set.
+    The proxy scores runners-up like candidates, except below nodes that are reached with less than
+    1 % probability. The nodes' `index` must be set.
     """
     columns = _columns(lattice, scorer.drafter_weight)
     unassisted = [_likeliest(column, column.logprobs, count) for column in columns] + [()]

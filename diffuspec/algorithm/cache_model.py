@@ -1,9 +1,9 @@
 """A cache language model: the causal proxy, mixed with the n-grams of this request's own text.
 
-An n-gram model of a corpus does not know the names and turns of phrase of one conversation; the
-n-grams of prompt and answer do (Kuhn and De Mori, A Cache-Based Natural Language Model for Speech
-Recognition, IEEE PAMI 1990). After a context that occurred n times before, they have the weight
-w * n / (n + 1/2), and the proxy has the rest: all of it after a new context.
+A corpus's n-gram model does not know the names and phrases of one conversation; the n-grams of
+prompt and answer do (Kuhn and De Mori, A Cache-Based Natural Language Model for Speech Recognition,
+IEEE PAMI 1990). After a context that occurred n times before, they get the weight w * n / (n +
+1/2), and the proxy gets the rest: all of it after a new context.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from diffuspec.algorithm.per_request import PerRequest
 from diffuspec.core.interfaces import CausalProxy, ProxyState
 from diffuspec.core.types import NO_TOKENS, DraftRequest, TokenIds, num_shared_tokens
 
-_CONTEXT_SIZES = (2, 1)  # tokens of a context; the shorter is used if the longer is new
+_CONTEXT_SIZES = (2, 1)  # numbers of tokens; the shorter context is used if the longer one is new
 _DOUBT = 0.5  # the 1/2 in the weight above
 
 _Counts = dict[tuple[int, ...], dict[int, int]]
 
 
 class CacheModel:
-    """Makes each request's proxy out of one that all share."""
+    """Creates each request's proxy from a shared one."""
 
     def __init__(self, proxy: CausalProxy, weight: float, max_requests: int) -> None:
-        """`weight`: largest weight of the text's n-grams, w."""
+        """`weight`: the largest weight of the text's n-grams, w."""
         self._proxy = proxy
         self._weight = weight
         self._texts = PerRequest(TextCounts, max_requests)
 
     def proxy_for(self, request: DraftRequest) -> CausalProxy:
-        """Return the proxy of a request's prefix, until the next call for it."""
+        """Return the proxy of a request's prefix; valid until the next call for the request."""
         text = self._texts.of(request.request_id)
         text.follow(request.prefix)
         return CacheProxy(self._proxy, text, self._weight)
@@ -45,7 +45,7 @@ class TextCounts:
         self._after: _Counts = {}
 
     def follow(self, text: TokenIds) -> None:
-        """Change the counts into those of another text."""
+        """Update the counts to those of another text."""
         num_shared = num_shared_tokens(self._text, text)
         self._count(self._text, num_shared, -1)
         self._count(text, num_shared, 1)
@@ -59,7 +59,7 @@ class TextCounts:
         return {}
 
     def _count(self, text: TokenIds, start: int, sign: int) -> None:
-        """Add or take back the n-grams that end at `start` or later."""
+        """Add (sign 1) or subtract (sign -1) the n-grams that end at `start` or later."""
         first = max(start - _CONTEXT_SIZES[0], 0)
         token_ids = text[first:].tolist()
         for place in range(start - first, len(token_ids)):
@@ -73,7 +73,7 @@ class TextCounts:
 
 
 class CacheProxy:
-    """`CausalProxy` of one prefix. A state is the proxy's and the last tokens."""
+    """The `CausalProxy` of one prefix. A state holds the proxy's own state and the last tokens."""
 
     def __init__(self, proxy: CausalProxy, text: TextCounts, weight: float) -> None:
         self._proxy = proxy

@@ -1,7 +1,7 @@
-"""Calibration: from a drafter's confidences to measured probabilities of acceptance.
+"""Calibration: maps a drafter's confidences to measured probabilities of acceptance.
 
 A drafter's confidence is not a probability of acceptance, because it does not depend on the branch
-that the token is on. Counts of accepted tokens by confidence turn it into one.
+of the token. Counts of accepted tokens by confidence turn it into one.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from diffuspec.core.types import Draft, Verdict
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.998)
 _LOG_EDGES = [math.log(edge) for edge in _EDGES]
 _CENTRES = [(a + b) / 2 for a, b in zip((0.0, *_EDGES), (*_EDGES, 1.0), strict=True)]
-_PRIOR_WEIGHT = 6.0  # in tokens: about one draft, so that a request's own counts soon prevail
+_PRIOR_WEIGHT = 6.0  # in tokens, about one draft's, so that a request's own counts soon prevail
 _MAX_WEIGHT = 400.0  # counts are halved when they reach this, so that old ones fade
 
 
 class Calibration:
-    """P(right) by the probability that a drafter states, counted in cells.
+    """P(token accepted) as a function of the drafter's probability, counted in cells.
 
-    The prior of a cell is its value in the wider calibration, or the stated probability without
-    one.
+    The prior of a cell is its value in the wider calibration; without one, the drafter's
+    probability.
     """
 
     def __init__(self, wider: Calibration | None = None) -> None:
@@ -33,7 +33,7 @@ class Calibration:
         self._values: list[float] = []
 
     def probability(self, logprob: float) -> float:
-        """Return P(right) for a stated natural-log probability."""
+        """Return P(token accepted) for a drafter's natural-log probability."""
         return self.in_cells()[bisect_right(_LOG_EDGES, logprob)]
 
     def count(self, logprob: float, is_right: bool) -> None:
@@ -46,7 +46,7 @@ class Calibration:
         self._priors = None
 
     def in_cells(self) -> list[float]:
-        """Return P(right) of every cell, not to be changed."""
+        """Return P(token accepted) in every cell. The caller must not change the list."""
         priors = _CENTRES if self._wider is None else self._wider.in_cells()
         if priors is not self._priors:
             self._priors = priors
@@ -58,9 +58,9 @@ class Calibration:
 
 
 class AcceptanceModel:
-    """P(node right | parent right) by confidence.
+    """P(node accepted | parent accepted) by confidence.
 
-    The prior is the wider model's, which learns from the same observations.
+    The prior is that of the wider model, which learns from the same observations.
     """
 
     def __init__(self, wider: AcceptanceModel | None = None) -> None:
@@ -69,7 +69,7 @@ class AcceptanceModel:
 
     def reach(self, draft: Draft) -> list[float]:
         """Return each node's probability of being accepted with all of its ancestors."""
-        reached = [1.0]  # entry 0: the root, whose index is -1
+        reached = [1.0]  # entry 0 is the root, whose index is -1
         probabilities = self._nodes.in_cells()
         for confidence, parent in zip(draft.confidences, draft.tree.parents, strict=True):
             here = probabilities[bisect_right(_LOG_EDGES, confidence)]
@@ -77,7 +77,7 @@ class AcceptanceModel:
         return reached[1:]
 
     def observe(self, draft: Draft, verdict: Verdict, is_shared: bool = True) -> None:
-        """Count the nodes whose parents were accepted; if is_shared, in the wider model too."""
+        """Count the nodes whose parents were accepted. is_shared: in the wider model too."""
         accepted = {-1, *verdict.accepted_nodes}
         wider = self._wider._nodes if is_shared and self._wider is not None else None
         for node, parent in enumerate(draft.tree.parents):

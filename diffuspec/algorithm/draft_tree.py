@@ -1,8 +1,8 @@
 """Draft trees: building, checking and pruning them, and their depths, paths and masks.
 
-A node is an index into a DraftTree; -1 is the root, the last prefix token. Drafters of this
-package list the nodes best first: every leading part of the list contains its nodes' parents, and
-the first child of a node is its best.
+A node is an index into a DraftTree; -1 is the root, the last prefix token. Drafters of this package
+list the nodes best first: every leading part of the list contains its nodes' parents, and the first
+child of a node is the best one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def validate(tree: DraftTree) -> None:
 
 
 def _is_sound(tree: DraftTree) -> bool:
-    """Return whether `validate` would pass: faster, but without the name of the bad node."""
+    """Return whether `validate` would pass: faster, but does not name the bad node."""
     token_ids, parents = tree.token_ids, tree.parents
     if is_chain(tree):
         return min(token_ids, default=0) >= 0
@@ -67,13 +67,13 @@ def _is_sound(tree: DraftTree) -> bool:
 def depths(tree: DraftTree) -> tuple[int, ...]:
     """Return each node's distance from the root, at least 1, [num_nodes].
 
-    A node's token stands at absolute index len(prefix) - 1 + depth.
+    A node's token has the absolute index len(prefix) - 1 + depth.
     """
     return _depths(tree.parents)
 
 
 def depth_of(tree: DraftTree) -> int:
-    """Return the depth of the deepest node; 0 without any."""
+    """Return the depth of the deepest node; 0 if there is none."""
     return _depth(tree.parents)
 
 
@@ -101,7 +101,7 @@ def ancestor_mask(parents: Sequence[int]) -> NDArray[np.bool_]:
 
 
 def path_to(tree: DraftTree, node: int) -> list[int]:
-    """Return the nodes from the root's child down to `node`; none for the root, -1."""
+    """Return the nodes from the root's child down to `node`; none for the root (-1)."""
     path: list[int] = []
     while node >= 0:
         path.append(node)
@@ -111,7 +111,7 @@ def path_to(tree: DraftTree, node: int) -> list[int]:
 
 
 def follow(tree: DraftTree, token_ids: Sequence[int]) -> list[int]:
-    """Return the nodes of the path from the root with these tokens, as far as the tree has it."""
+    """Return the nodes of the path from the root with these tokens, as far as it exists."""
     path: list[int] = []
     node = -1
     for token_id in token_ids:
@@ -153,7 +153,7 @@ def prune(tree: DraftTree, keep: Iterable[int]) -> DraftTree:
 def prune_draft(draft: Draft, keep: Iterable[int]) -> Draft:
     """Prune a draft's tree, and the fields that describe its nodes.
 
-    The choices of drafter and proxy are kept for the part of the best path that remains.
+    The choices of drafter and proxy are kept for the remaining part of the best path.
     """
     left = set(keep)
     kept, depth = sorted(left), None
@@ -171,7 +171,7 @@ def prune_draft(draft: Draft, keep: Iterable[int]) -> Draft:
 
 
 def cut_draft(draft: Draft, max_depth: int) -> Draft:
-    """Return the part of a draft down to a depth, as many tokens as may still be committed."""
+    """Return the part of a draft down to a depth: no more tokens than may still be committed."""
     if draft.tree.num_nodes > max_depth:
         kept = [node for node, depth in enumerate(depths(draft.tree)) if depth <= max_depth]
         if len(kept) < draft.tree.num_nodes:
@@ -182,7 +182,7 @@ def cut_draft(draft: Draft, max_depth: int) -> Draft:
 
 
 def draft_after(draft: Draft, token_ids: Sequence[int]) -> Draft:
-    """Return the draft for the prefix with these tokens committed: the part below their branch.
+    """Return the rest of a draft once these tokens are committed: the part below their branch.
 
     EMPTY_DRAFT if the draft has no such branch.
     """
@@ -212,7 +212,7 @@ def draft_after(draft: Draft, token_ids: Sequence[int]) -> Draft:
 
 def _select(tree: DraftTree, kept: list[int]) -> DraftTree:
     size = len(kept)
-    if not size or kept[-1] == size - 1:  # a leading part has its nodes' parents
+    if not size or kept[-1] == size - 1:  # a leading part contains its nodes' parents
         return DraftTree(tree.token_ids[:size], tree.parents[:size])
     new_index = {-1: -1} | {node: index for index, node in enumerate(kept)}
     for node in kept:

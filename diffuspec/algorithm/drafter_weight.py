@@ -17,7 +17,7 @@ _RATE = 0.12
 
 
 class DrafterWeight:
-    """The weight of one request: a constant, or one that moves towards the side that was right."""
+    """The weight of one request: constant, or moving towards the side that was right."""
 
     def __init__(self, given: float | Literal["adaptive"]) -> None:
         self._is_adaptive = given == "adaptive"
@@ -36,4 +36,4 @@ class DrafterWeight:
                 goal = _HIGHEST if right == of_drafter else _LOWEST
                 self.value += _RATE * (goal - self.value)
             if draft.tree.token_ids[node] != right:
-                return  # later choices were made after a wrong token
+                return  # later choices followed a wrong token

@@ -1,4 +1,4 @@
-"""What may follow in an answer of a given form: the seam between path search and grammars."""
+"""Guides: what may follow in structured output; connects path search and grammars."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from typing import Protocol
 from diffuspec.algorithm.scoring import EMPTY_COLUMN, Column, Node, make_column
 from diffuspec.core.types import DraftRequest
 
-_FORCED_LOGPROB = math.log(0.99)  # the text is certain, its split into tokens is not
+_FORCED_LOGPROB = math.log(0.99)  # the text is certain, but not how it splits into tokens
 
 
 class Guide(Protocol):
-    """What may follow one prefix."""
+    """The tokens that may follow one prefix."""
 
     def next_tokens(self, path: Sequence[int], candidates: Sequence[int]) -> list[int]:
-        """Return the candidates that may come after a path below the prefix, never EOS.
+        """Return the candidates that may follow a path below the prefix, never EOS.
 
-        Where the text that comes next is known, return its first token alone, candidate or not.
+        If the grammar dictates the next text, return only its first token, candidate or not.
         """
         ...
 
 
 class Guides(Protocol):
-    """Guides of requests with a structured output."""
+    """Guides of requests with structured output."""
 
     def is_ready(self, requests: Sequence[DraftRequest]) -> bool:
-        """Whether `prepare` has nothing to do."""
+        """Return whether `prepare` has nothing to do."""
         ...
 
     def prepare(self, requests: Sequence[DraftRequest]) -> None:
-        """Make ready for `guide`, which takes time. May be called from another thread."""
+        """Prepare for `guide`, which takes time. May be called from another thread."""
         ...
 
     def guide(self, request: DraftRequest) -> Guide | None:
-        """Return what may follow a request's prefix, until the next call; None: anything."""
+        """Return the guide of a prefix, valid until the next call; None: anything may follow."""
         ...
 
 
 def admitted(column: Column, parent: Node | None, guide: Guide) -> Column:
-    """Return the part of a column that may come after a node.
+    """Return the part of a column that may follow a node.
 
-    Where the form dictates the next token, it is that token alone, in the column or not.
+    If the grammar dictates the next token, that is the only one, even if it is not in the column.
     """
     token_ids = guide.next_tokens(path_of(parent), column.token_ids)
     if not token_ids:
@@ -59,7 +59,7 @@ def admitted(column: Column, parent: Node | None, guide: Guide) -> Column:
 
 
 def drop_others(nodes: Sequence[Node], guide: Guide) -> list[Node]:
-    """Return the nodes that the guide admits after their parents, without those below others."""
+    """Drop the nodes that the guide does not admit after their parents, with their descendants."""
     kept: list[Node] = []
     ids: set[int] = set()
     for node in nodes:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from diffuspec.core.types import Lattice
 
-_FLOAT_MARGIN = 1e-6  # a float32 sum of probabilities that should be tau may fall short by this
+_FLOAT_MARGIN = 1e-6  # tolerance for a float32 sum of probabilities that should be tau
 
 EMPTY_LATTICE = Lattice(
     np.empty((0, 1), np.int32), np.empty((0, 1), np.float32), np.empty(0, np.int32), 0
@@ -23,7 +23,7 @@ EMPTY_LATTICE = Lattice(
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """How columns of the lattice are pruned."""
+    """Parameters of pruning the lattice's columns."""
 
     candidate_mass: float  # tau of Eq. 7
     max_candidates: int  # M_max of Eq. 7
@@ -37,19 +37,19 @@ def build_lattices(
     pruning: Pruning,
     keeps_runners_up: Sequence[bool] | None = None,
 ) -> list[Lattice]:
-    """Build one lattice per request from the most probable ids of all their positions, in order.
+    """Build one lattice per request from the most probable ids of all positions, in order.
 
     token_ids and logprobs [sum of lengths, M_max], most probable first; both are written to.
 
     Log-probabilities are normalised over the full vocabulary; ids of probability 0 are never
     candidates. A column keeps the fewest candidates whose mass reaches tau, at most M_max (Eq. 7).
     The first column whose most probable token is EOS is the last one, and holds EOS tokens only.
-    (EOS is not forced into other columns: paths that end early would win for having fewer terms in
-    their sum.) keeps_runners_up says for each request whether the tokens of the top M_max that
-    Eq. 7 drops are kept as runners-up. Raises ValueError for log-probabilities that are NaN.
+    (EOS is not forced into other columns: paths that end early would win because their sum has
+    fewer terms.) keeps_runners_up: for each request, whether tokens of the top M_max that Eq. 7
+    drops are kept as runners-up. Raises ValueError for log-probabilities that are NaN.
 
-    The code is plain Python on short lists: right after a forward the array library's code is out
-    of the processor's caches, and every call into it costs more.
+    The code is plain Python on short lists: right after a forward, the array library's code is no
+    longer in the processor's caches, and every call into it costs more.
     """
     assert len(logprobs) == sum(lengths), "one row of log-probabilities per draft position"
     keeps_all = keeps_runners_up or [False] * len(lengths)
@@ -84,9 +84,9 @@ def _cut_at_eos(
     eos_token_ids: tuple[int, ...],
     keeps_runners_up: bool,
 ) -> Lattice:
-    """Drop the columns after the first whose most probable token is EOS, and blank unused cells.
+    """Drop the columns after the first whose most probable token is EOS, and clear unused cells.
 
-    Writes to its arguments.
+    Modifies its arguments.
     """
     first_ids = token_ids[:, 0].tolist()
     stop = next((i for i, first in enumerate(first_ids) if first in eos_token_ids), len(sizes))

@@ -1,9 +1,10 @@
 """Ranks the possible outcomes of a verification, so that the likeliest can be pre-drafted.
 
 An outcome is the last accepted node and the target's own token there. The probability that a node
-is the last comes from the drafter's confidences, calibrated by past acceptance. The target's token
-comes from the draft's alternatives, and from the tokens that followed the same context earlier in
-the text. The sum of both scores is calibrated by past outcomes.
+is the last accepted one comes from the drafter's confidences, calibrated by past acceptance.
+Candidates for the target's token come from the draft's alternatives, and from the tokens that
+followed the same context earlier in the text. The sum of both scores is calibrated by past
+outcomes.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from diffuspec.algorithm.draft_tree import path_to
 from diffuspec.core.params import MAX_OUTCOMES
 from diffuspec.core.types import Draft, DraftTree, TokenIds, Verdict
 
-_MIN_REACH = 0.01  # least reach of a node whose outcomes are ranked: others are unlikely
-_MIN_ENDING = 0.05  # least share of a node's reach: confident children may all be wrong
-_ALTERNATIVE_WEIGHT = 0.7  # share of an alternative's probability in the sum with the repeats
-MAX_MATCH = 4  # most tokens of context that are compared
+_MIN_REACH = 0.01  # least reach of a node whose outcomes are ranked
+# least share of a node's reach that ends there: confident children may all be wrong
+_MIN_ENDING = 0.05
+_ALTERNATIVE_WEIGHT = 0.7  # weight of an alternative's probability in its sum with the repeats
+MAX_MATCH = 4  # most tokens of context compared
 MAX_REPEATS = 3  # most repeats of one context
-_MAX_PLACES = 16  # earlier places compared, latest first
+_MAX_PLACES = 16  # earlier occurrences compared, latest first
 
-# P(right) of the first, second and third repeat, by number of tokens matched (1 to 4); measured on
-# the embedded pair at places where the draft was wrong.
+# P(token accepted) of the first, second and third repeat, by number of matching tokens (1 to 4);
+# measured on the embedded pair at positions where the draft was wrong.
 _PRIORS = ((0.4, 0.1, 0.07), (0.65, 0.2, 0.1), (0.6, 0.2, 0.1), (0.85, 0.25, 0.2))
 _PRIOR_WEIGHT = 6.0
 _MAX_WEIGHT = 400.0  # counts are halved when they reach this, so that old ones fade
@@ -37,16 +39,17 @@ class Repeat:
     """A token that followed the same context earlier."""
 
     token_id: int
-    num_matched: int  # tokens of context, 1 to MAX_MATCH
-    rank: int  # counted from 0: longer matches first, then later ones
+    num_matched: int  # tokens of matching context, 1 to MAX_MATCH
+    rank: int  # rank from 0: longer matches first, then later ones
 
 
 class Repeats:
-    """An index of the tokens of one growing text."""
+    """An index of the tokens of a growing text."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
-        self._places: defaultdict[int, list[int]] = defaultdict(list)  # places of each token
+        # indices at which each token occurs
+        self._places: defaultdict[int, list[int]] = defaultdict(list)
 
     def extend(self, text: TokenIds) -> None:
         """Add the new tokens of a text, which must begin with the tokens added so far."""
@@ -55,12 +58,12 @@ class Repeats:
             self._tokens.append(token_id)
 
     def after(self, context: Sequence[int], besides: Collection[int] = ()) -> list[Repeat]:
-        """Return up to MAX_REPEATS tokens that followed the context's end, likeliest first.
+        """Return up to MAX_REPEATS tokens that followed the end of the context, likeliest first.
 
         Tokens in `besides` are left out.
         """
         tokens = self._tokens
-        found: dict[int, int] = {}  # token id -> most tokens matched at any place
+        found: dict[int, int] = {}  # token id -> most tokens matched at any occurrence
         for place in reversed(self._places.get(context[-1], [])[-_MAX_PLACES:]):
             if place + 1 < len(tokens) and tokens[place + 1] not in besides:
                 num_matched = self._num_matched(context, place)
@@ -70,7 +73,7 @@ class Repeats:
         return [Repeat(token_id, length, rank) for rank, (token_id, length) in enumerate(best)]
 
     def _num_matched(self, context: Sequence[int], place: int) -> int:
-        """Return how many tokens before and at `place` equal the context's end."""
+        """Return how many tokens up to and including `place` match the end of the context."""
         limit = min(MAX_MATCH, len(context), place + 1)
         for length in range(1, limit):
             if self._tokens[place - length] != context[-1 - length]:
@@ -79,7 +82,7 @@ class Repeats:
 
 
 class RepeatRates:
-    """P(right) of repeats by match length and rank, learnt where drafts were wrong."""
+    """P(token accepted) of repeats by match length and rank, learnt where drafts were wrong."""
 
     def __init__(self) -> None:
         self._seen = [[_PRIOR_WEIGHT] * MAX_REPEATS for _ in range(MAX_MATCH)]
@@ -111,7 +114,7 @@ class Outcome:
 
 
 def outcome_of(verdict: Verdict) -> Outcome:
-    """Return the outcome that a verdict states."""
+    """Return the outcome in a verdict."""
     last = verdict.accepted_nodes[-1] if verdict.accepted_nodes else -1
     return Outcome(last, verdict.token_ids[-1])
 
@@ -120,7 +123,7 @@ def outcome_of(verdict: Verdict) -> Outcome:
 class RankedOutcome:
     outcome: Outcome
     score: float  # orders the ranking
-    probability: float  # measured share of outcomes with such scores that happened
+    probability: float  # measured share of outcomes with similar scores that happened
 
 
 class OutcomeModel:
@@ -140,7 +143,7 @@ class OutcomeRanking:
         self._acceptance = AcceptanceModel(shared.acceptance)
         self._scores = Calibration(shared.scores)
         self._repeats = Repeats()
-        self._repeats_at: dict[int, list[Repeat]] = {}  # repeats of the last ranking by node
+        self._repeats_at: dict[int, list[Repeat]] = {}  # repeats in the latest ranking, by node
         self._ranked: list[RankedOutcome] = []
 
     def rank(self, draft: Draft, prefix: TokenIds) -> list[RankedOutcome]:
@@ -162,7 +165,7 @@ class OutcomeRanking:
                 self._repeats_at[node] = self._repeats.after(contexts[node + 1], children[node + 1])
                 ends = max(ending[node + 1], _MIN_ENDING * reached)
                 self._score(scores, draft, node, reached, ends, children[node + 1])
-        # No comparison holds for a NaN, which a drafter may have sent: it is dropped.
+        # Comparisons with NaN, which a drafter may have sent, are false: it is dropped.
         positive = [item for item in scores.items() if item[1] > 0]
         best = sorted(positive, key=lambda item: item[1], reverse=True)[:MAX_OUTCOMES]
         chances = [self._scores.probability(math.log(score)) for _, score in best]
@@ -182,7 +185,7 @@ class OutcomeRanking:
         ends: float,
         children: set[int],
     ) -> None:
-        """Add the outcomes at one node. A child's token is none of them: it would be accepted."""
+        """Add the outcomes at one node, except its children's tokens: they would be accepted."""
         for token_id, logprob in draft.alternatives[node + 1] if draft.alternatives else ():
             if token_id not in children:
                 likely = math.exp(min(logprob, 0.0))
@@ -193,7 +196,7 @@ class OutcomeRanking:
             scores[outcome] = scores.get(outcome, 0.0) + score
 
     def observe(self, draft: Draft, verdict: Verdict) -> None:
-        """Learn from the verdict on the draft ranked last."""
+        """Learn from the verdict on the draft that was ranked last."""
         happened = outcome_of(verdict)
         self._acceptance.observe(draft, verdict)
         for repeat in self._repeats_at.get(happened.node, ()):

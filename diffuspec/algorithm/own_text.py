@@ -1,4 +1,4 @@
-"""The text of a request as a suffix automaton, to find what followed its latest tokens earlier."""
+"""The text of a request as a suffix automaton, to find earlier continuations of its end."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import numpy as np
 from diffuspec.algorithm.suffix_automaton import Match, SuffixAutomaton
 from diffuspec.core.types import NO_TOKENS, DraftRequest, TokenIds, num_shared_tokens
 
-BOUNDARY = -1  # no token: it stands between texts
+BOUNDARY = -1  # not a token: separates texts
 _LEAD = 16  # last tokens of the prompt, repeated before a prediction
-_MAX_REWIND = 512  # latest tokens that can be taken back without a new automaton
-_PIECE_TOKENS = 256  # tokens that take a few milliseconds
+_MAX_REWIND = 512  # latest tokens that can be removed without rebuilding the automaton
+_PIECE_TOKENS = 256  # number of tokens that takes a few milliseconds
 
-# P(token right | parent right) after 1, 2, ... matching tokens, drafted ones included. Measured on
-# the embedded pair's questions.
+# P(token accepted | parent accepted) after 1, 2, ... matching tokens, drafted ones included.
+# Measured on the embedded pair's questions.
 _PRIORS = (0.31, 0.57, 0.66, 0.82, 0.82, 0.82, 0.87, 0.87, 0.87, 0.93)
 _CONFIDENCES = tuple(math.log(prior) for prior in _PRIORS)
 
 
 def confidence_after(num_matched: int) -> float:
-    """Return ln P(the token after a match of this length, 1 or more, follows again)."""
+    """Return ln P(a token that followed a match of this length, 1 or more, follows again)."""
     return _CONFIDENCES[min(num_matched, len(_CONFIDENCES)) - 1]
 
 
 def text_of(request: DraftRequest) -> TokenIds:
-    """Return a request's prefix, preceded by its prediction, if any, as if by an earlier answer.
+    """Return a request's prefix, with its prediction, if any, before it like an earlier answer.
 
-    The end of the prompt is repeated before the prediction, so that the beginning of the prediction
-    is found at the beginning of the answer.
+    The end of the prompt is repeated before the prediction, so that at the beginning of the answer
+    the beginning of the prediction is found.
     """
     if not len(request.prediction):
         return request.prefix
@@ -59,7 +59,7 @@ class OwnText:
     def pieces(self, text: TokenIds) -> Iterator[TokenIds]:
         """Yield growing prefixes of a long text; `follow` takes a few milliseconds for each.
 
-        After them, `follow` takes no longer for the text itself.
+        After them, `follow` takes no longer for the whole text.
         """
         start = num_shared_tokens(text, self.text)
         if len(self.text) - start > _MAX_REWIND:
@@ -68,7 +68,7 @@ class OwnText:
             yield text[:end]
 
     def tokens_after(self, match: Match, most: int) -> list[int]:
-        """Return the tokens that followed a match in its text, at most `most`."""
+        """Return at most `most` tokens that followed a match in its text."""
         found: list[int] = self.text[match.end + 1 : match.end + 1 + most].tolist()
         return found[: found.index(BOUNDARY)] if BOUNDARY in found else found
 
@@ -76,7 +76,7 @@ class OwnText:
         """Return the token that followed a match at its earliest place, and the match's length.
 
         A match that occurs only at the end of a text is shortened until it occurs elsewhere. None:
-        nothing is left of it.
+        no such match remains.
         """
         while match.num_tokens and self._is_at_an_end(match):
             match = self.automaton.shorten(match)

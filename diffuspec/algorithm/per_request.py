@@ -1,4 +1,4 @@
-"""A cache with one value per request, for the requests used last."""
+"""A cache with one value per request, for the most recently used requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class PerRequest(Generic[T]):
-    """Makes a request's value on first use; drops those of the requests not used for longest."""
+    """Creates a request's value on first use; drops the least recently used ones."""
 
     def __init__(self, make: Callable[[], T], max_requests: int) -> None:
         self._make = make
@@ -19,11 +19,11 @@ class PerRequest(Generic[T]):
 
     @property
     def request_ids(self) -> list[str]:
-        """The requests that have a value, the one used last at the end."""
+        """The requests that have a value, the most recently used last."""
         return list(self._kept)
 
     def of(self, request_id: str) -> T:
-        """Return a request's value, made now if it has none."""
+        """Return a request's value, created now if it has none."""
         if (kept := self._kept.get(request_id)) is None:
             kept = self._kept[request_id] = self._make()
         self._kept.move_to_end(request_id)

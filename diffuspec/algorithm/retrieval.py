@@ -1,9 +1,9 @@
 """Retrieval: adds the token that followed the same text earlier to the candidates of a lattice.
 
 At each node of a draft tree, the text so far is prompt, answer and the tokens down to the node. Its
-longest suffix that occurred before, in prediction, prompt or answer, tells which token may come
-next (SAM decoding, arXiv 2411.10666). That token joins the candidates of the lattice's column, so
-that one tree grows from both.
+longest suffix that occurred before, in prediction, prompt or answer, suggests the next token (SAM
+decoding, arXiv 2411.10666). That token joins the candidates of the lattice's column, so that one
+tree grows from both.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from diffuspec.algorithm.scoring import Column, Node, make_column
 from diffuspec.algorithm.suffix_automaton import Match
 from diffuspec.core.types import DraftRequest
 
-# The lattice's probability of a token found that is no candidate: a share of the mass that its
-# column leaves to other tokens.
+# The lattice's probability of a found token that is no candidate: a share of the probability mass
+# that its column leaves to other tokens.
 _OTHER_SHARE = math.log(0.05)
 _LEAST_OTHERS = math.log(1e-3)
 _LEAST = 1e-6  # probabilities stay this far from 0 and 1
 
-# ln odds(right) = bias + a * ln odds by lattice and proxy + b * ln odds by the earlier text: fitted
-# to the embedded pair's answers, for tokens found that were candidates and for those that were not.
+# ln odds(accepted) = bias + a * ln odds by lattice and proxy + b * ln odds by the earlier text.
+# Fitted to the embedded pair's answers, for found tokens that were candidates and for others.
 _CANDIDATE = (1.9, 0.58, 0.79)
 _NO_CANDIDATE = (0.15, 0.93, 0.91)
 
 
 class Found(NamedTuple):
-    """A token that followed the same text before."""
+    """A token that followed the same text earlier."""
 
     token_id: int
-    confidence: float  # ln P(it follows again), whatever the lattice says
+    confidence: float  # ln P(it follows again), ignoring the lattice
 
 
 class Retrieval:
@@ -43,13 +43,13 @@ class Retrieval:
     def __init__(
         self, max_requests: int, eos_token_ids: Collection[int] = (), predicted_only: bool = False
     ) -> None:
-        """`predicted_only`: nothing is found for requests without a prediction."""
+        """`predicted_only`: only for requests with a prediction."""
         self._predicted_only = predicted_only
         self._texts = PerRequest(OwnText, max_requests)
         self._eos_token_ids = frozenset(eos_token_ids)
 
     def follow(self, request: DraftRequest) -> Continuations | None:
-        """Return what may follow a request's prefix, until the next call for it."""
+        """Return the continuations of a request's prefix, valid until the next call for it."""
         if self._predicted_only and not len(request.prediction):
             return None
         text = self._texts.of(request.request_id)
@@ -57,15 +57,15 @@ class Retrieval:
 
 
 class Continuations:
-    """What may follow one prefix and the nodes below it."""
+    """The tokens that may follow one prefix and the nodes below it."""
 
     def __init__(self, text: OwnText, match: Match, eos_token_ids: Collection[int]) -> None:
         self._text = text
         self._eos_token_ids = eos_token_ids
-        self._matches: dict[int, Match] = {-1: match}  # matches by id of the node; -1: the prefix
+        self._matches: dict[int, Match] = {-1: match}  # by id of the node; -1: the prefix
 
     def after(self, node: Node | None) -> Found | None:
-        """Return the token that followed the text down to a node earlier; None: none, or EOS."""
+        """Return the token that followed the node's text earlier; None if that is none or EOS."""
         found = self._text.token_after(self._match(node))
         if found is None or found[0] in self._eos_token_ids:
             return None
@@ -83,7 +83,7 @@ class Continuations:
 
 
 def joined(column: Column, found: Found, weight: float) -> Column:
-    """Return a column with the token found among its candidates."""
+    """Return a column with the found token among its candidates."""
     if not column.token_ids:
         return make_column([found.token_id], [found.confidence], weight)
     if found.token_id in column.token_ids:
@@ -96,12 +96,12 @@ def joined(column: Column, found: Found, weight: float) -> Column:
 def raised(
     confidences: list[float], joined_column: Column, column: Column, found: Found
 ) -> list[float]:
-    """Return the confidences of a joined column's candidates with the earlier text counted in.
+    """Return the confidences of a joined column's candidates, including evidence from earlier text.
 
-    `confidences` are those by lattice and proxy. The token found gets the odds of both sides
-    multiplied, each raised to a measured power; the others share the rest in the old proportions.
-    Nothing changes where the lattice has no column (`column` is the lattice's), or a guide has
-    dropped the token.
+    `confidences` are those by lattice and proxy. `column` is the lattice's own. The found token
+    gets the product of both sides' odds, each raised to a measured power; the others share the rest
+    in proportion. Nothing changes if the lattice has no column, or if a guide has dropped the
+    token.
     """
     if not column.token_ids or found.token_id not in joined_column.token_ids:
         return confidences

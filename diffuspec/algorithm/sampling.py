@@ -1,11 +1,11 @@
 """The target's own token at every node, greedy or drawn with seeded noise.
 
-Gumbel-max: argmax(shaped logits + Gumbel noise) is a draw from softmax(shaped logits). The noise
-is a hash of seed, absolute position and token id alone: the target's token at a position, given
-the tokens before it, does not depend on the draft, the batch or the worker. A drafter that adds the
-same noise to its own logits guesses the drawn token and not the likeliest one.
+Gumbel-max: argmax(shaped logits + Gumbel noise) is a draw from softmax(shaped logits). The noise is
+a hash of seed, absolute position and token id alone: the target's token at a position, given the
+tokens before it, does not depend on the draft, the batch or the worker. A drafter that adds the
+same noise to its own logits guesses the drawn token, not the likeliest one.
 
-`shaping` makes the distribution that is drawn from. Ties go to the lowest token id throughout.
+`shaping` computes the distribution to draw from. Ties always go to the lowest token id.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from diffuspec.algorithm.shaping import History, shape
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftTree, TokenIds, TokenLogprobs, VerifyRequest
 
-_MAX_NOISE = 1 << 24  # values that are computed at a time, in several tensors of 64-bit integers
+_MAX_NOISE = 1 << 24  # values computed at a time, in several tensors of 64-bit integers
 _NOTHING_BEFORE = History(np.empty(0, np.int32), 0, ())
 
 
 def is_plain_argmax(requests: Sequence[VerifyRequest]) -> bool:
-    """Whether all requests take the argmax of the logits as they are: greedy, nothing shaped."""
+    """Return whether all requests take the argmax of unshaped logits."""
     return all(r.sampling.is_greedy and not r.sampling.shapes_logits for r in requests)
 
 
 def likeliest(logits: Tensor) -> tuple[list[int], list[float]]:
-    """Return each row's argmax, the lowest id of ties, and its logit: NaN if the row has a NaN."""
-    if logits.device.type == "cpu":  # numpy's is five times faster than torch's
+    """Return each row's argmax, the lowest id of ties, and its logit; NaN if the row has a NaN."""
+    if logits.device.type == "cpu":  # numpy is five times faster than torch here
         table = logits.float().numpy()
         token_ids: list[int] = table.argmax(axis=-1).tolist()
         return token_ids, [table.item(row, token_id) for row, token_id in enumerate(token_ids)]
@@ -56,7 +56,7 @@ def target_tokens(
     eos_token_ids: Collection[int],
     masks: Sequence[NDArray[np.uint8] | None],
 ) -> Tensor:
-    """Return the target's token at the root and at every node of each request, [R] int64.
+    """Return the target's token at the root and every node of each request, [R] int64.
 
     logits [R, V] holds, request by request, the row of the last prefix token and then the rows of
     the tree's nodes in order. masks has an entry for each request: the masks of its rows if it has
@@ -93,7 +93,7 @@ def _nodes(request: VerifyRequest) -> list[int]:
 
 
 def _sampled_alike(requests: Sequence[VerifyRequest]) -> list[list[int]]:
-    """Return the places of the requests, in groups whose rows are shaped alike."""
+    """Return the indices of the requests, in groups whose rows are shaped alike."""
     groups: dict[object, list[int]] = {}
     for place, request in enumerate(requests):
         sampling = request.sampling
@@ -122,11 +122,11 @@ def perturb_logits(
     eos_token_ids: Collection[int] = (),
     seed: Tensor | None = None,
 ) -> Tensor:
-    """Return shaped logits with the request's noise, [R, V]: their argmax is the token drawn.
+    """Return shaped logits plus the request's noise, [R, V]: their argmax is the drawn token.
 
     positions[r] is the absolute index that row r's token will have in the sequence. Greedy requests
     get no noise. A drafter takes the softmax of the result as its distribution of the token that
-    the target will draw. seed: one of each row, [R] int64, in place of the parameters' own.
+    the target will draw. seed: one for each row, [R] int64, instead of the parameters' seed.
     """
     shaped = shape(logits, params, positions, history, eos_token_ids)
     if params.is_greedy:
@@ -140,7 +140,7 @@ def token_logprobs(logits: Tensor, chosen: Tensor, num_top: int) -> list[TokenLo
     """Return each row's log-probabilities of its chosen token and of the num_top likeliest.
 
     logits [R, V] are the model's own, before penalties, temperature and filters. A chosen token's
-    rank is the last of those that are as likely.
+    rank counts all tokens that are at least as likely.
     """
     logprobs = logits.float().log_softmax(dim=-1)
     chosen_logprobs = logprobs.gather(-1, chosen[:, None])
@@ -155,7 +155,7 @@ def token_logprobs(logits: Tensor, chosen: Tensor, num_top: int) -> list[TokenLo
 
 
 def _argmax(logits: Tensor) -> Tensor:
-    if logits.device.type == "cpu":  # numpy's is five times faster than torch's
+    if logits.device.type == "cpu":  # numpy is five times faster than torch here
         return torch.from_numpy(logits.float().numpy().argmax(axis=-1))
     return logits.argmax(dim=-1)
 
@@ -179,14 +179,14 @@ def gumbel_noise(
     vocab_size: int,
     device: torch.device | str,
 ) -> Tensor:
-    """Return standard Gumbel noise, [R, vocab_size] float32; row r is positions[r]'s.
+    """Return standard Gumbel noise, [R, vocab_size] float32; row r is for positions[r].
 
-    The rows have one seed, or one each, [R] int64 on the device.
+    seed: one for all rows, or one for each, [R] int64 on the device.
 
-    Each value depends on seed, position and token id alone: a splitmix64 generator is started at a
-    hash of seed and position, and the token id is the number of its steps. The top 32 bits of each
-    64-bit output give u in (0, 1), and -log(-log(1 - u)) is Gumbel-distributed. The large values,
-    which win, come from small u, where float32 is finest. Other vocab_sizes give the same values.
+    Each value depends only on seed, position and token id: a splitmix64 generator starts at a hash
+    of seed and position and takes as many steps as the token id. The top 32 bits of each 64-bit
+    output give u in (0, 1), and -log(-log(1 - u)) is Gumbel-distributed. The large values, which
+    win, come from small u, where float32 is finest. The values do not depend on vocab_size.
     """
     rows = torch.as_tensor(positions, dtype=torch.int64, device=device)
     start = _mix(_mix((rows + 1) * _GOLDEN) ^ seed)  # [R]; int64 arithmetic wraps around
@@ -209,5 +209,5 @@ def _mix(values: Tensor) -> Tensor:
 
 
 def _logical_shift(values: Tensor, num_bits: int) -> Tensor:
-    """Shift right and fill with zeros; torch fills int64 with the sign."""
+    """Shift right and fill with zeros; torch would copy the sign bit."""
     return (values >> num_bits).bitwise_and_((1 << (64 - num_bits)) - 1)

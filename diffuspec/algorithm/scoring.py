@@ -1,7 +1,7 @@
 """Scores of a lattice's columns by the drafter and a causal proxy together (Eq. 8).
 
-Plain Python on short lists: most columns have one to six candidates, where this is faster than any
-array library.
+Plain Python on short lists: most columns have one to six candidates, for which this is faster than
+any array library.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ EMPTY_COLUMN = Column([], [], [], 0.0)
 
 @dataclass(slots=True, eq=False)
 class Scored:
-    """A column's scores after one history; proxy_logprobs is None if the proxy was not asked."""
+    """A column's scores after one history; proxy_logprobs is None if the proxy was not used."""
 
     column: Column
     mixed: list[float]  # the terms of Eq. 8
     proxy_logprobs: list[float] | None = None
-    states: list[ProxyState] | None = None  # states of the proxy after each candidate
+    states: list[ProxyState] | None = None  # the proxy's state after each candidate
 
     def state_after(self, choice: int) -> ProxyState:
         return None if self.states is None else self.states[choice]
 
     @property
     def proxy_choice(self) -> int:
-        """The proxy's best token, or the drafter's if the proxy was not asked."""
+        """The proxy's best token, or the drafter's if the proxy was not used."""
         token_ids, logprobs = self.column.token_ids, self.proxy_logprobs
         return token_ids[0] if logprobs is None else token_ids[logprobs.index(max(logprobs))]
 
@@ -55,7 +55,7 @@ class Node:
     choice: int  # index of the candidate in its column
     confidence: float
     reach: float  # sum of confidences from the root: ln P(node is accepted)
-    index: int = -1  # place in the draft
+    index: int = -1  # its index in the draft
 
     @property
     def token_id(self) -> int:
@@ -65,9 +65,9 @@ class Node:
 def columns_of(lattice: Lattice, weight: float, eos_token_ids: frozenset[int]) -> list[Column]:
     """Return the lattice's columns as lists, up to the first that holds EOS tokens only.
 
-    EOS is dropped from columns with other candidates. A path that ended there would win for having
-    fewer terms (Eq. 8 is a sum, not a mean), and would gain nothing: if the target's token is EOS,
-    the verification of its parent returns it anyway.
+    EOS is dropped from columns with other candidates. A path that ended there would win because it
+    has fewer terms (Eq. 8 is a sum, not a mean), and would gain nothing: if the target's token is
+    EOS, verifying its parent returns it anyway.
     """
     columns = []
     sizes = lattice.num_candidates.tolist()
@@ -86,7 +86,7 @@ def columns_of(lattice: Lattice, weight: float, eos_token_ids: frozenset[int]) -
 
 
 def make_column(token_ids: list[int], logprobs: list[float], weight: float) -> Column:
-    logprobs[0] = min(logprobs[0], 0.0)  # rounding may take the largest one above 0
+    logprobs[0] = min(logprobs[0], 0.0)  # rounding may push the largest one above 0
     log_mass = logprobs[0]
     if len(logprobs) > 1:
         log_mass = math.log(min(sum(map(math.exp, logprobs)), 1.0))
@@ -122,7 +122,7 @@ class Scorer:
         return [by_state[state] for state in states]
 
     def score_after(self, column: Column, node: Node | None) -> Scored:
-        """Score a column after a node; the proxy is not asked about a single candidate."""
+        """Score a column after a node; the proxy is not used for a single candidate."""
         if self._proxy is None or len(column.token_ids) == 1:
             return Scored(column, column.weighted)
         return self.score(column, [self.state_after(node)])[0]
@@ -150,10 +150,10 @@ class Scorer:
 
 
 def confidences(scored: Scored) -> list[float]:
-    """Return ln P(candidate is right | its history is) for every candidate.
+    """Return ln P(candidate accepted | its history is accepted) for every candidate.
 
-    The exponentials of Eq. 8's terms do not sum to 1. Normalised over the column they are the
-    distribution given that one of the candidates is right, the geometric mean of both sides; the
+    The exponentials of Eq. 8's terms do not sum to 1. Normalised over the column, they are the
+    distribution given that one of the candidates is right: the geometric mean of both sides. The
     probability of that condition is the drafter's mass on the column. With lambda = 1 this is the
     drafter's own l_dlm.
     """

@@ -1,9 +1,9 @@
 """Causal-consistency path search (CPS): from a lattice to a draft tree.
 
 The drafter predicts every position independently; a causal proxy scores which candidates follow
-each other. Eq. 8 weighs both: S(path) = sum of lambda * l_dlm + (1 - lambda) * l_ng, in natural
+each other. Eq. 8 combines both: S(path) = sum of lambda * l_dlm + (1 - lambda) * l_ng, in natural
 logarithms, with the proxy's term conditional on the tokens before. Columns with a single candidate
-are not scored where the score cannot change the result.
+are not scored if the score cannot change the result.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class PathSearch:
         retrieval: Retrieval | None = None,
         cache: CacheModel | None = None,
     ) -> None:
-        """Without guides, drafts for a structured output are not kept to its form.
+        """Without guides, drafts for structured output may violate its grammar.
 
-        With retrieval, what followed the same words before joins the candidates of best_first.
-        A cache makes each request's proxy out of `proxy`.
+        With retrieval, best_first also considers tokens that followed the same text earlier. A
+        cache creates each request's proxy from `proxy`.
         """
         self._proxy = proxy
         self._beam_width = beam_width
@@ -85,8 +85,8 @@ class PathSearch:
 
         path: the best path of the beam. beams: the paths of all final beams, merged. best_first:
         the nodes likeliest to be reached. All are cut to the max_nodes nodes likeliest to be
-        reached, and a caller may cut them further from the end. With a structured output, drafts
-        hold to its form; best_first goes on with what the form dictates.
+        reached; a caller may cut more from the end. With structured output, drafts follow its
+        grammar; best_first continues with the text that the grammar dictates.
         """
         guide = self._guides.guide(request) if self._guides is not None else None
         proxy = self._proxy if self._cache is None else self._cache.proxy_for(request)
@@ -114,7 +114,7 @@ def _beam_search(columns: list[Column], scorer: Scorer, width: int) -> list[_Lin
     for column in columns[:num_forced]:
         beam = (beam, Scored(column, column.weighted), 0)
     beams = [beam]
-    scores = [0.0]  # sums without the forced columns, which all beams share
+    scores = [0.0]  # sums without the leading forced columns, which all beams share
     states = []
     if num_forced < len(columns):
         states.append(scorer.begin([column.token_ids[0] for column in columns[:num_forced]]))
@@ -141,8 +141,8 @@ def _num_forced(columns: list[Column]) -> int:
 
 
 def _merge(beams: list[_Link | None]) -> list[Node]:
-    """Return the nodes of all beams, each once, likeliest to be reached first."""
-    nodes: dict[int, Node] = {}  # nodes by id(link): beams share the links of a common beginning
+    """Return the nodes of all beams without duplicates, likeliest to be reached first."""
+    nodes: dict[int, Node] = {}  # by id(link): beams share the links of a common beginning
     for link in beams:
         path: list[_Link] = []
         while link is not None and id(link) not in nodes:
@@ -161,9 +161,9 @@ def _merge(beams: list[_Link | None]) -> list[Node]:
 def _best_first(expansion: _Expansion, request: DraftRequest) -> list[Node]:
     """Return the max_nodes nodes likeliest to be reached, in that order.
 
-    The heap holds, for every node taken, its likeliest child not yet taken, or an entry for its
-    unscored children with an upper bound of their reach. No child is likelier than its parent, so
-    the first entry of the heap is the likeliest remaining node.
+    For every node taken, the heap holds its likeliest remaining child, or an entry for its unscored
+    children with an upper bound of their reach. No child is likelier than its parent, so the heap's
+    first entry is the likeliest remaining node.
     """
     nodes: list[Node] = []
     log_masses = expansion.log_masses(request.num_draft_tokens)
@@ -196,7 +196,7 @@ def _best_first(expansion: _Expansion, request: DraftRequest) -> list[Node]:
 
 @dataclass(slots=True, eq=False)
 class _Expansion:
-    """What may follow a node: candidates of the lattice, of the text, or of a form alone."""
+    """The children of a node: candidates of the lattice, of earlier text, or of a grammar alone."""
 
     columns: list[Column]
     scorer: Scorer
@@ -206,11 +206,12 @@ class _Expansion:
     def log_masses(self, num_draft_tokens: int) -> list[float]:
         """Return an upper bound of the confidences at each depth."""
         if self.guide is not None or self.continuations is not None:
-            return [0.0] * num_draft_tokens  # both may raise a candidate above its column
+            # earlier text and grammars may raise a candidate above its column's mass
+            return [0.0] * num_draft_tokens
         return [column.log_mass for column in self.columns]
 
     def children(self, depth: int, parent: Node | None) -> _Ranked | None:
-        """Return the candidates below a node, likeliest first; None: there is none."""
+        """Return the candidates below a node, likeliest first; None if there are none."""
         lattice = self.columns[depth] if depth < len(self.columns) else EMPTY_COLUMN
         found = None if self.continuations is None else self.continuations.after(parent)
         column = lattice

@@ -1,9 +1,9 @@
-"""The distribution that a request asks for, made of the target's logits.
+"""The distribution that a request's parameters define, computed from the target's logits.
 
-Order of shaping, as vLLM's: the masks of structured output, allowed tokens, bad words, min_tokens,
-logit_bias, penalties, temperature, min_p, top-k, top-p. Each row of logits is shaped by the tokens
-before its own. Allowed tokens are ignored in a row where they would leave no token, and so are bad
-words and min_tokens together. Ties go to the lowest token id.
+The order of shaping is vLLM's: the masks of structured output, allowed tokens, bad words,
+min_tokens, logit_bias, penalties, temperature, min_p, top-k, top-p. Each row of logits is shaped by
+the tokens before its own. In a row where no token would be left, allowed tokens are ignored; so are
+bad words and min_tokens together. Ties go to the lowest token id.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from torch import Tensor
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import TokenIds
 
-_MIN_TEMPERATURE = 1e-6  # logits divided by less would leave the range of float32
-_TOP_P_MARGIN = 1e-6  # a float32 sum of probabilities that should be p may fall short by this
+_MIN_TEMPERATURE = 1e-6  # dividing logits by less would overflow float32
+_TOP_P_MARGIN = 1e-6  # tolerance for a float32 sum of probabilities that should be p
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
-    """The tokens before each row's own."""
+    """The tokens before each row's own token."""
 
     prefix: TokenIds  # [num_tokens], prompt and committed tokens
     num_prompt_tokens: int
-    paths: Sequence[Sequence[int]]  # [R], the tokens between the prefix and the row's own, if known
-    # [R, num_bytes]; bit i % 8 of byte i // 8: id i may come.
+    # [R], tokens between the prefix and the row's own, as far as known
+    paths: Sequence[Sequence[int]]
+    # [R, num_bytes]; bit i % 8 of byte i // 8: token id i is allowed.
     masks: NDArray[np.uint8] | None = None
 
 
@@ -42,11 +43,11 @@ def shape(
     history: History,
     eos_token_ids: Collection[int],
 ) -> Tensor:
-    """Return shaped logits, [R, V]; those of greedy requests lack the temperature and what follows.
+    """Return shaped logits, [R, V]; for greedy requests without temperature and later steps.
 
     positions[r] is the absolute index that row r's token will have in the sequence. A drafter may
-    not know all tokens before a row: the path is then shorter than the position says, and the row
-    is shaped by the known tokens.
+    not know all tokens before a row: the path is then shorter than the position implies, and the
+    row is shaped by the known tokens.
     """
     if params.shapes_logits:
         logits = _allow(logits.float(), history.masks)
@@ -69,7 +70,7 @@ def _banned(
     history: History,
     eos_token_ids: Collection[int],
 ) -> Iterator[tuple[int, int]]:
-    """Yield the rows and token ids that min_tokens and bad words mask."""
+    """Yield the rows and token ids masked by min_tokens and bad words."""
     ends = {*eos_token_ids, *params.stop_token_ids}
     longest = max(map(len, params.bad_words_token_ids), default=1)
     output = history.prefix[history.num_prompt_tokens :]
@@ -85,7 +86,7 @@ def _banned(
 
 
 def _allow(logits: Tensor, masks: NDArray[np.uint8] | None) -> Tensor:
-    """Mask the ids that are not in a row's bits."""
+    """Mask the ids whose bit is not set in a row's mask."""
     if masks is None:
         return logits
     size = min(8 * masks.shape[1], logits.shape[1])
@@ -116,7 +117,7 @@ def _mask(logits: Tensor, banned: Iterator[tuple[int, int]]) -> Tensor:
 
 
 def _where_any(masked: Tensor, logits: Tensor) -> Tensor:
-    """Return the masked rows; where a mask leaves no token, the row of `logits`."""
+    """Return the masked rows; if a mask leaves no token in a row, that row of `logits`."""
     is_empty = masked.amax(dim=-1, keepdim=True) == -torch.inf
     return torch.where(is_empty, logits, masked)
 
@@ -130,7 +131,7 @@ def _add_bias(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def _penalize(logits: Tensor, params: SamplingParams, history: History) -> Tensor:
-    """Lower, in each row, the logits of the tokens in the prefix and on the row's path."""
+    """In each row, lower the logits of the tokens in the prefix and on the row's path."""
     num_rows, vocab_size = logits.shape
     prefix = torch.tensor(history.prefix, dtype=torch.int64, device=logits.device)
     in_prompt = _count(prefix[: history.num_prompt_tokens], vocab_size) > 0  # [V]
@@ -155,8 +156,8 @@ def _count(token_ids: Tensor, vocab_size: int) -> Tensor:
 def _filter(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     """Set to -inf the tokens outside the top k, or outside the smallest set of mass top_p.
 
-    The mass is measured after top-k. At least one token stays. Sums are float64, so that the order
-    of summation, which may change with the shape of a batch, does not change the set.
+    The mass is measured after top-k. At least one token stays. Sums are in float64, so that the
+    order of summation, which may vary with the batch's shape, does not change the set.
     """
     vocab_size = logits.shape[-1]
     top_k = min(top_k or vocab_size, vocab_size)
@@ -181,7 +182,7 @@ def _filter(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 def _most_likely(logprobs: Tensor, num_values: int) -> Tensor:
     """Return each row's highest values in descending order, [R, num_values]."""
     if logprobs.device.type == "cpu":
-        # Many times faster than torch's topk and sort, which also move the indices.
+        # Many times faster than torch's topk and sort, which also return indices.
         ascending = np.sort(logprobs.numpy(), axis=-1)
         return torch.from_numpy(ascending[:, -num_values:]).flip(-1)
     return logprobs.topk(num_values, dim=-1).values

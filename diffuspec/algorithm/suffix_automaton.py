@@ -19,12 +19,12 @@ class Match(NamedTuple):
     """The longest suffix of a sequence that occurs in a text, and where it ends there."""
 
     num_tokens: int  # tokens matched; 0: not even the last one
-    end: int  # index of its last token in the text, at the earliest such place
+    end: int  # index of its last token in the text, at its earliest occurrence
     state: int
 
 
 class _Append(NamedTuple):
-    """What one append changed, so that it can be taken back."""
+    """The changes of one append, so that it can be undone."""
 
     token_id: int
     num_states: int  # number of states before the append
@@ -36,13 +36,13 @@ class _Append(NamedTuple):
 
 
 class SuffixAutomaton:
-    """Grows by tokens at the end; up to `max_rewind` of the latest can be taken back."""
+    """Grows by tokens at the end; up to `max_rewind` of the latest can be removed again."""
 
     def __init__(self, token_ids: Iterable[int], max_rewind: int = 0) -> None:
         self._next: list[dict[int, int]] = [{}]
         self._links = [_NONE]
         self._lengths = [0]  # length of each state's longest substring
-        self._ends = [_NONE]  # index of the last token at a state's earliest place
+        self._ends = [_NONE]  # index of the last token at a state's earliest occurrence
         self._last = ROOT
         self._appends: deque[_Append] = deque(maxlen=max_rewind)
         self.extend(token_ids)
@@ -60,9 +60,9 @@ class SuffixAutomaton:
             self._append(token_id)
 
     def rewind(self, num_tokens: int) -> bool:
-        """Take back all tokens after the first num_tokens; return False where too many are gone.
+        """Remove all tokens after the first num_tokens; return False if that are too many.
 
-        The automaton is then as it was, unchanged by the call.
+        In that case the automaton is unchanged.
         """
         num_back = self.num_tokens - num_tokens
         if num_back > len(self._appends):
@@ -94,17 +94,17 @@ class SuffixAutomaton:
         return self._match(state, length)
 
     def shorten(self, match: Match) -> Match:
-        """Return the longest suffix of a match, of one token or more, that ends at more places."""
+        """Return the longest suffix of a match, not empty, that ends at more places."""
         state = max(self._links[match.state], ROOT)
         return self._match(state, self._lengths[state])
 
     def after(self, state: int) -> dict[int, int]:
-        """Return the tokens that follow a state's substrings, with the states that they lead to."""
+        """Return the tokens that follow a state's substrings, and the states that they lead to."""
         return self._next[state]
 
     def counts(self) -> list[int]:
-        """Return at how many places each state's substrings end, [num_states]."""
-        # 1 for the states of the sequence's prefixes; 0 for the others, which were split off.
+        """Return the number of places at which each state's substrings end, [num_states]."""
+        # 1 for the states of the sequence's prefixes; 0 for the others, which come from splits.
         ends = zip(self._lengths, self._ends, strict=True)
         counts = [int(length == end + 1) for length, end in ends]
         counts[ROOT] = 0
@@ -148,7 +148,7 @@ class SuffixAutomaton:
     def _split(self, state: int, token_id: int, found: int) -> tuple[int, list[int]]:
         """Give the shorter substrings of `found` a state of their own.
 
-        Returns it, and the states whose transition leads there now.
+        Returns it, and the states whose transition now leads to it.
         """
         length = self._lengths[state] + 1
         clone = self._add(self._next[found].copy(), length, self._ends[found])

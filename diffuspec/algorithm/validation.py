@@ -18,9 +18,9 @@ def check_request(
     info: TargetInfo,
     committed: TokenIds | None = None,
 ) -> None:
-    """Raise InvalidRequestError, naming the value, for what this target cannot do.
+    """Raise InvalidRequestError, naming the value, if this target cannot serve a request.
 
-    `committed` holds output tokens that an interrupted request has committed already.
+    `committed`: output tokens that an interrupted request has already committed.
     """
     if not len(prompt):
         raise InvalidRequestError("the prompt is empty; it needs at least one token")
@@ -51,7 +51,7 @@ def check_request(
 
 
 def check_draft(draft: Draft, max_nodes: int, info: TargetInfo) -> None:
-    """Raise InvalidRequestError for a draft that is malformed, too large, or not the target's."""
+    """Raise InvalidRequestError for a draft that is malformed, too large, or has unknown tokens."""
     tree = draft.tree
     validate(tree)
     num_nodes, num_confidences = tree.num_nodes, len(draft.confidences)

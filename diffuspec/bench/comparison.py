@@ -1,4 +1,4 @@
-"""The comparison of systems, from loading them to tables, plots and answer files."""
+"""A comparison of systems, from loading them to tables, plots and answer files."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run_comparison(
     names: Sequence[str],
     console: Console,
 ) -> int:
-    """Compare the named systems; return 1 if tokens differ that must not, else 0."""
+    """Compare the named systems; return 1 if tokens differ that must be equal, else 0."""
     own = shared_config(config, names)
     with tracing(options.trace) as tracer, Engine.from_config(own, tracer) as engine:
         machine = describe(engine)
@@ -90,7 +90,7 @@ def open_journal(
     questions: Sequence[Question],
     names: Sequence[str],
 ) -> Journal:
-    """Open the journal in the folder of the results. Raises ConfigError if it is of another run."""
+    """Open the journal in the results folder. Raises ConfigError if it belongs to another run."""
     asked = repr([(one.question_id, one.turns) for one in questions]).encode()
     plan = {
         "systems": list(names),
@@ -140,12 +140,12 @@ def _report(
 
 
 def _title(options: BenchOptions) -> str:
-    """Return the name of the target, as answer files and tables give it."""
+    """Return the name of the target for answer files and tables."""
     return options.target.name if options.target is not None else options.pair or DEFAULT_PAIR
 
 
 def _draft_costs(engine: Engine) -> list[DraftCost]:
-    """Measure drafting by prefix length, on fresh drafters with and without a prefix cache."""
+    """Measure drafting by prefix length, with fresh drafters with and without a prefix cache."""
     info, config = engine.verifier.info, engine.config.drafter
     assert isinstance(config, DiffuSpecConfig), "others have no prefix cache to measure"
     lengths = [n for n in PREFIX_LENGTHS if n + NUM_DRAFT_TOKENS <= info.max_model_len]
@@ -167,7 +167,7 @@ def _draft_costs(engine: Engine) -> list[DraftCost]:
 def _step_overheads(
     engine: Engine, questions: Sequence[Question], options: BenchOptions
 ) -> list[StepOverhead]:
-    """Measure the overhead per step for each tree shape, over one question of each family."""
+    """Measure the overhead per step of each tree shape, on one question of each family."""
     codec, settings = ChatCodec(engine.tokenizer), settings_of(engine, options)
     sample = first_per_family(questions, 1)
     prompts = [codec.encode([{"role": "user", "content": q.turns[0]}]) for q in sample]
@@ -193,7 +193,7 @@ def describe(engine: Engine) -> Machine:
 
 
 def describe_configured(config: EngineConfig) -> Machine:
-    """Describe where a target is, or would be, loaded."""
+    """Describe the machine as a target's device and dtype, loaded or not."""
     device = resolve_device(config.target.path, config.target.device)
     return describe_machine(device, resolve_dtype(config.target.dtype, device))
 

@@ -1,4 +1,4 @@
-"""A running service of OpenAI's API as a `LoadClient`."""
+"""A running OpenAI-compatible service as a `LoadClient`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GREEDY: Mapping[str, Any] = {"temperature": 0}
 
 
 class HttpClient:
-    """Asks for streamed chats; `speculation` and `sampling` go into every body.
+    """Streams chat answers; `speculation` and `sampling` go into every request body.
 
     A context manager.
     """
@@ -32,7 +32,7 @@ class HttpClient:
         transport: httpx2.AsyncBaseTransport | None = None,
         sampling: Mapping[str, Any] = _GREEDY,
     ) -> None:
-        """`url` is the service's, without /v1. transport: in place of a network, for tests."""
+        """`url`: the service's, without /v1. `transport`: a fake network, for tests."""
         self._client = httpx2.AsyncClient(
             base_url=url,
             headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
@@ -59,7 +59,8 @@ class HttpClient:
             reply.raise_for_status()
             name: str = reply.json()["data"][0]["id"]
         except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
-            reason = str(error).partition("\n")[0]  # the rest is a page about status codes
+            # the rest is a link to a page about status codes
+            reason = str(error).partition("\n")[0]
             raise ConfigError(f"{self._url} does not answer as OpenAI's API: {reason}") from error
         return name
 
@@ -87,7 +88,7 @@ class HttpClient:
 
 
 def _timed(chunk: Mapping[str, Any]) -> TimedTokens:
-    """Raises WorkerError for an event that tells of an error."""
+    """Return the tokens of an event. Raises WorkerError for an error event."""
     if "error" in chunk:
         raise WorkerError(chunk["error"]["message"])
     choice = chunk["choices"][0]

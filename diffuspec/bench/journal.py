@@ -1,8 +1,8 @@
-"""The answers of a run on disk, line by line, so that an interrupted run can go on.
+"""The answers of a run on disk, line by line, so that an interrupted run can continue.
 
-The first line says what is asked of whom; the others are answers, in the order they were given.
-Every line is handed to the system before the next question is asked: a killed process loses the
-answer it was at, and a half-written last line is dropped.
+The first line is the plan: which systems answer which questions. The others are answers in the
+order of arrival. Every line is passed to the operating system before the next question: a killed
+process loses only the answer in progress, and an incomplete last line is dropped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from diffuspec.core.errors import ConfigError
 from diffuspec.core.files import cut_torn_line
 from diffuspec.core.types import StepStats
 
-Plan: TypeAlias = Mapping[str, Any]  # facts, as JSON, that must be the same when a run is resumed
+Plan: TypeAlias = Mapping[str, Any]  # JSON facts that must be the same when a run is resumed
 
 _STEP_FIELDS = [field.name for field in fields(StepStats)]
 
@@ -28,9 +28,9 @@ class Journal:
     """Keeps the answers of one run in a file."""
 
     def __init__(self, path: Path, plan: Plan, resume: bool = False) -> None:
-        """Begin a file or, to resume, read the answers that it has and go on behind them.
+        """Begin a file or, to resume, read its answers and continue after them.
 
-        Raises ConfigError if they are of another plan.
+        Raises ConfigError if they belong to another plan.
         """
         self._path = path
         self._header = json.loads(json.dumps({**plan, "step_fields": _STEP_FIELDS}))
@@ -42,7 +42,7 @@ class Journal:
         self._file = path.open("a", encoding="utf-8")
 
     def add(self, record: Record) -> None:
-        """Write an answer, unless it is there already."""
+        """Write an answer, unless it is already there."""
         if record.key not in self.records:
             self.records[record.key] = record
             self._file.write(_line(_to_json(record)))

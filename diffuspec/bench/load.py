@@ -1,6 +1,6 @@
-"""Closed-loop load: a number of askers, each asks its next question once it has its answer.
+"""Closed-loop load: a number of clients, each of which sends its next question after an answer.
 
-They ask a `LoadClient`: the library in this process, or anything that streams tokens.
+They use a `LoadClient`: the library in this process, or anything that streams tokens.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from diffuspec.core.types import Prompt
 class TimedTokens:
     """Tokens of an answer that arrived together."""
 
-    at: float  # time.monotonic() at arrival
+    at: float  # time.monotonic() on arrival
     num_tokens: int
     text: str
 
 
 class LoadClient(Protocol):
-    """Asks a service. Many answers may stream at the same time."""
+    """A connection to a service. Many answers may stream at the same time."""
 
     def stream(self, prompt: Prompt, max_tokens: int) -> AsyncGenerator[TimedTokens]:
-        """Yield a greedy answer as its tokens arrive. Raises whatever the service answers."""
+        """Yield a greedy answer as its tokens arrive. Raises the service's errors."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoadAnswer:
-    """One answer, and when its parts arrived."""
+    """One answer, and the times at which its parts arrived."""
 
-    prompt: int  # index among the prompts of the run
+    prompt: int  # index in the prompts of the run
     started_at: float
-    parts: tuple[TimedTokens, ...]  # parts with tokens, one or more
+    parts: tuple[TimedTokens, ...]  # one or more parts with tokens
 
     @property
     def text(self) -> str:
@@ -61,7 +61,7 @@ class LoadAnswer:
 
     @property
     def seconds_per_token(self) -> float | None:
-        """Mean time between tokens after the first part; None: there are none after it."""
+        """Mean time between tokens after the first part; None: there are no tokens after it."""
         later = self.num_tokens - self.parts[0].num_tokens
         return (self.parts[-1].at - self.parts[0].at) / later if later else None
 
@@ -70,25 +70,26 @@ class LoadAnswer:
 class LoadRun:
     """The answers to all prompts at one concurrency.
 
-    full_seconds: from the start until the first asker found no question left: all were busy.
+    full_seconds: time in which all clients were busy, until the first found no question left.
     """
 
     concurrency: int
     started_at: float
     full_seconds: float
     answers: tuple[LoadAnswer, ...]
-    cpu_seconds: float  # time of the asking process and the engine's others, to the last answer
+    # processor time of this process and of the engine's other processes, to the last answer
+    cpu_seconds: float
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens that arrived while all askers were busy, over that time."""
+        """Tokens that arrived while all clients were busy, divided by that time."""
         ends_at = self.started_at + self.full_seconds
         parts = (part for answer in self.answers for part in answer.parts)
         return sum(part.num_tokens for part in parts if part.at <= ends_at) / self.full_seconds
 
 
 async def ask_one(client: LoadClient, number: int, prompt: Prompt, max_tokens: int) -> LoadAnswer:
-    """Ask the prompt with this index, and time the answer."""
+    """Send the prompt with this index, and time the answer."""
     started = time.monotonic()
     async with contextlib.aclosing(client.stream(prompt, max_tokens)) as stream:
         parts = tuple([part async for part in stream if part.num_tokens])
@@ -102,9 +103,9 @@ async def ask_all(
     max_tokens: int,
     cpu_seconds: Callable[[], float] = time.process_time,
 ) -> LoadRun:
-    """Ask every prompt once, `concurrency` (at most as many as prompts) at a time.
+    """Send every prompt once, `concurrency` at a time (at most the number of prompts).
 
-    `cpu_seconds` returns what the processes have computed that count.
+    `cpu_seconds` returns the processor time of the relevant processes so far.
     """
     run = _Run(client, max_tokens, enumerate(prompts))
     run.started_at, cpu = time.monotonic(), cpu_seconds()
@@ -142,18 +143,18 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class LoadRow:
-    """One system at one concurrency, over all repeats. Times are milliseconds."""
+    """One system at one concurrency, over all repeats. Times are in milliseconds."""
 
     system: str
     concurrency: int
     num_answers: int
     num_tokens: int
-    tokens_per_second: float  # median of the repeats
+    tokens_per_second: float  # median over the repeats
     first_token_p50: float
     first_token_p99: float
     per_token_p50: float  # mean time between an answer's tokens after its first part
     per_token_p99: float
-    cpu_per_token: float  # time of the asking process and, in the library, all that answer
+    cpu_per_token: float  # processor time of the client and, with the library, of the engine
 
 
 def load_row(system: str, runs: Sequence[LoadRun]) -> LoadRow:
@@ -178,9 +179,9 @@ def load_row(system: str, runs: Sequence[LoadRun]) -> LoadRow:
 
 @dataclass(frozen=True, slots=True)
 class RateRun:
-    """The results of the requests that came at one rate."""
+    """The results of requests that arrived at one rate."""
 
-    rate: float  # requests a second
+    rate: float  # requests per second
     seconds: float  # time from the first request to the last token
     answers: tuple[LoadAnswer, ...]
     num_refused: int  # requests refused because the service was full
@@ -191,7 +192,7 @@ class RateRun:
 
 
 def arrival_times(rate: float, count: int) -> list[float]:
-    """Return when requests of a Poisson process come, in seconds after the first."""
+    """Return the arrival times of a Poisson process, in seconds after the first arrival."""
     source = random.Random(0)
     times = [0.0]
     while len(times) < count:
@@ -202,7 +203,7 @@ def arrival_times(rate: float, count: int) -> list[float]:
 async def ask_at_rate(
     client: LoadClient, prompts: Sequence[Prompt], rate: float, max_tokens: int
 ) -> RateRun:
-    """Ask every prompt once, `rate` a second on average. Raises the client's errors."""
+    """Send every prompt once, at an average of `rate` per second. Raises the client's errors."""
     answers: list[LoadAnswer] = []
     num_refused = 0
 

@@ -22,7 +22,7 @@ class Machine:
 
     cpu: str
     num_threads: int
-    device: str  # device on which the models run
+    device: str  # the device of the models
     dtype: str
     platform: str
     python: str
@@ -59,7 +59,7 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def gpus() -> list[str]:
-    """Return what GPUs torch can use; one line that says so if there are none."""
+    """Return the GPUs that torch can use; a line that says so if there are none."""
     if not torch.cuda.is_available():
         return [f"none that torch {torch.__version__} can use"]
     return [_describe_gpu(number) for number in range(torch.cuda.device_count())]
@@ -74,7 +74,7 @@ def _describe_gpu(number: int) -> str:
 
 
 def package_version(package: str) -> str | None:
-    """Return the version of an installed package; None if it is not there."""
+    """Return the version of an installed package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -51,8 +51,8 @@ __all__ = ["BenchOptions", "run_benchmark"]
 def run_benchmark(options: BenchOptions, console: Console | None = None) -> int:
     """Run, print tables, and write results and plots into options.out.
 
-    Returns 0, or 1 if tokens differ that must not. Raises DiffuspecError, for wrong options and
-    files before any model is loaded.
+    Returns 0, or 1 if tokens differ that must be equal. Raises DiffuspecError; for invalid options
+    and files, before any model is loaded.
     """
     console = console or Console()
     plots.require_matplotlib()
@@ -158,7 +158,7 @@ def _open_for_load(
 
 @contextlib.contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    """Set torch's number of threads; engines must be created inside."""
+    """Set torch's number of threads. Engines must be created inside the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:

@@ -24,8 +24,8 @@ from diffuspec.drafters import kind_of
 from diffuspec.pairs import DEFAULT_PAIR, Pair, find_pair, parse_config
 from diffuspec.text.directory import check_given
 
-CONCURRENCIES = (1, 2, 4, 8, 16, 32)  # requests at a time in the study of load
-ROUNDS = 6  # questions to each asker in one of its turns: few are asked at once in the beginning
+CONCURRENCIES = (1, 2, 4, 8, 16, 32)  # concurrent requests in the study of load
+ROUNDS = 6  # questions for each client in one turn; in the beginning few are in flight
 SPEC_BENCH = "spec-bench"
 SUITES = (SPEC_BENCH,)
 _TABLE_ORDER = ("sps", "lookahead", "pld", "token_recycling", "samd", "diffuspec", *VARIANTS)
@@ -36,27 +36,28 @@ _STUDIES = ("ablations", "pre_drafts", "load")
 class BenchOptions:
     """The options of `diffuspec bench`. Construction raises ConfigError and ModelLoadError."""
 
-    target: Path | None = None  # None: the pair's
-    drafter: Path | None = None  # drafter of `target`; None: decode plainly
+    target: Path | None = None  # None: the pair's target
+    drafter: Path | None = None  # drafter of `target`; None: plain decoding
     ngram: Path | None = None
     dtype: str | None = None  # type of the target's weights; None: as configured
     questions: Path | None = None  # None: the pair's own
     limit: int | None = None  # questions per family; None: all
     max_tokens: int = 256
     repeats: int = 1
-    threads: int | None = None  # None: what serves the pair best
+    threads: int | None = None  # None: the best number for the pair
     out: Path = Path("runs/bench")
     ablations: bool = False
     pre_drafts: bool = False
     load: bool = False
     rounds: int = ROUNDS  # rounds of the study of load
     trace: Path | None = None  # a file for Perfetto; the pre-draft study traces its last system
-    systems: tuple[str, ...] = ()  # empty: all; plain is always among them
-    pair: str | None = None  # None: the embedded one
+    systems: tuple[str, ...] = ()  # empty: all; plain decoding is always included
+    pair: str | None = None  # None: the embedded pair
     suite: str | None = None  # one of SUITES: the systems of the paper's table
-    whole_drafts: bool = False  # verify all that a system drafts, not only what pays
-    resume: bool = False  # go on with the answers that are in `out`
-    data_parallel_size: int = 1  # processes with an engine each, under load
+    # verify the whole draft of a system, not only the part that pays off
+    whole_drafts: bool = False
+    resume: bool = False  # continue with the answers already in `out`
+    data_parallel_size: int = 1  # number of processes with an engine each, under load
 
     def __post_init__(self) -> None:
         for name in ("limit", "max_tokens", "repeats", "rounds", "threads"):
@@ -85,7 +86,7 @@ class BenchOptions:
 
     @property
     def chosen_pair(self) -> Pair:
-        """The pair whose questions are asked, and whose models unless a target is given."""
+        """The pair that provides the questions and, unless a target is given, the models."""
         return find_pair(self.pair or DEFAULT_PAIR, "--pair")
 
     @property
@@ -94,11 +95,11 @@ class BenchOptions:
 
     @property
     def studies(self) -> list[str]:
-        """The options of studies, of which one runs in place of the comparison."""
+        """The study options that are set. A study runs instead of the comparison."""
         return [f"--{name.replace('_', '-')}" for name in _STUDIES if getattr(self, name)]
 
     def _check_study(self) -> None:
-        """Refuse a second study, and the options that a study ignores."""
+        """Refuse a second study, and options that the study ignores."""
         names = self.studies
         if len(names) > 1:
             raise ConfigError(f"{' and '.join(names)} are {len(names)} studies: run one at a time")
@@ -134,10 +135,10 @@ def system_names(options: BenchOptions, config: EngineConfig) -> tuple[str, ...]
 
 
 def table_systems(config: EngineConfig) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the systems of the paper's table that a target has, and why it lacks the others."""
+    """Return the systems of the paper's table that a target has, and why others are missing."""
     there, missing = [BASELINE], dict[str, str]()
     for name in dict.fromkeys((*_TABLE_ORDER, *DRAFTER_SYSTEMS)):
-        if name == "dflash_remote":  # the drafts of dflash, made elsewhere
+        if name == "dflash_remote":  # the same drafts as dflash, made in another process
             continue
         try:
             find_drafter(name, config)
@@ -148,10 +149,10 @@ def table_systems(config: EngineConfig) -> tuple[tuple[str, ...], dict[str, str]
 
 
 def shared_config(config: EngineConfig, names: Sequence[str]) -> EngineConfig:
-    """Return the configuration with the one drafter that several of the systems may share.
+    """Return the configuration with the one drafter that several systems share.
 
-    It is the one that makes lattices, unless it observes the target, which would slow the others;
-    each system loads any other by itself.
+    That is the drafter that makes lattices, unless it observes the target and so slows the other
+    systems. Each system loads any other drafter itself.
     """
     sections = [find_drafter(name, config) for name in names if name not in TRANSFORMERS_SYSTEMS]
     kinds = [(one, kind_of(one)) for one in sections if one]
@@ -160,10 +161,10 @@ def shared_config(config: EngineConfig, names: Sequence[str]) -> EngineConfig:
 
 
 def engine_config(options: BenchOptions) -> EngineConfig:
-    """Compose the configuration, for the most requests at a time. Raises ConfigError."""
+    """Compose the configuration, for the largest concurrency. Raises ConfigError."""
     if options.target is None:
         data = options.chosen_pair.load_config().model_dump()
-        if not options.studies:  # these are about the pair's own drafter
+        if not options.studies:  # these concern the pair's own drafter
             data["drafters"] = {**options.chosen_pair.other_drafters(), **data["drafters"]}
     else:
         data = {"target": {"path": options.target}, "search": {}}
@@ -187,7 +188,7 @@ def engine_config(options: BenchOptions) -> EngineConfig:
 
 
 def _all_systems(config: EngineConfig) -> tuple[str, ...]:
-    """Return the systems that differ: without lattices, there is one way to draft."""
+    """Return the systems that differ: without lattices there is only one way to draft."""
     if config.drafter is None:
         return (BASELINE, *TRANSFORMERS_SYSTEMS)
     if not _makes_lattices(config):

@@ -1,4 +1,4 @@
-"""What every measurement shows while it runs, and the folder that it writes into."""
+"""Progress output of measurements, and the folder that they write to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Advance: TypeAlias = Callable[[str], None]  # takes a description of what has ju
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that can be written into. Raises ConfigError."""
+    """Create a writable folder. Raises ConfigError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=folder).close()

@@ -1,6 +1,6 @@
-"""The cost of a step besides the target: drafting by prefix length, and our own overhead.
+"""The cost of a step apart from the target: drafting by prefix length, and our overhead.
 
-The cases compared take turns over several rounds, so that a machine that slows down slows all.
+The cases take turns over several rounds, so that a slowdown of the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from diffuspec.core.types import DraftRequest, TokenIds
 
 PREFIX_LENGTHS = (100, 250, 500, 1000, 1500, 2000)
 NUM_DRAFT_TOKENS = 20
-NUM_NEW_TOKENS = 5  # committed since the last draft
+NUM_NEW_TOKENS = 5  # tokens committed since the last draft
 _REQUEST_ID = "bench-draft-cost"
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCost:
-    """Time for one lattice when a prefix has grown by NUM_NEW_TOKENS since the last one."""
+    """Time to make a lattice after a prefix has grown by NUM_NEW_TOKENS."""
 
     prefix_cache: bool
     num_prefix_tokens: int
@@ -38,7 +38,7 @@ class DraftCost:
 
 @dataclass(frozen=True, slots=True)
 class StepOverhead:
-    """Mean time per step outside both models' forwards: its minimum and median over answers."""
+    """Mean time per step outside the forwards of both models: minimum and median over answers."""
 
     tree_shape: TreeShape
     num_draft_tokens: int
@@ -59,7 +59,7 @@ def sweep_draft_cost(
 ) -> list[DraftCost]:
     """Time drafting for prefixes of each length. prefix_cache: whether the model has one.
 
-    With a cache, each prefix is drafted for once before its growth is timed.
+    With a cache, each prefix is drafted once before its growth is timed.
     """
     rng = np.random.default_rng(0)
     text = rng.integers(vocab_size, size=max(prefix_lengths), dtype=np.int32)
@@ -87,7 +87,7 @@ def sweep_draft_cost(
 async def _time_drafts(
     model: LatticeModel, prefix: TokenIds, tails: TokenIds, is_known: bool
 ) -> list[float]:
-    """Return the seconds of one draft for the prefix with each tail."""
+    """Return the seconds of one draft after the prefix with each tail."""
     times = []
     for tail in tails:
         if is_known:
@@ -113,7 +113,7 @@ def measure_step_overheads(
     max_tokens: int,
     num_rounds: int,
 ) -> list[StepOverhead]:
-    """Answer all prompts with systems of ours, given by tree shape, and time their steps."""
+    """Answer all prompts with our systems, given by tree shape, and time their steps."""
     for system in systems.values():
         system.answer(prompts[0], max_tokens)  # warm-up
     answers: dict[TreeShape, list[Answer]] = {shape: [] for shape in systems}
@@ -143,7 +143,7 @@ def _step_overhead(
 
 
 def overhead_ms_per_step(answer: Answer) -> float:
-    """Return the mean milliseconds per step outside both models' forwards."""
+    """Return the mean milliseconds per step outside the forwards of both models."""
     assert answer.forward_seconds is not None
     seconds = sum(step.step_seconds for step in answer.steps) - answer.forward_seconds
     return 1000 * seconds / len(answer.steps)

@@ -1,7 +1,7 @@
 """Plots of results, as PNG files. Needs matplotlib, which is imported on first use.
 
 The colours are Okabe and Ito's, which colour-blind readers can tell apart; hatches and markers
-distinguish the same things.
+repeat the distinction.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SHARES = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A curve over numbers or over names."""
+    """A line; its xs are numbers or names of categories."""
 
     label: str
     xs: tuple[float | str, ...]
@@ -39,7 +39,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure of one system, and its confidence interval if that is known."""
+    """A bar for one system, with its confidence interval if known."""
 
     label: str
     value: float
