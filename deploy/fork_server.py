@@ -53,8 +53,7 @@ _END_SECONDS = 5.0
 
 @contextlib.contextmanager
 def fork_server(modules: Sequence[str] = MODULES) -> Iterator[None]:
-    """Run a server for processes started in this context; it is ready once it has imported
-    `modules`.
+    """Run a server for processes started in this context; it is ready after the imports.
 
     It ends with this context or this process, together with all processes that it has forked.
     Inside another server's context, that server is used.

@@ -10,9 +10,7 @@ from deploy import fork_server
 
 
 def service_processes(port: int) -> set[psutil.Process]:
-    """Return the processes that listen on a port and their children; with Ray, the node's
-    workers.
-    """
+    """Return the processes that listen on a port and their children, or the Ray node's workers."""
     found = listeners(port)
     found += [one for process in found for one in process.children(recursive=True)]
     if (raylet := raylet_of(port)) is not None:

@@ -1,4 +1,4 @@
-"""Running a coroutine to its end where an event loop runs already, as in a notebook."""
+"""Runs a coroutine to its end even if an event loop is already running, as in a notebook."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def is_in_loop() -> bool:
-    """Whether an event loop runs in this thread, so that no other can."""
+    """Return whether an event loop is running in this thread, so that no other can."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -22,7 +22,7 @@ def is_in_loop() -> bool:
 
 
 def call_beside(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function that runs an event loop: in another thread where one runs in this."""
+    """Call a function that runs an event loop; in another thread if one is running here."""
     if not is_in_loop():
         return function(*args, **kwargs)
     with ThreadPoolExecutor(1, "beside") as threads:
@@ -30,9 +30,10 @@ def call_beside(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 def run_beside(runner: asyncio.Runner, work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine by a runner in a thread of its own, and wait for it.
+    """Run a coroutine with a runner in its own thread, and wait for it.
 
-    An interrupt, such as a notebook's, cancels the coroutine and is raised when it has ended.
+    An interrupt, for example of a notebook, cancels the coroutine and is raised once that has
+    ended.
     """
     answered: Future[T] = Future()
     tasks: list[asyncio.Task[Any]] = []

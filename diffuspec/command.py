@@ -31,11 +31,11 @@ EXIT_FAILURE = 1
 EXIT_USAGE = 2
 
 _FAILURES = (WorkerError, OverloadedError, RequestCancelledError)
-_UsageError: Any = typer.BadParameter.__mro__[1]  # typer exports only this child
+_UsageError: Any = typer.BadParameter.__mro__[1]  # typer exports only this subclass
 
 
 class Command(TyperCommand):
-    """A command that reports errors and warnings as lines on stderr."""
+    """A command that prints errors and warnings as lines on stderr."""
 
     def main(self, *args: Any, **options: Any) -> NoReturn:
         _run(super().main, *args, **options)
@@ -49,14 +49,14 @@ class Command(TyperCommand):
 
 
 class Server(Command):
-    """A command that configures logging itself: it has no other lines of warnings."""
+    """A command that configures logging itself and prints no extra warning lines."""
 
     def invoke(self, ctx: Any) -> Any:
         return TyperCommand.invoke(self, ctx)
 
 
 class Commands(TyperGroup):
-    """A group of commands that report errors as lines on stderr."""
+    """A group of commands that print errors as lines on stderr."""
 
     def main(self, *args: Any, **options: Any) -> NoReturn:
         _run(super().main, *args, **options)
@@ -66,7 +66,7 @@ class Commands(TyperGroup):
 
 
 def _without_types(params: Sequence[Any]) -> list[Any]:
-    """Let help show `--quiet` and `PROMPT`, not `--quiet <bool>` and `PROMPT <str>`."""
+    """Make help show `--quiet` and `PROMPT` instead of `--quiet <bool>` and `PROMPT <str>`."""
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
@@ -83,7 +83,7 @@ def _run(run: Callable[..., Any], *args: Any, **options: Any) -> NoReturn:
     """Call typer's main, and exit with the code for its result or error."""
     options["standalone_mode"] = False
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # print ? for what a narrow encoding lacks
+        if isinstance(stream, io.TextIOWrapper):  # print "?" for characters that the encoding lacks
             stream.reconfigure(errors="replace")
     try:
         code = run(*args, **options) or 0
@@ -103,14 +103,14 @@ def _run(run: Callable[..., Any], *args: Any, **options: Any) -> NoReturn:
 
 def _report_usage(error: Any) -> int:
     """Print a usage error and the command that shows the help. Return 2."""
-    if type(error).__name__ != "NoArgsIsHelpError":  # typer has printed the help instead
+    if type(error).__name__ != "NoArgsIsHelpError":  # otherwise typer has already printed the help
         help_of = "" if error.ctx is None else f" (see {error.ctx.command_path} --help)"
         _print_error(_describe(error) + help_of)
     return EXIT_USAGE
 
 
 def _describe(error: Any) -> str:
-    """Return the message of a usage error, without the phrases that are pydantic's own."""
+    """Return a usage error's message without pydantic's own phrases."""
     message = error.format_message().replace("Value error, ", "").rstrip(".")
     found = re.fullmatch(r"Invalid value for '(.+)': Input should be (.+?)(, unable .+)?", message)
     if found is None:
@@ -126,7 +126,7 @@ def _print_error(message: str) -> None:
 
 @contextlib.contextmanager
 def _warnings_shown() -> Iterator[None]:
-    """Print what our packages log as a warning on stderr."""
+    """Print warnings logged by our packages on stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("warning: %(message)s"))
     handler.setLevel(logging.WARNING)

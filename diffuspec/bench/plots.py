@@ -114,7 +114,7 @@ def plot_time_share(rows: Sequence[Row], path: Path) -> None:
 
 
 def plot_panels(panels: Mapping[str, Sequence[Bar]], label: str, path: Path) -> None:
-    """Draw panels of bars side by side, which share nothing but their scale."""
+    """Draw panels of bars side by side, with only their scale in common."""
     height = 1.6 + 0.32 * max(len(bars) for bars in panels.values())
     figure = require_matplotlib().Figure(figsize=(5.2 * len(panels), height), dpi=_DPI)
     grid = figure.subplots(1, len(panels), squeeze=False, sharex=True)[0]
@@ -139,7 +139,7 @@ def plot_panels(panels: Mapping[str, Sequence[Bar]], label: str, path: Path) -> 
 def plot_sweep(
     title: str, parameter: str, panels: Mapping[str, Sequence[Line]], path: Path
 ) -> None:
-    """Draw panels side by side, one per measure, over one parameter."""
+    """Draw one panel per measure, side by side, over one parameter."""
     figure = require_matplotlib().Figure(figsize=(4.6 * len(panels), 4.2), dpi=_DPI)
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (name, lines) in zip(grid, panels.items(), strict=True):

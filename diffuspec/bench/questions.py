@@ -2,9 +2,9 @@
 
     {"question_id": 481, "category": "rag", "turns": ["..."], "reference": [["yes", "Yes."]]}
 
-reference is optional: per turn the right answer, or a list of right answers. In place of turns a
-line may have `text`, one turn, as in Vicuna's own file. Reading is strict; every error names the
-file and the line.
+reference is optional: per turn the right answer, or a list of right answers. Instead of turns a
+line may have `text`, a single turn, as in Vicuna's own file. Reading is strict; every error names
+the file and the line.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Question:
 
     question_id: int
     category: str
-    turns: tuple[str, ...]  # one turn or more
+    turns: tuple[str, ...]  # at least one turn
     reference: tuple[tuple[str, ...], ...] = ()  # right answers per turn, or none at all
 
     @property
     def family(self) -> str:
-        """The task that it belongs to; Spec-Bench's eight MT-Bench categories are one task."""
+        """Its task; Spec-Bench's eight MT-Bench categories count as one task."""
         return "mt_bench" if self.category in MT_BENCH_CATEGORIES else self.category
 
 
@@ -84,14 +84,14 @@ def first_per_family(questions: Sequence[Question], limit: int | None) -> list[Q
 
 
 def rotated(systems: Iterable[T], number: int) -> list[T]:
-    """Return the order for question `number`: the next system goes first at each question."""
+    """Return the order of systems for a question: each question starts with the next system."""
     order = list(systems)
     first = number % len(order)
     return order[first:] + order[:first]
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are not blank, counted from 1."""
+    """Yield the non-blank lines with their numbers, from 1."""
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
@@ -146,7 +146,7 @@ def _reference(value: Any, num_turns: int) -> tuple[tuple[str, ...], ...]:
 
 
 def _answers(value: Any, name: str) -> tuple[str, ...]:
-    """Read one answer or a list of them; Spec-Bench's are blank where none is right."""
+    """Read one answer or a list of them; a blank means that none is right."""
     answers = value if isinstance(value, list) else [value]
     if not answers or not all(isinstance(answer, str) for answer in answers):
         raise ValueError(f"{name} must be a text or a list of texts, got {_show(value)}")

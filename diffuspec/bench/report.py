@@ -22,7 +22,7 @@ _FAMILY_TITLES = {SPEC_BENCH: "the six Spec-Bench families", ALL_FAMILIES: "all 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """All figures of one benchmark."""
+    """All results of one benchmark."""
 
     machine: Machine
     rows: tuple[Row, ...]
@@ -30,7 +30,7 @@ class Results:
     skipped: tuple[tuple[int, int], ...]  # (question id, turn)
     draft_costs: tuple[DraftCost, ...]
     step_overheads: tuple[StepOverhead, ...]
-    missing: Mapping[str, str] = field(default_factory=dict)  # why, by system
+    missing: Mapping[str, str] = field(default_factory=dict)  # reasons by system
 
     def tables(self) -> list[TextTable]:
         tables = [speed_table(self.rows, self.mismatches), interval_table(self.rows)]
@@ -54,7 +54,7 @@ class Results:
 
 
 def row_to_json(row: Row) -> dict[str, Any]:
-    """Flatten a row; the costs of transformers' systems are null."""
+    """Flatten a row; costs of transformers' systems are null."""
     data = asdict(row)
     del data["intervals"]
     data |= {f"{name}_interval": pair for name, pair in row.intervals._asdict().items()}
@@ -75,7 +75,7 @@ _COST_FIELDS = (
 
 
 def speed_table(rows: Sequence[Row], mismatches: Sequence[Mismatch]) -> TextTable:
-    """Return the comparison of the systems over the headline families."""
+    """Return the comparison of systems over the headline families."""
     own = _headline_rows(rows)
     family = _FAMILY_TITLES[own[0].family]
     num_questions, num_tokens = own[0].num_questions, own[0].num_output_tokens
@@ -106,7 +106,7 @@ def _speed_cells(row: Row, mismatches: Sequence[Mismatch]) -> tuple[str, ...]:
 
 
 def interval_table(rows: Sequence[Row]) -> TextTable:
-    """Return confidence intervals of the figures, and the accepted tokens alone."""
+    """Return the confidence intervals of the results, and accepted tokens on their own."""
     names = ("speed-up", "Spec-Bench speed-up", "acceptance length")
     cells = []
     for row in _headline_rows(rows):
@@ -189,7 +189,7 @@ def step_overhead_table(overheads: Sequence[StepOverhead]) -> TextTable:
 
 
 def _draft_cost_growth(costs: Sequence[DraftCost]) -> str | None:
-    """Compare drafting behind the longest cached prefix with the shortest."""
+    """Compare drafting after the longest cached prefix with drafting after the shortest."""
     cached = sorted(
         (cost for cost in costs if cost.prefix_cache), key=lambda cost: cost.num_prefix_tokens
     )
@@ -221,7 +221,7 @@ def notes(results: Results) -> list[str]:
 
 
 def num_fallbacks(rows: Sequence[Row]) -> dict[str, int]:
-    """Return the number of steps without their draft, for systems that have any."""
+    """Return the number of steps whose draft failed, for systems that have any."""
     return {
         row.system: row.costs.num_fallbacks
         for row in rows
@@ -230,7 +230,7 @@ def num_fallbacks(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def describe_skipped(skipped: Sequence[tuple[int, int]]) -> str:
-    """Return a sentence about the turns that were not asked."""
+    """Return a sentence about the skipped turns."""
     return f"Turns skipped because they exceed the target's context: {len(skipped)}."
 
 
@@ -264,7 +264,7 @@ def write_report(
     lines: Sequence[str],
     console: Console,
 ) -> None:
-    """Write NAME.json and NAME.md into a folder that exists, and print the tables and lines."""
+    """Write NAME.json and NAME.md into an existing folder, and print the tables and lines."""
     text = json.dumps(data, indent=2, allow_nan=False)
     (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
     parts = [table.to_markdown() for table in tables]

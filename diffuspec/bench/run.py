@@ -2,8 +2,8 @@
 
 The order of the systems rotates from question to question, so that neither a machine that slows
 down nor the processor's caches favour one of them. The second turn of a conversation contains the
-baseline's answer to the first: all systems see the same prompt, and since the others are lossless
-it is their own answer too.
+baseline's answer to the first, so all systems see the same prompt; since they are lossless, it is
+their own answer too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RecordKey: TypeAlias = tuple[str, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """Limits of an answer, and the number of repeats."""
+    """The limits of an answer, and the number of repeats."""
 
     max_tokens: int
     max_model_len: int  # prompt and answer together
@@ -56,13 +56,13 @@ class Mismatch:
     question_id: int
     turn: int
     repeat: int
-    position: int  # place of the first token that differs
+    position: int  # index of the first token that differs
 
     @property
     def is_failure(self) -> bool:
-        """Whether the benchmark fails: our systems and greedy `generate` must equal plain decoding.
+        """Whether it fails the benchmark: our systems and greedy `generate` must be lossless.
 
-        Prompt lookup is transformers' own; its differences are only reported.
+        Differences of prompt lookup, which is transformers' own, are only reported.
         """
         return self.system != TRANSFORMERS_PROMPT_LOOKUP
 
@@ -78,7 +78,7 @@ class Run:
 class ChatCodec:
     """Encodes conversations and decodes answers with a transformers tokenizer.
 
-    Without a chat template messages become lines of text, as for a base model.
+    Without a chat template, messages become lines of text, as for a base model.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -110,7 +110,7 @@ def warm_up(
     codec: ChatCodec,
     settings: RunSettings,
 ) -> None:
-    """Answer the first question that fits with every system, unmeasured. Raises ConfigError."""
+    """Answer the first question that fits with every system, untimed. Raises ConfigError."""
     for question in questions:
         prompt = codec.encode([_user(question.turns[0])])
         if room := _room(prompt, settings):
@@ -131,7 +131,7 @@ def run_questions(
 ) -> Run:
     """Answer all questions num_repeats times with every system. The baseline must come first.
 
-    Answers that are known from an earlier run are taken as they are.
+    Answers in `known`, from an earlier run, are reused.
     """
     assert systems[0].name == BASELINE
     records: list[Record] = []
@@ -156,7 +156,7 @@ class _Conversation:
     num_turns_held: int = 0
 
     def hold(self, systems: Sequence[System]) -> Iterator[Record]:
-        """Yield the answers turn by turn, until a turn no longer fits into the context."""
+        """Yield the answers turn by turn, until a turn does not fit into the context."""
         messages: list[dict[str, str]] = []
         for turn, text in enumerate(self.question.turns):
             messages.append(_user(text))
@@ -195,9 +195,9 @@ def find_mismatches(records: Sequence[Record]) -> list[Mismatch]:
 
 
 def median_answers(records: Sequence[Record]) -> list[Record]:
-    """Return for each answer the repeat of median duration (of an even number, the faster one).
+    """Return for each answer the repeat of median duration (the faster one of two in the middle).
 
-    Whole records are kept, so that all times of a record come from one run.
+    Whole records are returned, so that all times of a record come from one run.
     """
     repeats: dict[tuple[str, int, int], list[Record]] = defaultdict(list)
     for record in records:
@@ -218,7 +218,7 @@ def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
 
 
 def _room(prompt: Sequence[int], settings: RunSettings) -> int:
-    """Return how many tokens may be generated after a prompt."""
+    """Return the number of tokens that may be generated after a prompt."""
     return max(0, min(settings.max_tokens, settings.max_model_len - len(prompt)))
 
 

@@ -23,11 +23,11 @@ _SECONDS_PER_RATE = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ServiceLoad:
-    """Measurements of a service."""
+    """The measurements of a service."""
 
     model: str
     rows: tuple[LoadRow, ...]  # closed loop
-    num_different: int  # answers whose text differs between on and off
+    num_different: int  # answers whose text differs with speculation on and off
     runs: tuple[tuple[str, RateRun], ...]  # open loop, by system
 
     def tables(self) -> list[TextTable]:
@@ -58,10 +58,10 @@ async def measure_service(
     rates: Sequence[float],
     on_turn: Callable[[str], None] = lambda _: None,
 ) -> ServiceLoad:
-    """Ask the first turns of the questions, in random order. Raises ConfigError, WorkerError.
+    """Send the first turns of the questions in random order. Raises ConfigError, WorkerError.
 
-    After each turn of a system, two at each rate and two for each repeat at each concurrency,
-    `on_turn` is called with a description of it.
+    Each system has a turn at each rate, and one for each repeat at each concurrency. After each of
+    them, `on_turn` is called with a description.
     """
     prompts: list[Prompt] = [[{"role": "user", "content": one.turns[0]}] for one in questions]
     random.Random(0).shuffle(prompts)
@@ -86,7 +86,7 @@ async def measure_service(
 
 
 def plot_service(load: ServiceLoad, path: Path) -> None:
-    """Draw the closed loop into a PNG file, if it was measured."""
+    """Draw the closed-loop results into a PNG file, if there are any."""
     require_matplotlib()
     if load.rows:
         plot_load(load.rows, path)

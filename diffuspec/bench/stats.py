@@ -1,9 +1,9 @@
-"""Figures of a report, computed from answers.
+"""The statistics of a report, computed from answers.
 
-There are two speed-ups, both over the baseline. `speedup`, the headline, compares all tokens over
-all seconds. `spec_bench_speedup`, Spec-Bench's, compares the means over questions of tokens per
-second, the turns of a question taken together. Acceptance length is Spec-Bench's MAT: committed
-tokens per step over all steps, the target's own token included.
+There are two speed-ups, both relative to the baseline. `speedup`, the headline, divides all tokens
+by all seconds. `spec_bench_speedup`, Spec-Bench's definition, uses the mean over questions of
+tokens per second, with the turns of a question combined. Acceptance length is Spec-Bench's MAT:
+committed tokens per step over all steps, the target's own token included.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from diffuspec.bench.systems.naming import BASELINE
 from diffuspec.core.types import StepStats
 
 ALL_FAMILIES = "all"
-SPEC_BENCH = "spec_bench"  # the six families together, if there are others too
+SPEC_BENCH = "spec_bench"  # all six families together, if there are others too
 Interval: TypeAlias = tuple[float, float]
 
 _NUM_DRAWS = 1000
@@ -33,15 +33,15 @@ _PERCENTILES = (2.5, 97.5)
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Time and drafts of an engine's answers."""
+    """The times and drafts of an engine's answers."""
 
     draft_share: float
     search_share: float
     verify_share: float
     other_share: float
-    overhead_ms_per_step: float  # outside both models' forwards
+    overhead_ms_per_step: float  # outside the forwards of both models
     search_ms_per_step: float
-    mean_draft_tokens: float  # requested per step that had a draft
+    mean_draft_tokens: float  # tokens requested per step with a draft
     num_fallbacks: int  # steps without a draft because drafting failed
 
 
@@ -54,19 +54,19 @@ class Row:
     num_questions: int
     num_output_tokens: int
     num_steps: int
-    num_accepted_tokens: int  # the target's own token of each step is not counted
+    num_accepted_tokens: int  # excludes the target's own token of each step
     seconds: float
     tokens_per_second: float
     speedup: float
     spec_bench_speedup: float
     mean_acceptance_length: float
-    mean_accepted_tokens: float  # tokens a step, the target's own not counted
+    mean_accepted_tokens: float  # per step, without the target's own token
     intervals: Intervals
-    costs: Costs | None  # None: transformers' systems
+    costs: Costs | None  # None for transformers' systems
 
 
 def compute_rows(records: Sequence[Record], systems: Sequence[str]) -> list[Row]:
-    """Return a row per family and system, families in order of appearance, "all" last."""
+    """Return a row per family and system; families in order of appearance, "all" last."""
     rows = []
     for family, members in _groups(records).items():
         by_system: dict[str, list[Record]] = defaultdict(list)
@@ -79,14 +79,14 @@ def compute_rows(records: Sequence[Record], systems: Sequence[str]) -> list[Row]
 
 
 def headline_family(rows: Sequence[Row]) -> str:
-    """Return the family of the headline figures: Spec-Bench's six, or all there are."""
+    """Return the family of the headline results: Spec-Bench's six, or all families."""
     return SPEC_BENCH if any(row.family == SPEC_BENCH for row in rows) else ALL_FAMILIES
 
 
 def acceptance_by_position(records: Sequence[Record]) -> dict[str, list[float]]:
-    """Return by drafting system the share of drafts accepted up to position 1, 2, ...
+    """Return the share of drafts accepted up to position 1, 2, ..., by drafting system.
 
-    Beyond its end a draft counts as not accepted, as in vLLM's figures.
+    Beyond its end a draft counts as not accepted, as in vLLM's statistics.
     """
     steps: dict[str, list[StepStats]] = defaultdict(list)
     for record in records:
@@ -196,7 +196,7 @@ def _ratio(numerator: float, denominator: float) -> float:
 
 
 class QuestionCost(NamedTuple):
-    """The cost of the answers to one question, all turns together."""
+    """The cost of the answers to one question, over all turns."""
 
     num_tokens: int
     seconds: float
@@ -204,7 +204,7 @@ class QuestionCost(NamedTuple):
 
 
 class Intervals(NamedTuple):
-    """95 % intervals of the figures of the same names."""
+    """95 % confidence intervals of the statistics with the same names."""
 
     speedup: Interval
     spec_bench_speedup: Interval
@@ -212,7 +212,7 @@ class Intervals(NamedTuple):
 
 
 def bootstrap(own: Sequence[QuestionCost], baseline: Sequence[QuestionCost]) -> Intervals:
-    """Return the intervals of a system's figures; both lists hold the same questions in order."""
+    """Return the intervals for a system; both lists hold the same questions in the same order."""
     count = len(own)
     drawn = np.random.default_rng(0).integers(count, size=(_NUM_DRAWS, count))
     tokens, seconds, steps = np.array(own, np.float64).T

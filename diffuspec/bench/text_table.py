@@ -1,4 +1,4 @@
-"""A table of figures, on a terminal and as Markdown."""
+"""A table of numbers, on a terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _GAP = 2  # spaces between two columns
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """A table whose first column is text and whose others are figures."""
+    """A table whose first column is text and whose others are numbers."""
 
     title: str
     columns: tuple[str, ...]
     cells: tuple[tuple[str, ...], ...]
 
     def to_rich(self, width: int = 80) -> list[Table]:
-        """Return the table, in several below each other where a line has no room for all of it.
+        """Return the table, split into several below each other if it is too wide.
 
-        Headings are broken into lines, cells never: half a figure is another figure.
+        Headings are wrapped, cells never: half a number would be another number.
         """
         return [self._part(group) for group in self._groups(width)]
 
@@ -32,7 +32,7 @@ class TextTable:
         return "\n".join([f"**{self.title}**", "", *lines, ""])
 
     def _groups(self, width: int) -> Iterator[list[int]]:
-        """Yield the columns of each part, the first one always."""
+        """Yield the columns of each part, always with the first column."""
         widths = [self._width(number) for number in range(len(self.columns))]
         group, taken = [0], widths[0]
         for number in range(1, len(self.columns)):

@@ -1,4 +1,4 @@
-"""The `diffuspec` command. Imports nothing by itself, so that Ctrl-C is handled from the start."""
+"""The `diffuspec` command. Imports nothing itself, so that Ctrl-C is handled from the start."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ def main() -> None:
         from diffuspec.cli.app import app
 
         app()
-    except KeyboardInterrupt:  # Ctrl-C while modules were imported
+    except KeyboardInterrupt:  # Ctrl-C while modules are being imported
         report_interrupt()
         sys.exit(EXIT_INTERRUPTED)
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback from the interpreter's own end
+        # prevents a traceback during interpreter shutdown
+        signal.signal(signal.SIGINT, signal.SIG_DFL)

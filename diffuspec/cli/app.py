@@ -1,6 +1,6 @@
 """The commands of `diffuspec`.
 
-Heavy modules are imported inside the commands, so that help and usage errors come at once.
+Heavy modules are imported inside the commands, so that help and usage errors appear at once.
 """
 
 from __future__ import annotations
@@ -84,4 +84,4 @@ def _options(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """Declare the options before the command; their callbacks handle them."""
+    """Declare the options that precede the command; their callbacks handle them."""

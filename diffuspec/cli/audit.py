@@ -54,7 +54,7 @@ def run(
 async def _audit_all(
     engine: Engine, questions: Sequence[Question], sampling: SamplingParams
 ) -> int:
-    """Audit the first turns of questions; print what differs, and return how many."""
+    """Audit the first turns of questions; print the differences, and return their number."""
     num_tokens = num_different = 0
     size = engine.verifier.info.max_sequences
     try:
@@ -73,7 +73,7 @@ async def _audit_all(
 async def _audit_one(
     engine: Engine, question: Question, sampling: SamplingParams
 ) -> tuple[int, bool]:
-    """Return the number of tokens of an answer, and whether plain decoding gives the same ones."""
+    """Return the length of an answer, and whether plain decoding gives the same tokens."""
     from diffuspec.audit import audit
 
     prompt = engine.encode([{"role": "user", "content": question.turns[0]}]).tolist()

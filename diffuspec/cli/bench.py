@@ -109,6 +109,7 @@ def run(chosen: Chosen) -> None:
     if chosen.systems is not None:
         given["systems"] = tuple(name.strip() for name in chosen.systems.split(","))
     checked = BenchOptions(**given)
-    from diffuspec.bench.main import run_benchmark  # takes seconds: after wrong options are refused
+    # takes seconds, so wrong options are refused first
+    from diffuspec.bench.main import run_benchmark
 
     raise typer.Exit(run_benchmark(checked))

@@ -1,6 +1,6 @@
-"""Commands of the packages beside the library, `deploy` and `actors`, which know Ray.
+"""Commands of `deploy` and `actors`, the packages beside the library that use Ray.
 
-A command is imported when it is called: without Ray, the others work.
+A command is imported when it is called, so the others work without Ray.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typer import Context
 from diffuspec.core.errors import ConfigError
 
 _BESIDE = Path(__file__).parents[1] / "_ray"  # the packages' folder in a wheel
-_CHECKOUT = Path(__file__).parents[2]  # their folder if an installation follows a checkout
+_CHECKOUT = Path(__file__).parents[2]  # their folder in an editable installation of a checkout
 
-# Options and --help are those of the command that is imported.
+# The imported command has its own options and --help.
 FORWARDED: dict[str, Any] = {
     "context_settings": {
         "ignore_unknown_options": True,
@@ -54,7 +54,7 @@ def _forward(name: str, context: Context) -> None:
     """Run a command of another package. Raises ConfigError without Ray."""
     if folder := _folder():
         sys.path.insert(0, folder)
-        inherited = os.environ.get("PYTHONPATH", "")  # processes of a cluster inherit it too
+        inherited = os.environ.get("PYTHONPATH", "")  # the cluster's processes inherit it too
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, inherited]))
     try:
         app = importlib.import_module(MODULES[name]).app
@@ -66,7 +66,7 @@ def _forward(name: str, context: Context) -> None:
 
 
 def _folder() -> str | None:
-    """Return the folder of the packages, which are imported by their own names."""
+    """Return the folder from which the packages are imported by their own names."""
     if _BESIDE.is_dir():
         return str(_BESIDE)
     return str(_CHECKOUT) if (_CHECKOUT / "deploy" / "batch.py").is_file() else None

@@ -28,7 +28,7 @@ _LEGEND = Text.assemble(
 
 
 def stdout_console() -> Console:
-    """Return a console on stdout, in a pipe at least as wide as a table needs."""
+    """Return a console on stdout; in a pipe it is at least as wide as tables need."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, 120)
@@ -69,9 +69,9 @@ def _styled(increment: RequestOutput) -> Text:
 
 
 def show_statistics(stats: RequestStats, seed: int | None = None) -> None:
-    """Print a line of statistics on stderr, on a terminal also the meaning of the colours.
+    """Print a line of statistics to stderr; on a terminal also the meaning of the colours.
 
-    seed: of a sampled answer, to repeat it.
+    seed: the seed with which a sampled answer can be repeated.
     """
     total = stats.total_seconds or 1.0
     steps = "step" if stats.num_steps == 1 else "steps"

@@ -92,7 +92,7 @@ Explain = Annotated[bool, typer.Option("--explain", help="Print what would be se
 
 @dataclass(frozen=True, slots=True)
 class SecurityOptions:
-    """How engines and a server know each other."""
+    """How engines and a server authenticate each other."""
 
     token_file: Annotated[
         Path | None,
@@ -107,7 +107,7 @@ class SecurityOptions:
     tls_key: Annotated[Path | None, _option(_TLS, "Its private key.", "FILE.pem")] = None
 
     def security(self) -> Security:
-        """Raises ConfigError."""
+        """Return the credentials. Raises ConfigError."""
         from diffuspec.rpc.security import Security, TlsFiles, new_token, read_token
 
         is_open = self.token_file is None
@@ -150,7 +150,7 @@ def run(
     logs.configure(log_format)
     host, port = parse_address(listen)
     security = secured.security()
-    security.server_credentials(host)  # refused before models are loaded
+    security.server_credentials(host)  # raises on a bad configuration before models are loaded
     otel.check()
     given = {
         "drafter": _drafter(drafter, drafter_kind, drafter_block_size),
@@ -172,7 +172,7 @@ def run(
 
 
 def parse_address(listen: str) -> tuple[str, int]:
-    """Return host and port; a socket of Unix has no port. Raises ConfigError."""
+    """Return host and port; a Unix socket has no port. Raises ConfigError."""
     if listen.startswith("unix:"):
         if not listen.removeprefix("unix:"):
             raise ConfigError("--listen unix:PATH needs a path")
@@ -191,7 +191,7 @@ def _drafter(path: Path | None, kind: str | None, block_size: int | None) -> Sec
 
 
 def _settings(config: Path | None, pair: str | None, given: dict[str, object]) -> DraftServerConfig:
-    """Compose the configuration: a file or a pair, then options. Raises ConfigError."""
+    """Compose the configuration from a file or a pair, then options. Raises ConfigError."""
     from diffuspec.draft_server.config import DraftServerConfig
 
     if config is not None and pair is not None:

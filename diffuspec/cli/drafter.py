@@ -38,7 +38,7 @@ TRAIN_EXAMPLES = """[bold]Examples[/bold]
     "answers.jsonl holds the answers. A command that was interrupted goes on where it stopped when"
     " it is given again. A line of --prompts has messages, turns or prompt."
 )
-SEQUENCES_AT_A_TIME, MAX_CONTEXT = 32, 2048  # limits of the target that writes answers
+SEQUENCES_AT_A_TIME, MAX_CONTEXT = 32, 2048  # limits of the target when it generates answers
 EVALUATE_EXAMPLES = """[bold]Examples[/bold]
 
   diffuspec drafter evaluate runs/drafter --answers runs/drafter/training/answers.jsonl
@@ -129,7 +129,7 @@ def train(
 
     if answers and prompts:
         raise ConfigError("give --answers or --prompts, not both")
-    # Refused before answers are written.
+    # Checked before answers are generated.
     inspect_checkpoint(target).check_is_plain("training beside it")
     size = parse_block_size(kind, attention, block_size)
     files = tuple(answers or [out / "training" / "answers.jsonl"])

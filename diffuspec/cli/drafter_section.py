@@ -1,4 +1,4 @@
-"""The configuration's section of the one drafter that options choose."""
+"""Chooses the configuration section of a drafter from the options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import AUTO_DRAFTER
 from diffuspec.drafters import KINDS, DrafterKind
 
-NONE = "none"  # spelled out to switch a part off
+NONE = "none"  # switches a part off
 
 Section: TypeAlias = dict[str, Any]
 
@@ -22,9 +22,9 @@ def choose_section(
     drafter: str | None,
     kind: str | None,
 ) -> Section | None:
-    """Return the section of the one drafter after the options. Raises ConfigError.
+    """Return the drafter section that the options select. Raises ConfigError.
 
-    others: sections of drafters by their kinds, beside those of the configuration.
+    others: drafter sections by kind, besides those of the configuration.
     """
     if drafter == NONE:
         if kind is not None:
@@ -45,7 +45,7 @@ def choose_section(
 
 
 def with_block_size(section: Section | None, size: int | None) -> Section | None:
-    """Return the section with the block size of an option, if it was given. Raises ConfigError."""
+    """Return the section with the block size of an option, if given. Raises ConfigError."""
     if size is None:
         return section
     if section is None:
@@ -56,5 +56,5 @@ def with_block_size(section: Section | None, size: int | None) -> Section | None
 
 
 def kind_of(section: Section) -> DrafterKind[Any]:
-    """Return the kind that a section names; what it names wrongly is refused later."""
+    """Return the kind that a section names; invalid names are refused later."""
     return KINDS.get(section.get("kind", ""), KINDS["diffuspec"])

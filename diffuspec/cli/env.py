@@ -20,7 +20,7 @@ _PACKAGES = (
 )  # fmt: skip
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "DIFFUSPEC_CPU_LEVEL", "HF_HUB_OFFLINE", "OMP_NUM_THREADS",
-)  # fmt: skip  # none has a secret
+)  # fmt: skip  # none contains a secret
 _GIB = 2**30
 
 
@@ -34,7 +34,7 @@ def run() -> None:
 
 
 def _facts() -> Iterator[tuple[str, str]]:
-    """Yield the facts by name."""
+    """Yield the facts as name and value."""
     from diffuspec.bench.machine import cpu_model, gpus, package_version
 
     yield "diffuspec", package_version("diffuspec") or "a checkout, not installed"
@@ -63,7 +63,7 @@ def _memory_bytes() -> int:
 
 
 def _kernels() -> str:
-    """Return how products on the CPU are computed."""
+    """Describe how products are computed on the CPU."""
     from diffuspec.core.errors import ConfigError
     from diffuspec.models.kernels import levels, operations
 

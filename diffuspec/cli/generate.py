@@ -110,9 +110,9 @@ _STDIN = "-"
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
-    """Return the prompt, for a file or stdin without byte order mark and last newline.
+    """Return the prompt; from a file or stdin without byte order mark and final newline.
 
-    Raises InvalidRequestError when it is given twice, blank, unreadable or not UTF-8.
+    Raises InvalidRequestError if it is given twice, blank, unreadable or not UTF-8.
     """
     if argument is not None and file is not None:
         raise InvalidRequestError("give the prompt as the argument or with --file, not both")
@@ -137,7 +137,7 @@ def _read_file(file: Path) -> bytes:
 def _read_stdin() -> bytes:
     try:
         stdin = typer.get_binary_stream("stdin")
-    except RuntimeError as error:  # it is closed
+    except RuntimeError as error:  # stdin is closed
         raise InvalidRequestError("no prompt: standard input is closed") from error
     if stdin.isatty():
         typer.echo("Type the prompt, then Ctrl-D on an empty line.", err=True)

@@ -91,7 +91,7 @@ def run(
 
 
 def _numbers(option: str, given: str, kind: Callable[[str], N]) -> list[N]:
-    """Read numbers above 0, separated by commas. Raises ConfigError."""
+    """Read positive numbers separated by commas. Raises ConfigError."""
     try:
         numbers = [kind(one) for one in given.split(",") if one.strip()]
     except ValueError as error:

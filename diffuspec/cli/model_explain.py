@@ -1,6 +1,6 @@
-"""`diffuspec model explain`: how a model directory is served, and where that is from.
+"""`diffuspec model explain`: how a model directory is served, and which file decides it.
 
-A section is a function of `Directory`; `SECTIONS` has them in the order in which they are printed.
+Each section is a function of `Directory`; `SECTIONS` lists them in printing order.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _VARIABLES = ("enable_thinking", "reasoning_effort", "documents", "builtin_tools
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """A model directory, and what `diffuspec serve` would be told besides."""
+    """A model directory, and the options of `diffuspec serve` that concern it."""
 
     path: Path
-    tokenizer: Any  # None: of a drafter without one
+    tokenizer: Any  # None for a drafter without one
     settings: Mapping[str, str]
 
 
@@ -64,7 +64,8 @@ def run(
     lacks_tokenizer = bool(drafts) and not (target / "tokenizer.json").is_file()
     directory = Directory(target, None if lacks_tokenizer else load_tokenizer(target), settings)
     sections = SECTIONS[:1] if lacks_tokenizer else SECTIONS
-    found = [(title, describe(directory)) for title, describe in sections]  # all, or an error
+    # prints everything or raises an error
+    found = [(title, describe(directory)) for title, describe in sections]
     for title, rows in found:
         if not rows:
             continue
@@ -74,7 +75,7 @@ def run(
 
 
 def _drafts(directory: Directory) -> Rows:
-    """Return how a diffusion LM drafts; nothing of other models."""
+    """Describe how a diffusion LM drafts; empty for other models."""
     from diffuspec.models.loading.families import find_family, read_settings, why_refused
     from diffuspec.text.directory import read_json
 
@@ -110,7 +111,7 @@ def _named(tokenizer: Any, token_id: int) -> str:
 
 
 def _weights(directory: Directory) -> Rows:
-    """Return how weights are stored and multiplied; nothing of a directory without them."""
+    """Describe how weights are stored and multiplied; empty for a directory without weights."""
     path = directory.path
     if path.is_dir() and not any(path.glob("*.safetensors")):
         return {}

@@ -57,7 +57,7 @@ def run(files: Files, out: Out, order: Order = 3, target: Tokenizer = None) -> N
 
 
 def _check(out: Path) -> None:
-    """Raise ConfigError for an output that cannot work."""
+    """Raise ConfigError for an output that cannot be written."""
     if out.suffix not in (".arpa", ".bin"):
         raise ConfigError(f"--out must end in .arpa or .bin, got {out}")
     if not out.parent.is_dir():
@@ -70,7 +70,7 @@ def _check(out: Path) -> None:
 
 
 class _Stages:
-    """Progress bars, one per stage, shown from its first report."""
+    """Progress bars, one per stage, shown from the stage's first report on."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -85,7 +85,7 @@ class _Stages:
 def _build(
     reader: CorpusReader, out: Path, order: int, report: Callable[[str, float], None]
 ) -> list[int]:
-    """Write the complete model or nothing. Return its numbers of n-grams by order."""
+    """Write the complete model or nothing. Return its number of n-grams of each order."""
     from diffuspec.models.ngram.arpa import write_arpa
     from diffuspec.models.ngram.estimate import estimate
     from diffuspec.models.ngram.kenlm_file import build_binary

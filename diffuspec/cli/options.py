@@ -1,4 +1,4 @@
-"""Options that several commands share, and the configuration that they make."""
+"""Options shared by several commands, and the configuration that they make."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _option(panel: str, text: str, *names: str, metavar: str | None = None, **li
 
 
 def model(text: str, metavar: str, **limits: Any) -> Any:
-    """Return an option of the panel about models."""
+    """Return an option in the help panel about models."""
     return _option(_MODELS, text, metavar=metavar, **limits)
 
 
@@ -116,7 +116,7 @@ DraftLength = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """The options that say which models to load, and how long drafts are. None: not given."""
+    """The options for models and draft lengths. None: not given."""
 
     pair: PairName = None
     target: Target = None
@@ -156,9 +156,9 @@ Trace = Annotated[Path | None, _option(_OUTPUT, _TRACE, metavar="FILE.json")]
 def open_engine(
     config: EngineConfig, num_threads: int | None, tracer: Tracer | None = None
 ) -> Engine:
-    """Load the models of a configuration, of one engine. The caller closes it.
+    """Load the models of a configuration into one engine, which the caller closes.
 
-    num_threads None: torch's choice, but 1 for the embedded pair, which is too small for more.
+    num_threads: None: torch's default, but 1 for the embedded pair, which is too small for more.
     """
     from diffuspec.engine import Engine
 
@@ -171,9 +171,9 @@ def open_engine(
 
 
 def open_engines(config: EngineConfig, num_threads: int | None) -> EngineBase:
-    """Load the models of a configuration, in as many processes as it says; see `open_engine`.
+    """Load the models of a configuration in its number of processes; see `open_engine`.
 
-    num_threads: of each process; None: one for each processor of its share.
+    num_threads: threads of each process; None: one for each processor of its share.
     """
     from diffuspec.data_parallel.engine import DataParallelEngine
 
@@ -183,7 +183,7 @@ def open_engines(config: EngineConfig, num_threads: int | None) -> EngineBase:
 
 
 def _threads_of_pair(config: EngineConfig) -> int | None:
-    """Return the number of threads that serves a pair best, if the target is that of one."""
+    """Return the best number of threads for a pair, if the target is that of one."""
     pairs = (pair for pair in PAIRS.values() if pair.target == config.target.path)
     return next((pair.num_threads for pair in pairs), None)
 
@@ -195,13 +195,13 @@ def engine_config(
     file: EngineConfig | None = None,
     keeps_drafters: bool = False,
 ) -> EngineConfig:
-    """Compose the configuration: a file, or a target alone, or a pair; then options.
+    """Compose the configuration from a file, or a target alone, or a pair; then options.
 
     max_sequences: without a file; None: the default. speculation: overrides --draft-length, and
-    both override the section. file: what `given.config` says, if it was read before.
-    keeps_drafters: all of the file are kept if no option chooses one; they always are where they
-    are chosen among. Raises InvalidRequestError for a wrong one, ConfigError, also for options that
-    have no effect on the drafter or without one.
+    both override the section. file: the content of `given.config`, if it was read before.
+    keeps_drafters: keep all drafters of the file if no option chooses one; they are always kept for
+    the drafter "auto". Raises InvalidRequestError for a wrong parameter, and ConfigError, also for
+    options that have no effect on the drafter or without a drafter.
     """
     speculation = {**policy(given.draft_length), **speculation}
     base, ngram = _base(given, file), given.ngram
@@ -246,7 +246,7 @@ def _check_exist(given: EngineOptions) -> None:
 
 
 def _check_plain(ngram: str | None, speculation: Given) -> None:
-    """Raise ConfigError for options about drafts, given that there is no drafter."""
+    """Raise ConfigError if options about drafts are given without a drafter."""
     if ngram not in (None, NONE):
         raise ConfigError("--ngram has no effect without a drafter (--drafter DIR)")
     if speculation and speculation.get("policy") != "off":
@@ -254,7 +254,7 @@ def _check_plain(ngram: str | None, speculation: Given) -> None:
 
 
 def _base(given: EngineOptions, file: EngineConfig | None) -> EngineConfig:
-    """Return the configuration that options are laid over. Raises ConfigError."""
+    """Return the configuration to which options are applied. Raises ConfigError."""
     has_file = file is not None or given.config is not None
     if given.pair is not None and (has_file or given.target is not None):
         other = "--config" if has_file else "--target"

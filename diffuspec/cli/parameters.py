@@ -1,4 +1,4 @@
-"""Options of a command made of declared parameters, or of the fields of a dataclass."""
+"""Command-line options generated from declared parameters, or from the fields of a dataclass."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import typer
 from diffuspec.core.parameter import Parameter, declared, spell
 
 Decorator: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
-Given: TypeAlias = Mapping[str, Any]  # parameters that were set on the command line, by name
+Given: TypeAlias = Mapping[str, Any]  # parameters set on the command line, by name
 
 NOTHING_GIVEN: Given = MappingProxyType({})
 
-_PLACES = {int: "N", float: "X", str: "TEXT"}  # the value's place in the help
-_MAX_SHOWN = 2**31  # a longer range says no more than the type
+_PLACES = {int: "N", float: "X", str: "TEXT"}  # the value's placeholder in the help
+_MAX_SHOWN = 2**31  # a longer range adds nothing to the type
 
 
 def takes_parameters(argument: str, cls: type, panel: str) -> Decorator:
-    """Decorate a command: one option for each parameter of a class, in place of an argument.
+    """Decorate a command: replace an argument by one option for each parameter of a class.
 
-    The argument itself gets a mapping of those that were set (`Given`), unchecked.
+    The argument receives an unchecked mapping of the options that were set (`Given`).
     """
     parameters = [one for one in declared(cls) if one.option is not None]
     options = [_option(parameter, panel) for parameter in parameters]
@@ -32,9 +32,9 @@ def takes_parameters(argument: str, cls: type, panel: str) -> Decorator:
 
 
 def takes_fields(argument: str, cls: type) -> Decorator:
-    """Decorate a command: one option for each field of a dataclass, in place of an argument.
+    """Decorate a command: replace an argument by one option for each field of a dataclass.
 
-    The argument itself gets the dataclass. Fields are annotated as typer's options are.
+    The argument receives the dataclass. Fields are annotated like typer's options.
     """
     options = list(inspect.signature(cls, eval_str=True).parameters.values())
     return _takes(
@@ -47,7 +47,7 @@ def _takes(
     options: Sequence[inspect.Parameter],
     read: Callable[[dict[str, Any]], Any],
 ) -> Decorator:
-    """Put options in place of an argument, which gets what `read` takes out of all values."""
+    """Replace an argument by options; it receives what `read` extracts from all values."""
 
     def decorate(run: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(run)
@@ -85,7 +85,7 @@ def _option(parameter: Parameter, panel: str) -> inspect.Parameter:
 
 
 def _given(parameters: list[Parameter], values: dict[str, Any]) -> Given:
-    """Take the values of parameters that were set out of all values of a command."""
+    """Pop the parameters that were set from all values of a command."""
     taken = [(parameter, values.pop(parameter.name)) for parameter in parameters]
     return {
         parameter.name: _read(parameter, value) for parameter, value in taken if value is not None
@@ -93,13 +93,13 @@ def _given(parameters: list[Parameter], values: dict[str, Any]) -> Given:
 
 
 def _read(parameter: Parameter, value: Any) -> Any:
-    if parameter.kind is bool:  # a switch that was given turns the default over
+    if parameter.kind is bool:  # a switch inverts the default
         return not parameter.default
     return _mapping(value) if parameter.is_mapping else _number_or_word(parameter, value)
 
 
 def _mapping(entries: list[str]) -> dict[str, Any]:
-    """Return the entries KEY=NUMBER as a mapping; a value that is no number is refused later."""
+    """Return KEY=NUMBER entries as a mapping; values that are no numbers are refused later."""
     given: dict[str, Any] = {}
     for entry in entries:
         key, _, number = entry.partition("=")
@@ -111,7 +111,7 @@ def _mapping(entries: list[str]) -> dict[str, Any]:
 
 
 def _number_or_word(parameter: Parameter, value: Any) -> Any:
-    """Return a text as a number if it is one, any other text unchanged: it is checked later."""
+    """Return a text as a number if possible, otherwise unchanged; it is checked later."""
     if not parameter.words or value in parameter.words:
         return value
     try:

@@ -1,4 +1,4 @@
-"""`diffuspec serve`: OpenAI's API over models of this process, or of several."""
+"""`diffuspec serve`: OpenAI's API over models in this process, or in several."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
 
 
 def _read(config: Path | None, **given: object) -> tuple[ServeSettings, EngineConfig | None]:
-    """Return the service's settings, `given` over the file's, and the engine's if it has any."""
+    """Return the service's settings, `given` over the file's, and the engine's if there are any."""
     from diffuspec.serve.conventions import chosen_parsers
     from diffuspec.serve.http.keys import read_keys
     from diffuspec.serve.settings import ServeFile
@@ -170,7 +170,7 @@ def _read(config: Path | None, **given: object) -> tuple[ServeSettings, EngineCo
     settings = validate(ServeFile, {"serve": data.pop("serve", {})}).serve
     wanted = {name: value for name, value in given.items() if value is not None}
     settings = settings.model_copy(update=wanted)
-    chosen_parsers(settings)  # wrong names and keys are refused before models are loaded
+    chosen_parsers(settings)  # refuses wrong names and keys before models are loaded
     if settings.api_keys is not None:
         read_keys(settings.api_keys)
     return settings, parse_config(data) if data else None

@@ -1,4 +1,4 @@
-"""Options of `diffuspec drafter train` about the model that is made, and what they mean."""
+"""Options of `diffuspec drafter train` for the model to be trained, and how they are parsed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BlockSize = Annotated[
 
 
 def parse_block_size(kind: str, attention: str | None, given: int | None) -> int | None:
-    """Return the size of the model's blocks, if it has any that are given. Raises ConfigError."""
+    """Return the block size, if the model has blocks and it is given. Raises ConfigError."""
     if attention is not None and kind != "diffuspec":
         raise ConfigError(f"--attention has no effect on --kind {kind}")
     is_aligned = attention == "block_aligned"
@@ -48,7 +48,7 @@ def parse_block_size(kind: str, attention: str | None, given: int | None) -> int
 
 
 def parse_layers(text: str) -> int | tuple[int, ...]:
-    """Return how many layers, or which. Raises ConfigError."""
+    """Return the number of layers, or their indices. Raises ConfigError."""
     try:
         numbers = tuple(int(part) for part in text.split(","))
     except ValueError as error:

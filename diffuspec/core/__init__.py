@@ -1,1 +1,1 @@
-"""The vocabulary that everything shares: values, parameters, interfaces, errors, configuration."""
+"""The shared vocabulary: values, parameters, interfaces, errors, configuration."""

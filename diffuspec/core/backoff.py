@@ -6,7 +6,7 @@ import time
 
 
 class Backoff:
-    """Counts failures in a row, and tells how long to pause after the latest of them."""
+    """Counts consecutive failures, and determines the pause after the latest."""
 
     def __init__(self, first_seconds: float, max_seconds: float) -> None:
         self._first_seconds = first_seconds
@@ -15,7 +15,7 @@ class Backoff:
 
     @property
     def pause_seconds(self) -> float:
-        """0 without a failure; then first_seconds, doubled for each further failure."""
+        """0 without a failure; then first_seconds, doubled with each further failure."""
         if not self.num_failures:
             return 0.0
         doublings = min(self.num_failures - 1, 64)
@@ -27,12 +27,12 @@ class Backoff:
         return self.pause_seconds
 
     def succeeded(self) -> None:
-        """Start again from the first pause."""
+        """Reset to the first pause."""
         self.num_failures = 0
 
 
 class Breaker:
-    """A circuit breaker: keeps a failing drafter from being asked at every step.
+    """A circuit breaker: keeps a failing drafter from being called at every step.
 
     While it is closed, every request may use the drafter. While it is open, none may; after a pause
     a single trial is made, and a success closes it again.
@@ -47,7 +47,7 @@ class Breaker:
         return not self._backoff.num_failures
 
     def is_trial_due(self, now: float) -> bool:
-        """Whether a trial may be made; it must end in succeeded or failed, or be given up."""
+        """Return whether a trial may be made; it must end in succeeded, failed or a cancel."""
         return not self.is_closed and now >= self._open_until
 
     def succeeded(self) -> None:

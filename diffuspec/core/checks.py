@@ -1,4 +1,4 @@
-"""The check of one parameter's value that follows from its declaration."""
+"""Checks a parameter's value according to its declaration."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from diffuspec.core.parameter import Parameter, declared, spell
 
 _MAX_DIGITS = 10  # most digits of a token id
 
-Check: TypeAlias = Callable[[Any], Any]  # value in, the same as one of Python's own types out
+Check: TypeAlias = Callable[[Any], Any]  # takes a value; returns it as one of Python's own types
 
 
 def check_fields(params: object) -> None:
-    """Check each field of a frozen dataclass that declares parameters, in place.
+    """Check and normalise, in place, the fields of a frozen dataclass that declares parameters.
 
-    Numbers of numpy become Python's, lists become tuples. Raises InvalidRequestError.
+    numpy numbers become Python numbers, lists become tuples. Raises InvalidRequestError.
     """
     for name, check in _checks(type(params)):
         value = getattr(params, name)
@@ -92,7 +92,7 @@ def _string_check(parameter: Parameter) -> Check:
 
 
 def _section_check(parameter: Parameter) -> Check:
-    """A value of the class, or a mapping to its fields."""
+    """Accept an instance of the class, or a mapping to its fields."""
     name, kind = parameter.name, parameter.kind
     known = ", ".join(one.name for one in declared(kind))
 
@@ -110,7 +110,7 @@ def _section_check(parameter: Parameter) -> Check:
 
 
 def _number_check(parameter: Parameter) -> Check:
-    """Neither 1.0 nor True is an integer; an integer is a number and stays one."""
+    """Accept numbers. Neither 1.0 nor True is an integer; an integer stays one."""
     name, words, kind = parameter.name, parameter.words, parameter.kind
     abstract: type = Integral if kind is int else Real
     or_word = "".join(f", or {word!r}" for word in words)
@@ -123,7 +123,7 @@ def _number_check(parameter: Parameter) -> Check:
     lowest = bounds.gt if bounds.gt is not None else bounds.ge
     lowest = -float("inf") if lowest is None else lowest
     highest = float("inf") if bounds.le is None else bounds.le
-    excluded = bounds.gt  # None: the lowest is right too
+    excluded = bounds.gt  # None: the lower bound itself is valid
 
     def check(value: Any) -> Any:
         if type(value) is not kind:
@@ -152,7 +152,7 @@ def _integers_check(parameter: Parameter) -> Check:
 
 
 def _sequences_check(parameter: Parameter) -> Check:
-    """The sequences of a list; each is a list of integers."""
+    """Accept a list of sequences; each is a list of integers."""
     name, length, check_number = parameter.name, parameter.length, _number_check(parameter)
 
     def check(value: Any) -> tuple[tuple[int, ...], ...]:
@@ -173,7 +173,7 @@ def _sequences_check(parameter: Parameter) -> Check:
 
 
 def _mapping_check(parameter: Parameter) -> Check:
-    """Keys are token ids, as integers or, since JSON has no other keys, in decimal digits."""
+    """Accept a mapping. Keys are token ids: integers or, as in JSON, decimal digits."""
     name, check_number = parameter.name, _number_check(parameter)
 
     def check(value: Any) -> dict[int, Any]:
@@ -197,7 +197,7 @@ def _token_id(name: str, key: object) -> int:
 
 
 def _strings_check(parameter: Parameter) -> Check:
-    """One string alone is a list of one, not its letters."""
+    """Accept strings. A single string becomes a list of one, not of its letters."""
     name = parameter.name
 
     def check(value: Any) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ class TargetConfig(Section):
 
 
 class SearchConfig(Section):
-    """The path search over a lattice, and the causal proxy that helps it."""
+    """The path search over a lattice, and the causal proxy that it uses."""
 
     ngram: FilePath | None = Field(
         None, description="KenLM file over the target's token ids, the causal proxy."
@@ -127,7 +127,7 @@ class DraftLengthConfig(Section):
 
 
 class CoordinatorConfig(Section):
-    """Bounds of the loop."""
+    """Limits of the loop."""
 
     max_waiting: int = Field(
         64,
@@ -245,11 +245,11 @@ class EngineConfig(Section):
 
     @property
     def named_drafters(self) -> dict[str, DrafterConfig]:
-        """The drafters by the names that requests choose, that of the section drafter first."""
+        """The drafters by the names that requests use, that of the section `drafter` first."""
         return {} if self.drafter is None else {self.drafter.kind: self.drafter, **self.drafters}
 
     def section_of(self, name: str) -> str:
-        """Return the key of the section of a drafter."""
+        """Return the key of a drafter's section."""
         return f"drafters.{name}" if name in self.drafters else "drafter"
 
     @model_validator(mode="after")

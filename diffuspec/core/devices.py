@@ -1,4 +1,4 @@
-"""Where a model runs and in which precision, as configurations say it."""
+"""Where a model runs and in which precision, in the terms of the configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 DEVICE_HELP = "Where the model runs; auto takes a GPU if there is one."
 DTYPE_HELP = "Type of weights and activations; auto is bfloat16 on a GPU and float32 on CPUs."
 
-# Generations of this machine's kind of processor; all but "none" have products of our own.
+# Levels of this machine's kind of processor; all but "none" have our own kernels.
 CPU_LEVELS = (
     ("none", "aarch64")
     if platform.machine() in ("aarch64", "arm64")
@@ -27,9 +27,9 @@ _FLAGS = {"amx_bf16", "avx512_bf16"}  # names in Linux's /proc/cpuinfo
 
 
 def wanted_cpu_level() -> str | None:
-    """Return the level that the environment asks for; None: the machine's own.
+    """Return the level that the environment requests; None: the machine's own.
 
-    Raises ConfigError for an unknown one.
+    Raises ConfigError for an unknown level.
     """
     level = os.environ.get(CPU_LEVEL_VARIABLE) or None
     if level is not None and level not in CPU_LEVELS:
@@ -41,7 +41,7 @@ def wanted_cpu_level() -> str | None:
 
 @functools.cache
 def has_bfloat16_products() -> bool:
-    """Whether the processor multiplies bfloat16 matrices itself. False where it does not tell."""
+    """Return whether the processor multiplies bfloat16 matrices; False if that is unknown."""
     if wanted_cpu_level() in ("none", "x86-64-v3"):
         return False
     try:

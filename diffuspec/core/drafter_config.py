@@ -1,4 +1,4 @@
-"""Configuration of the drafters: one section for each kind, told apart by its key `kind`."""
+"""Configuration of the drafters: one section for each kind, distinguished by its key `kind`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from diffuspec.core.devices import DEVICE_HELP, DTYPE_HELP, Device, DType
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.validation import FilePath, Section
 
-MAX_BLOCK_SIZE = 256  # tokens of the blocks of a diffusion LM
+MAX_BLOCK_SIZE = 256  # tokens in a block of a diffusion LM
 
 _KIND = "Which drafter this section configures."
 
@@ -76,7 +76,7 @@ class PromptLookupConfig(Section):
 
 
 class _TextsSection(Section):
-    """The given texts, for drafters that look for matches in them."""
+    """Texts in which drafters look for matches."""
 
     texts: FilePath | None = Field(
         None,
@@ -104,7 +104,7 @@ class SuffixAutomatonConfig(_TextsSection):
 
 
 class SamdRecyclingConfig(_TextsSection):
-    """SAM decoding where a long match is found, and elsewhere Token Recycling. No model."""
+    """SAM decoding after a long match, and Token Recycling elsewhere. No model."""
 
     kind: Literal["samd_recycling"] = Field("samd_recycling", description=_KIND)
     min_match_tokens: int = Field(
@@ -116,13 +116,13 @@ class SamdRecyclingConfig(_TextsSection):
 
 
 class TokenRecyclingConfig(Section):
-    """Token Recycling: the target's likeliest tokens after each token, kept and drafted again."""
+    """Token Recycling: drafts the target's likeliest tokens after each token again. No model."""
 
     kind: Literal["token_recycling"] = Field("token_recycling", description=_KIND)
 
 
 class AutoregressiveConfig(Section):
-    """SPS: a smaller causal LM of the target's vocabulary, one forward for each drafted token."""
+    """SPS: a smaller causal LM with the target's vocabulary, one forward per drafted token."""
 
     kind: Literal["sps"] = Field("sps", description=_KIND)
     path: FilePath = Field(
@@ -159,7 +159,7 @@ _HEAD_PATH = "Directory of the heads' checkpoint: config.json and weights traine
 
 
 class MedusaConfig(Section):
-    """Medusa: heads on the target's last hidden state, each for one of the next tokens."""
+    """Medusa: heads on the target's last hidden state, one for each of the next tokens."""
 
     kind: Literal["medusa"] = Field("medusa", description=_KIND)
     path: FilePath = Field(description=_HEAD_PATH)
@@ -173,14 +173,14 @@ class HydraConfig(Section):
 
 
 class EagleConfig(Section):
-    """EAGLE: one layer that goes on with the target's hidden states, and a static draft tree."""
+    """EAGLE: one layer that extrapolates the target's hidden states, and a static draft tree."""
 
     kind: Literal["eagle"] = Field("eagle", description=_KIND)
     path: FilePath = Field(description=_HEAD_PATH)
 
 
 class Eagle2Config(Section):
-    """EAGLE-2: the head of EAGLE, and a draft tree that follows its confidence."""
+    """EAGLE-2: the head of EAGLE, and a draft tree that depends on its confidence."""
 
     kind: Literal["eagle2"] = Field("eagle2", description=_KIND)
     path: FilePath = Field(description=_HEAD_PATH)
@@ -194,7 +194,7 @@ class DFlashConfig(_LatticeSection):
 
 
 class DFlashRemoteConfig(_LatticeSection):
-    """DFlash in a process of its own: the target's hidden states are sent to it."""
+    """DFlash in its own process, to which the target's hidden states are sent."""
 
     kind: Literal["dflash_remote"] = Field("dflash_remote", description=_KIND)
     path: FilePath = Field(description=_HEAD_PATH)

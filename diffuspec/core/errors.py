@@ -1,6 +1,6 @@
 """Every error diffuspec raises on purpose.
 
-DiffuspecError
+DiffuspecError
 ├── ConfigError                  a configuration value, or an unknown key
 ├── InvalidRequestError          a prompt or a parameter of one request
 │   └── ContextLengthError       prompt and max_tokens exceed the target's context
@@ -14,11 +14,11 @@ DiffuspecError
 ├── RequestCancelledError        the request was cancelled by its owner
 └── WorkerError                  a role failed while working
     ├── StalePrefixError         the worker lacks the prefix that a call extends; send it whole
-    ├── DrafterError             drafting failed; decoding goes on without drafts
-    └── VerifierError            verification failed; the request cannot go on
+    ├── DrafterError drafting failed; decoding continues without drafts
+    └── VerifierError verification failed; the request cannot continue
         └── VerifierUnavailableError  the verifier cannot be reached now; try again
 
-Messages name the offending value and say what would be right.
+Messages name the offending value and say what is valid.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class OverloadedError(DiffuspecError):
 
 
 class ShuttingDownError(OverloadedError):
-    """No new requests are taken before a shutdown; the same request may succeed elsewhere."""
+    """Shutting down, so no new requests are accepted; the same request may succeed elsewhere."""
 
 
 class RequestCancelledError(DiffuspecError):
@@ -77,15 +77,15 @@ class WorkerError(DiffuspecError):
 
 
 class StalePrefixError(WorkerError):
-    """The worker does not hold the prefix that the call extends; send it whole."""
+    """The worker lacks the prefix that the call extends; send all of it."""
 
 
 class DrafterError(WorkerError):
-    """The drafter failed; decoding goes on without drafts."""
+    """The drafter failed; decoding continues without drafts."""
 
 
 class VerifierError(WorkerError):
-    """The verifier failed; the request cannot go on."""
+    """The verifier failed; the request cannot continue."""
 
 
 class VerifierUnavailableError(VerifierError):

@@ -1,4 +1,4 @@
-"""Files that grow line by line, and that a killed process may have left with half a line."""
+"""Files that grow line by line, and whose last line a killed process may have left incomplete."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _BLOCK_BYTES = 2**20
 
 
 def cut_torn_line(file: BinaryIO) -> None:
-    """Remove what follows the last newline, and begin at the start of the file."""
+    """Remove what follows the last newline, and seek the start of the file."""
     end = file.seek(0, os.SEEK_END)
     place, kept = end, 0
     while place > 0:

@@ -1,8 +1,8 @@
-"""The seams between the roles. The coordinator knows Drafter and Verifier and nothing else.
+"""The interfaces between the roles. The coordinator knows only Drafter and Verifier.
 
-Every method is batched, keeps the order of its requests, and is pure in what it is given: worker
+Every method is batched, keeps the order of its requests, and does not change its arguments: worker
 state is only a cache, and the same call on a fresh worker gives the same answer (a drafter may
-guess differently; a verifier may not). A local, a remote and a fake implementation look the same.
+guess differently; a verifier may not). Local, remote and fake implementations look the same.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from diffuspec.core.types import (
     VerifyRequest,
 )
 
-ProxyState: TypeAlias = Any  # hashable; belongs to the proxy that made it
+ProxyState: TypeAlias = Any  # hashable; belongs to the proxy that created it
 HiddenRows: TypeAlias = Any  # a tensor on the target's device, [num_rows, hidden_size]
 
-LAST_LAYER = -1  # input of the target's head: after the last layer, and after its norm
+LAST_LAYER = -1  # the input of the target's head: after the last layer and its norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class Drafter(Protocol):
     """Proposes draft trees.
 
     `Draft.confidences` are natural-log probabilities that a token is right, given that its parent
-    is. A model reports its own. A drafter without one reports fixed priors, measured once: one for
-    each kind of token that it can tell apart beforehand, such as by the number of tokens before it
-    that matched elsewhere. The scheduler counts how often tokens of about the same confidence were
-    accepted (`algorithm.calibration`), so a prior need not be exact; but each kind needs a prior of
-    its own, or its rate is mixed with another's.
+    is. A model reports its own probabilities. A drafter without a model reports fixed priors,
+    measured once: one for each kind of token that it can distinguish in advance, for example by the
+    length of the match before it. The scheduler counts how often tokens of similar confidence were
+    accepted (`algorithm.calibration`), so a prior need not be exact; but each kind needs its own
+    prior, or its rate is mixed with another's.
     """
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -68,7 +68,7 @@ class LatticeModel(Protocol):
     """The diffusion LM: prefixes in, lattices out."""
 
     async def lattices(self, requests: Sequence[DraftRequest]) -> list[Lattice]:
-        """Return one lattice per request, in order; an empty one: nothing to draft from yet.
+        """Return one lattice per request, in order; an empty one if it cannot draft yet.
 
         Raises InvalidRequestError before any work, DrafterError after.
         """
@@ -79,7 +79,7 @@ class LatticeModel(Protocol):
         ...
 
     def close(self) -> None:
-        """End its threads and give back its memory. Nothing is drafted afterwards."""
+        """End its threads and free its memory. Nothing can be drafted afterwards."""
         ...
 
 
@@ -128,9 +128,9 @@ class Verifier(Protocol):
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
         """Return one verdict per request, in order, as if each were alone.
 
-        The verdict's tokens depend on prefix and sampling parameters only, never on the draft
-        tree, which decides only how many of them there are. At most info.max_sequences requests, no
-        request id twice. Raises VerifierError.
+        A verdict's tokens depend only on prefix and sampling parameters; the draft tree only
+        decides their number. Takes at most info.max_sequences requests, no request id twice. Raises
+        VerifierError.
         """
         ...
 
@@ -143,30 +143,31 @@ class Verifier(Protocol):
 class Observation:
     """What the target computed in one request's verification.
 
-    Row 0 is the last prefix token, the root; row 1 + i is node i of the tree that was verified.
-    Hidden states begin earlier: with the first prefix token that was not cached before the step.
+    Row 0 is the last prefix token, the root; row 1 + i is node i of the verified tree. Hidden
+    states begin earlier: with the first prefix token that was not cached before the step.
     """
 
     prefix: TokenIds  # [num_tokens]
     tree: DraftTree
     token_ids: Sequence[int]  # the target's own token after each row, [1 + num_nodes]
     accepted_nodes: tuple[int, ...]
-    top_token_ids: TokenIds  # the likeliest after each row, best first, [1 + num_nodes, num_top]
-    num_cached: int = 0  # prefix tokens without hidden states here: earlier steps computed them
-    # Of the other prefix tokens, then of the nodes; one for each of the observer's hidden_layers.
-    # They may be views of a larger tensor: copy what is kept.
+    # the likeliest tokens after each row, best first, [1 + num_nodes, num_top]
+    top_token_ids: TokenIds
+    num_cached: int = 0  # leading prefix tokens whose hidden states earlier steps computed
+    # Hidden states of the other prefix tokens, then of the nodes; one tensor for each of the
+    # observer's hidden_layers. They may be views of a larger tensor: copy what is kept.
     hidden_states: tuple[HiddenRows, ...] = ()
 
 
 class Observer(Protocol):
     """Watches verifications in the verifier's process, for drafters that reuse their results.
 
-    An observer knows a request by its prefix: its id may differ between verifier and drafter.
+    An observer identifies a request by its prefix: its id may differ between verifier and drafter.
     """
 
     @property
     def is_active(self) -> bool:
-        """Whether the coming verification is to be observed: it costs nothing otherwise."""
+        """Whether to observe the next verification. If not, it costs nothing."""
         ...
 
     @property
@@ -180,7 +181,7 @@ class Observer(Protocol):
         ...
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Take what a verification computed. Called in the verifier's thread, after the step."""
+        """Take the results of a verification. Called in the verifier's thread, after the step."""
         ...
 
 
@@ -188,7 +189,7 @@ class ObservableVerifier(Verifier, Protocol):
     """A verifier in this process."""
 
     def add_observer(self, observer: Observer) -> None:
-        """Let an observer watch every verification from now on."""
+        """Let an observer see every verification from now on."""
         ...
 
     def remove_observer(self, observer: Observer) -> None: ...
@@ -200,17 +201,17 @@ class ObservableVerifier(Verifier, Protocol):
 
     @property
     def num_ranks(self) -> int:
-        """Number of processes that the model is spread over."""
+        """Number of processes over which the model is split."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HostedDrafter:
-    """A drafter in the process of a verifier elsewhere, behind an address of its own."""
+    """A drafter in a remote verifier's process, with an address of its own."""
 
-    name: str  # the name that requests choose
+    name: str  # the name by which requests choose it
     address: str = ""
-    problem: str = ""  # why it does not serve
+    problem: str = ""  # why it is not serving
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +240,7 @@ class RequestStatus:
 class ServiceStatus:
     """The health of a service, and its requests. degraded_reasons: why it is slower than usual.
 
-    The first role is the one without which nothing is answered.
+    The first role is the one that every answer needs.
     """
 
     roles: tuple[RoleStatus, ...]
@@ -247,7 +248,7 @@ class ServiceStatus:
     num_running: int = 0
     num_waiting: int = 0
     requests: tuple[RequestStatus, ...] = ()  # running and waiting
-    num_unlisted_requests: int = 0  # running or waiting, but left out of `requests`
+    num_unlisted_requests: int = 0  # running or waiting, but omitted from `requests`
 
 
 class Frontend(Protocol):
@@ -261,18 +262,18 @@ class Frontend(Protocol):
         request_id: str | None,
         committed_token_ids: Sequence[int] = (),
     ) -> AsyncIterator[RequestOutput]:
-        """Yield what every step adds; closing the iterator cancels the request.
+        """Yield the tokens of each step; closing the iterator cancels the request.
 
-        With `committed_token_ids`, output of an earlier run of the same request that was
-        interrupted, the answer goes on after them. They are not yielded again, and the request
-        waits at the front of the queue. Sampling needs the same seed as before.
+        `committed_token_ids`: output of an earlier, interrupted run of the same request. The answer
+        continues after these tokens, which are not yielded again, and the request waits at the
+        front of the queue. Sampling needs the same seed as before.
 
         Raises InvalidRequestError, OverloadedError, RequestCancelledError and VerifierError.
         """
         ...
 
     def cancel(self, request_id: str) -> bool:
-        """Cancel all requests under an id; return whether there were any."""
+        """Cancel all requests with an id; return whether there were any."""
         ...
 
     async def status(self) -> ServiceStatus:

@@ -1,4 +1,4 @@
-"""Outputs: the queue of a request's outputs that its reader has not taken yet."""
+"""Outputs: a queue of a request's outputs that its reader has not taken yet."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from diffuspec.core.types import RequestOutput
 
 
 class Outputs:
-    """First in, first out, for one reader. An error comes last."""
+    """First in, first out, for a single reader. An error comes last."""
 
     def __init__(self) -> None:
         self._unread: deque[RequestOutput | DiffuspecError] = deque()
-        self._arrival: asyncio.Future[None] | None = None  # done once the reader's wait is over
+        self._arrival: asyncio.Future[None] | None = None  # done once the reader may continue
 
     @property
     def num_unread(self) -> int:

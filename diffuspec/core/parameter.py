@@ -1,12 +1,12 @@
-"""How one parameter of a request is declared.
+"""The declaration of a request's parameters.
 
     temperature: Annotated[float, Interval(ge=0, le=10)] = declare(0.0, "0 decodes greedily.")
 
-The annotation says which values are right: int, float or bool; a range of numbers (Interval); a
-Literal of words, alone or in place of a number; None; a tuple of strings, of integers or of tuples
-of integers and its length (Len); a mapping from token ids to numbers; a class that declares
-parameters itself. `checks` checks values by it, the command line and the messages read it through
-`declared`, and pydantic reads it by itself where a configuration holds the class.
+The annotation says which values are valid: int, float or bool; a range of numbers (Interval); a
+Literal of words, alone or as an alternative to a number; None; a tuple of strings, of integers or
+of tuples of integers, and its length (Len); a mapping from token ids to numbers; a class that
+declares parameters itself. `checks` checks values against it, the command line and the messages
+read it through `declared`, and pydantic reads it directly in configurations that contain the class.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ class Parameter:
     """The declaration of one field."""
 
     name: str
-    kind: type  # int, float, bool, str or a class that declares more; in a list, of each item
+    kind: type  # int, float, bool, str or a class that declares more; for a list, of each item
     default: Any
     help: str
     option: str | None  # name on the command line, without dashes; None: it has no option
-    words: tuple[str, ...] = ()  # taken beside numbers, or all choices of a str
+    words: tuple[str, ...] = ()  # words allowed besides numbers, or all choices of a str
     bounds: Interval = Interval()  # bounds of each number
     length: Len = Len()  # length of a string, or of each string or sequence in a list
     num_items: Len | None = None  # length of a list or a mapping; None: a single value
     is_nested: bool = False  # a list of sequences
-    is_mapping: bool = False  # whether keys are token ids
-    is_optional: bool = False  # None is a value too
+    is_mapping: bool = False  # keys are token ids
+    is_optional: bool = False  # None is also valid
 
 
 def declare(default: Any, help: str, *, option: str | None = "") -> Any:
     """Return the dataclass field of a parameter.
 
-    help: whole sentences for users. option: the name on the command line, if not the field's own;
-    None: it has no option of its own. The default of a mapping is empty.
+    help: complete sentences for users. option: the name on the command line, if it differs from the
+    field's; None: no option. The default of a mapping is empty.
     """
     metadata = {"description": help, "option": option}
     if isinstance(default, dict):
@@ -74,7 +74,7 @@ def declared(cls: Any) -> tuple[Parameter, ...]:
 
 
 def _read(annotation: Any, **found: Any) -> Parameter:
-    """Return the parameter that an annotation describes, and what was found of it before."""
+    """Return the parameter that an annotation describes, refining `found`."""
     is_union = get_origin(annotation) in (Union, UnionType)
     for part in get_args(annotation) if is_union else (annotation,):
         bare, *extras = get_args(part) if get_origin(part) is Annotated else (part,)
@@ -105,7 +105,7 @@ def _first(kind: type[T], extras: Sequence[object]) -> T | None:
 
 
 def spell(bounds: Interval) -> str:
-    """Return a range in words, "" if there is none."""
+    """Return a range in words; "" if it is unbounded."""
     above, least, most = bounds.gt, bounds.ge, bounds.le
     if least is not None:
         return f"from {least} to {most}" if most is not None else f"{least} or more"

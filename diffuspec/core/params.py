@@ -1,8 +1,8 @@
-"""What a request may ask for.
+"""The parameters of a request.
 
-Each parameter is declared here once: its type, range, default and help. Its check, its option on
-the command line, its key in the configuration and its field in the messages come from that (see
-`parameter`); a new one also needs a line in protos/ and the place that uses it.
+Each parameter is declared here once: its type, range, default and help. Its check, command-line
+option, configuration key and message field are derived from that (see `parameter`). A new parameter
+also needs a line in protos/ and code that uses it.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ MAX_TREE_NODES = 256
 MAX_OUTCOMES = 16
 MAX_DRAFTER_NAME_CHARACTERS = 64
 MAX_PREDICTED_TOKENS = 16_384
-AUTO_DRAFTER = "auto"  # stands for a name: the coordinator chooses
+AUTO_DRAFTER = "auto"  # instead of a drafter's name: the coordinator chooses
 _MAX_BAD_TOKENS = 4 * MAX_BAD_WORD_CHARACTERS + 1  # bytes of its text and a space
 _NUM_SEEDS = 2**64
-_NUM_SEED_BITS = 53  # JavaScript reads larger integers of a JSON text inexactly
+_NUM_SEED_BITS = 53  # JavaScript cannot read larger JSON integers exactly
 
 Form: TypeAlias = Annotated[str, Len(1, MAX_FORM_CHARACTERS)]
 FormChoice: TypeAlias = Annotated[str, Len(1, 256)]
-TokenId: TypeAlias = Annotated[int, Interval(ge=0, le=2**32 - 1)]  # range of a number in a message
+# the range of a number in a message
+TokenId: TypeAlias = Annotated[int, Interval(ge=0, le=2**32 - 1)]
 StopString: TypeAlias = Annotated[str, Len(1, MAX_STOP_STRING_CHARACTERS)]
 BadWord: TypeAlias = Annotated[str, Len(1, MAX_BAD_WORD_CHARACTERS)]
 BadTokens: TypeAlias = Annotated[tuple[TokenId, ...], Len(1, _MAX_BAD_TOKENS)]
@@ -54,10 +55,10 @@ Penalty: TypeAlias = Annotated[float, Interval(ge=-10, le=10)]
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """The form of an answer: exactly one of these. Raises InvalidRequestError.
+    """The format of an answer: exactly one field is set. Raises InvalidRequestError.
 
-    Only tokens that can still lead to an answer of that form are drawn, and EOS only after a whole
-    one. An answer cut by max_tokens is the beginning of such an answer.
+    Only tokens that can still lead to a valid answer are drawn, and EOS only after a complete one.
+    An answer cut by max_tokens is the beginning of a valid answer.
     """
 
     json_object: bool = declare(False, "The answer is a JSON object.")
@@ -89,9 +90,9 @@ class StructuredOutput:
 class SamplingParams:
     """How the target's distribution is shaped and when a request ends.
 
-    With a seed the output is a function of the prompt and these parameters alone. Lists become
-    tuples, one `stop` string or bad word alone a tuple of one, and numbers of numpy Python's, since
-    they go on into JSON and messages. Raises InvalidRequestError.
+    With a seed, the output depends only on the prompt and these parameters. Lists become tuples, a
+    single `stop` string or bad word becomes a tuple of one, and numpy numbers become Python's,
+    because they are passed to JSON and messages. Raises InvalidRequestError.
     """
 
     temperature: Annotated[float, Interval(ge=0, le=10)] = declare(
@@ -186,17 +187,17 @@ class SamplingParams:
 
     @property
     def lacks_seed(self) -> bool:
-        """Whether tokens are sampled and no seed is given."""
+        """Whether tokens are sampled without a given seed."""
         return self.seed is None and not self.is_greedy
 
     def with_seed(self) -> SamplingParams:
-        """Return these with a fresh seed if they lack one. Called once, where a prompt enters."""
+        """Return these parameters, with a fresh seed if they lack one. Called once per prompt."""
         return replace(self, seed=secrets.randbits(_NUM_SEED_BITS)) if self.lacks_seed else self
 
     def choice(self, index: int) -> SamplingParams:
-        """Return the parameters of one of several answers to a prompt: the seed grows by `index`.
+        """Return the parameters of one of several answers, whose seed is larger by `index`.
 
-        A greedy request's answers are all the same.
+        The answers of a greedy request are all equal.
         """
         if self.seed is None or not index:
             return self
@@ -213,7 +214,7 @@ class SamplingParams:
 
     @property
     def shapes_logits(self) -> bool:
-        """Whether anything but the temperature changes which token is the likeliest."""
+        """Whether anything but the temperature affects which token is the likeliest."""
         return bool(
             self.has_penalties
             or self.logit_bias
@@ -241,7 +242,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationParams:
-    """How a request is drafted. Changes its speed, never its output.
+    """How a request is drafted. This affects its speed, never its output.
 
     Raises InvalidRequestError.
     """
@@ -250,7 +251,7 @@ class SpeculationParams:
         "cost_aware",
         "How the draft length is chosen: cost_aware by expected tokens per second, paper by the "
         "paper's controller (section draft_length), fixed always num_draft_tokens, off not at all.",
-        option=None,  # together with num_draft_tokens: --draft-length
+        option=None,  # set together with num_draft_tokens by --draft-length
     )
     num_draft_tokens: Annotated[int, Interval(ge=1, le=MAX_DRAFT_TOKENS)] = declare(
         20, "Tokens to draft in each step under the fixed policy.", option=None
@@ -273,14 +274,14 @@ class SpeculationParams:
         "auto",
         "Most outcomes of a verification to draft for while it runs; 0: none; auto: as many as "
         "their cost allows.",
-        option=None,  # no option: only processes on hardware of their own have a use for it
+        option=None,  # only useful if the roles have their own hardware
     )
     drafter: Annotated[str, Len(1, MAX_DRAFTER_NAME_CHARACTERS)] | None = declare(
         None,
         "Name of the drafter among those of the deployment (sections drafter and drafters); auto: "
         "the one with which the most tokens per second are committed, measured step by step; null: "
         "that of the section drafter.",
-        option=None,  # one prompt is drafted by one drafter: --drafter-kind
+        option=None,  # a single prompt has a single drafter: --drafter-kind
     )
     report_drafts: bool = declare(
         False, "Send the verified draft tree with the tokens of each step.", option=None

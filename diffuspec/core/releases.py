@@ -1,4 +1,4 @@
-"""Releases: tells the workers to forget requests that have ended."""
+"""Releases: tells the workers to free what they hold for requests that have ended."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ logger = logging.getLogger(__name__)
 
 
 class Releasing(Protocol):
-    """A worker, or several, that may hold something for a request."""
+    """One or several workers that may hold something for a request."""
 
     async def release(self, request_id: str) -> None: ...
 
 
 class Releases:
-    """Releases requests at both roles, in background tasks. A worker that fails delays nothing."""
+    """Releases requests at both roles, in background tasks. A failing worker delays nothing."""
 
     def __init__(self, verifier: Releasing, drafters: Releasing) -> None:
         self._verifier = verifier
@@ -29,14 +29,14 @@ class Releases:
     def open(self) -> None:
         """Accept releases until `finish`, or until the event loop shuts down.
 
-        A loop that shuts down cancels all its tasks, the sentinel among them, and runs no new ones.
+        A loop that shuts down cancels all its tasks, including the sentinel, and runs no new ones.
         """
         self._sentinel = asyncio.create_task(asyncio.Event().wait(), name="releases")
 
     def start(self, request_id: str, then: Callable[[], None]) -> None:
         """Release a request at the workers; call `then` once the verifier has released it.
 
-        Drafters may be busy with others' drafts, and are not waited for. Does nothing after the
+        It does not wait for drafters, which may be busy with other drafts. Does nothing once the
         event loop has begun to shut down.
         """
         if self._sentinel is None or self._sentinel.done() or self._sentinel.cancelling():
@@ -45,12 +45,13 @@ class Releases:
         self._begin(self._release_and(request_id, then))
 
     async def finish(self, max_seconds: float) -> None:
-        """Wait up to `max_seconds` for the releases under way; cancel the rest."""
+        """Wait up to `max_seconds` for the releases in progress; cancel the rest."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max_seconds):
                 while self.tasks:
                     await asyncio.gather(*self.tasks)
-                    await asyncio.sleep(0)  # done tasks leave by callback; gather may not wait
+                    # finished tasks are removed in a callback, which gather may not wait for
+                    await asyncio.sleep(0)
         if self._sentinel is not None:
             self._sentinel.cancel()
 

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from diffuspec.core.types import StateRows, StatesWanted, joined_states
 
-_MAX_STATE_BYTES = 1 << 26  # 64 MiB: when more wait for one request, they are dropped
+_MAX_STATE_BYTES = 1 << 26  # 64 MiB; when more are waiting for one request, they are dropped
 
 
 class StateFeed:
-    """The hidden states that one request's drafter has, and those that wait to be sent to it.
+    """The hidden states that one request's drafter has, and those waiting to be sent to it.
 
-    With each draft, a drafter says which states it lacks. From then on the verifier is asked for
-    them, and they are sent with the next draft requests. If the drafter says that it has lost
-    states, the target reads their tokens again.
+    With each draft, a drafter says which states it lacks. The verifier is then asked for them, and
+    they are sent with the next draft requests. If the drafter has lost states, the target reads
+    their tokens again.
     """
 
     def __init__(self) -> None:
-        self._layers: tuple[int, ...] = ()  # layers wanted; none: the drafter does not read states
-        self._known = 0  # prefix tokens whose states the drafter had when it last answered
-        self._waiting: list[StateRows] = []  # states of successive tokens, from `_known` on
-        self._num_sent = 0  # items of _waiting that went with the draft request under way
+        # wanted layers; empty if the drafter does not read states
+        self._layers: tuple[int, ...] = ()
+        self._known = 0  # prefix tokens whose states the drafter had in its latest reply
+        self._waiting: list[StateRows] = []  # states of successive tokens, starting at `_known`
+        self._num_sent = 0  # number of items of _waiting sent with the current draft request
 
     @property
     def wanted(self) -> StatesWanted | None:
-        """The states to ask of the verifier; None: none."""
+        """The states to request from the verifier; None: none."""
         return StatesWanted(self._layers, self._end) if self._layers else None
 
     @property
@@ -31,11 +32,11 @@ class StateFeed:
         return self._waiting[-1].end if self._waiting else self._known
 
     def expect(self, layers: tuple[int, ...]) -> None:
-        """Ask for states of these layers from the start, as the drafter did for other requests."""
+        """Request states of these layers from the start, as the drafter did for other requests."""
         self._layers = self._layers or layers
 
     def take(self, states: StateRows | None) -> None:
-        """Keep the states that came with a verdict."""
+        """Store the states that came with a verdict."""
         if states is None or states.first != self._end or not self._layers:
             return
         self._waiting.append(states)
@@ -43,7 +44,7 @@ class StateFeed:
             self._layers, self._waiting, self._num_sent = (), [], 0
 
     def to_send(self, max_bytes: int) -> StateRows | None:
-        """Return the states for the coming draft request: the first waiting rows that fit."""
+        """Return the states for the next draft request: the first waiting rows that fit."""
         states = joined_states(self._waiting)
         if states is None:
             self._num_sent = 0
@@ -54,7 +55,7 @@ class StateFeed:
         return head
 
     def answered(self, wanted: StatesWanted | None) -> int | None:
-        """Note which states the drafter lacks, as its draft said.
+        """Record which states the drafter lacks, according to its draft.
 
         Returns the first prefix token to be read again, if the drafter has lost states.
         """

@@ -1,8 +1,8 @@
-"""The vocabulary of diffuspec, as values that nothing changes.
+"""The vocabulary of diffuspec, as immutable values.
 
-target, p        the autoregressive model whose output is reproduced exactly
-drafter, q       what proposes tokens: a diffusion language model, or another method
-request          a prompt and all that happens to it
+target, p        the autoregressive model whose output is reproduced exactly
+drafter, q the model or method that proposes tokens, such as a diffusion language model
+request a prompt and everything that happens to it
 prefix           prompt and committed tokens of a request
 prefill          reading a part of the prefix that is not in the target's cache
 lattice          candidates for each draft position with natural-log probabilities, pruned
@@ -16,8 +16,8 @@ draft length     num_draft_tokens, the paper's k
 acceptance length   committed tokens per step, the target's own token included (Spec-Bench's MAT);
                  num_accepted_tokens leaves that token out
 
-These values cross the borders between the roles; none of them knows torch, Ray or gRPC. Those that
-every step makes are not frozen: to make a frozen one takes ten times as long.
+These values are passed between the roles; none of them depends on torch, Ray or gRPC. Those created
+in every step are not frozen, because creating a frozen dataclass takes ten times as long.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 PreDraftResult: TypeAlias = Literal["hit", "miss"]
 
 MAX_ALTERNATIVES = 8
-MAX_PRE_DRAFTS = 128  # most pre-drafts in one batch, over all requests
+MAX_PRE_DRAFTS = 128  # largest number of pre-drafts in one batch, over all requests
 NO_TOKENS: TokenIds = np.zeros(0, np.int32)
 NO_TOKENS.flags.writeable = False
 
 
 def num_shared_tokens(one: TokenIds, other: TokenIds) -> int:
-    """Return the number of leading tokens that are the same in both."""
+    """Return the number of leading tokens that both have in common."""
     size = min(len(one), len(other))
     differs = one[:size] != other[:size]
     return int(differs.argmax()) if differs.any() else size
@@ -60,10 +60,10 @@ class FinishReason(StrEnum):
 class Lattice:
     """Candidates for each draft position, most probable first, after pruning.
 
-    The last position is the first one whose most probable raw token is EOS, or the one at the draft
-    length asked for. Cells from num_candidates on hold the runners-up that pruning dropped, most
-    probable first, if the request asked for alternatives (they are never drafted), and after them
-    -1 and -inf.
+    The last position is the first one whose most probable raw token is EOS, or the one at the
+    requested draft length. If the request wants alternatives, the cells after num_candidates hold
+    the runners-up that pruning dropped, most probable first (they are never drafted); the remaining
+    cells hold -1 and -inf.
     """
 
     token_ids: NDArray[np.int32]  # [num_positions, max_candidates]
@@ -80,8 +80,9 @@ class Lattice:
 class DraftTree:
     """Drafted tokens as a tree below the last prefix token.
 
-    Parents come before their children; parent -1 is the root (the last prefix token). Siblings
-    carry different tokens. A chain has parents (-1, 0, 1, ...). No nodes: plain decoding.
+    Parents come before their children; parent -1 is the root (the last prefix token). Siblings have
+    different tokens. A chain has parents (-1, 0, 1, ...). A tree without nodes means plain
+    decoding.
     """
 
     token_ids: tuple[int, ...]
@@ -100,17 +101,17 @@ class StatesWanted:
     """Hidden states that a drafter in another process lacks."""
 
     layers: tuple[int, ...]  # layers of the target, counted from 0
-    first: int  # index of the first prefix token that lacks them
+    first: int  # index of the first prefix token without states
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateRows:
-    """Hidden states of successive prefix tokens, as they cross the wire."""
+    """Hidden states of successive prefix tokens, in the form in which they are sent."""
 
-    MAX_BYTES: ClassVar[int] = 1 << 23  # most bytes in one message, of all requests
+    MAX_BYTES: ClassVar[int] = 1 << 23  # most bytes in one message, over all requests
 
     first: int  # index of the prefix token of the first row
-    dims: tuple[int, int]  # rows, and columns: the layers' states side by side
+    dims: tuple[int, int]  # number of rows, and of columns: the layers' states side by side
     data: bytes  # bfloat16, little-endian, row after row
 
     @property
@@ -118,7 +119,7 @@ class StateRows:
         return self.first + self.dims[0]
 
     def cut(self, max_bytes: int) -> tuple[StateRows, StateRows]:
-        """Return as many rows as fit, at least one, and the rest."""
+        """Return the first rows that fit (at least one), and the remaining ones."""
         rows, columns = self.dims
         row_bytes = len(self.data) // max(1, rows)
         head = max(1, min(rows, max_bytes // max(1, row_bytes)))
@@ -128,7 +129,7 @@ class StateRows:
 
 
 def joined_states(parts: Sequence[StateRows]) -> StateRows | None:
-    """Return the rows of successive parts; None without any."""
+    """Return the rows of successive parts; None if there are no parts."""
     if len(parts) < 2:
         return parts[0] if parts else None
     dims = parts[-1].end - parts[0].first, parts[0].dims[1]
@@ -137,12 +138,12 @@ def joined_states(parts: Sequence[StateRows]) -> StateRows | None:
 
 @dataclass(slots=True, eq=False)
 class DraftRequest:
-    """One prefix to draft for: committed, or a hypothetical continuation of one (pre-draft).
+    """One prefix to draft for: a committed one, or a hypothetical continuation (pre-draft).
 
-    The prefix is read-only and complete; a drafter may recognise it from its own cache. A batch may
-    hold several requests with one id: the hypothetical continuations of one committed prefix. The
+    The prefix is read-only and complete; a drafter may have parts of it cached. A batch may contain
+    several requests with one id: hypothetical continuations of the same committed prefix. The
     sampling parameters let the drafter add the target's own sampling noise to its guesses. The
-    prediction is a text that much of the answer may repeat; most requests have none.
+    prediction is a text of which the answer may repeat large parts; most requests have none.
     """
 
     request_id: str
@@ -153,8 +154,8 @@ class DraftRequest:
     drafter_weight: float  # lambda of Eq. 8: 1 trusts the drafter alone
     sampling: SamplingParams
     num_alternatives: int = 0  # alternatives wanted at each node, up to MAX_ALTERNATIVES
-    num_prompt_tokens: int = 0  # prompt tokens in the prefix; the others are the answer so far
-    states: StateRows | None = None  # the states that the drafter said it lacks
+    num_prompt_tokens: int = 0  # prompt tokens in the prefix; the rest is the answer so far
+    states: StateRows | None = None  # the states that the drafter said it lacked
     prediction: TokenIds = field(default_factory=lambda: NO_TOKENS)
 
 

@@ -1,7 +1,7 @@
-"""Answer files as Spec-Bench writes them, one for each system, for its own speed.py and equal.py.
+"""Answer files in Spec-Bench's format, one for each system, for its speed.py and equal.py.
 
-Its speed.py counts the baseline's tokens again from its text, one less a turn for a BOS token that
-many tokenizers do not have; so its speed-ups are a little higher than ours.
+Its speed.py recounts the baseline's tokens from the text, minus one per turn for a BOS token that
+many tokenizers do not add; so its speed-ups are a little higher than ours.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def write_answers(
     records: Sequence[Record],
     decode: Callable[[Sequence[int]], str],
 ) -> None:
-    """Write SYSTEM.jsonl into a folder, for each system whose steps are known.
+    """Write SYSTEM.jsonl into a folder for each system whose steps are known.
 
     `records` hold one answer to each turn of each system.
     """
@@ -41,7 +41,7 @@ def write_answers(
 
 
 def accept_lengths(answer: Answer) -> list[int] | None:
-    """Return the tokens that each step committed; None: only their mean is known."""
+    """Return the number of tokens that each step committed; None: only their mean is known."""
     if answer.steps:
         committed = (step.num_committed_tokens for step in answer.steps)
         return [count for count in committed if count]

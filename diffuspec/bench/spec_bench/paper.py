@@ -1,7 +1,7 @@
-"""Table 1 of the paper (arXiv 2510.02358), and our figures in its form.
+"""Table 1 of the paper (arXiv 2510.02358), and our results in the same form.
 
-The paper's were measured with Qwen2.5-32B (Medusa to EAGLE-2: Vicuna-33B) on an A100: only the
-order and the ratios of systems can be compared with ours, which stand in a table of their own.
+The paper measured with Qwen2.5-32B (Medusa to EAGLE-2: Vicuna-33B) on an A100, so only the order
+and ratios of systems can be compared with ours, which are in a table of their own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PaperRow:
     """A system of the paper's table."""
 
     title: str
-    speedups: tuple[float, ...]  # one for each of SPEC_BENCH_FAMILIES
+    speedups: tuple[float, ...]  # one for each family of SPEC_BENCH_FAMILIES
     acceptance_length: float
     mean_speedup: float
 
@@ -44,7 +44,7 @@ PAPER_ROWS: Mapping[str, PaperRow] = {
 
 
 def table_1(rows: Sequence[Row], title: str) -> list[TextTable]:
-    """Return our figures in the form of the paper's table, and the paper's for the same systems."""
+    """Return our results in the form of the paper's table, and the paper's for the same systems."""
     systems = list(dict.fromkeys(row.system for row in rows))
     found = {(row.system, row.family): row for row in rows}
     headline = headline_family(rows)

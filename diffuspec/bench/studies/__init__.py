@@ -1,1 +1,1 @@
-"""The paper's ablations, load, pre-drafting, and comparisons with other engines."""
+"""Studies: the paper's ablations, load, pre-drafting, and comparisons with other engines."""

@@ -1,6 +1,6 @@
 """The paper's ablations: CPS and ADL on and off, fixed draft lengths, and four constants.
 
-Every sweep starts from the paper's settings (one path, lambda 0.5, ADL) and changes one thing.
+Every sweep starts from the paper's settings (one path, lambda 0.5, ADL) and changes one of them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from diffuspec.core.params import MAX_DRAFT_TOKENS, SpeculationParams
 PAPER = SpeculationParams(
     policy="paper", tree_shape="path", drafter_weight=0.5, max_nodes=MAX_DRAFT_TOKENS
 )
-FIXED_LENGTH = 20  # draft length without ADL, where the paper gives none
+FIXED_LENGTH = 20  # draft length without ADL; the paper does not give it
 
 
 @dataclass(frozen=True, slots=True)
 class PaperFigures:
-    """The paper's means over Spec-Bench for a variant."""
+    """The paper's means over Spec-Bench for one variant."""
 
     mean_acceptance_length: float
     speedup: float
@@ -29,7 +29,7 @@ class Variant:
     """One setting of a sweep."""
 
     label: str
-    x: float | str  # place on the plot's axis
+    x: float | str  # position on the plot's axis
     speculation: SpeculationParams
     change: tuple[str, str, object] | None = None  # section, key and value of the configuration
     paper: PaperFigures | None = None
@@ -93,7 +93,7 @@ def sweeps() -> list[Sweep]:
 
 
 def _cps_and_adl() -> Sweep:
-    """Without CPS the path is each position's argmax, which is lambda 1 in Eq. 8."""
+    """CPS and ADL on and off. Without CPS the path is each position's argmax: lambda 1 in Eq. 8."""
     no_adl = replace(PAPER, policy="fixed", num_draft_tokens=FIXED_LENGTH)
     settings = {
         "CPS and ADL": (PAPER, PaperFigures(6.99, 3.08)),

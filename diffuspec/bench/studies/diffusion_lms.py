@@ -1,7 +1,7 @@
 """`python -m diffuspec.bench.studies.diffusion_lms`: diffusion LMs as drafters of one target.
 
-All answer the same questions in turns, with the same path search. Costs and acceptance are learnt
-by each for itself. Tokens must be those of plain decoding.
+All answer the same questions in turns, with the same path search; each learns its own costs and
+acceptance. Tokens must equal those of plain decoding.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ Drafters = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Figures of the drafters, plain decoding first, and the answers that differ from its."""
+    """The results of the drafters, plain decoding first, and the answers that differ from it."""
 
     rows: tuple[Row, ...]
     mismatches: tuple[Mismatch, ...]
 
     def tables(self) -> list[TextTable]:
-        """Return the tables of speed, of intervals and of question families."""
+        """Return the tables of speed, confidence intervals and question families."""
         rows = self.rows
         return [speed_table(rows, self.mismatches), interval_table(rows), *families_tables(rows)]
 
@@ -81,7 +81,7 @@ def parse_drafter(text: str) -> DiffuSpecConfig:
 
 
 def name_drafters(sections: Sequence[DiffuSpecConfig]) -> dict[str, DiffuSpecConfig]:
-    """Name drafters by their directories, with as many parents as tell them apart."""
+    """Name drafters by directory, with as many parent folders as needed to tell them apart."""
     longest = max(len(section.path.parts) for section in sections)
     sizes = ["" if one.block_size is None else f":{one.block_size}" for one in sections]
     for depth in range(1, longest + 1):
@@ -95,7 +95,7 @@ def name_drafters(sections: Sequence[DiffuSpecConfig]) -> dict[str, DiffuSpecCon
 def with_steps(
     drafters: Mapping[str, DiffuSpecConfig], num_steps: Sequence[int]
 ) -> dict[str, DiffuSpecConfig]:
-    """Return each drafter with each number of denoising steps, named by it unless it is 1."""
+    """Return each drafter with each number of denoising steps, which is in its name unless 1."""
     return {
         name if steps == 1 else f"{name}, {steps} steps": section.model_copy(
             update={"num_refinement_steps": steps}
@@ -113,7 +113,7 @@ def compare(
     *,
     whole_drafts: bool = False,
 ) -> Comparison:
-    """Ask all questions with each drafter, and without one. Raises DiffuspecError."""
+    """Answer all questions with each drafter, and without one. Raises DiffuspecError."""
     names = (BASELINE, *drafters)
     plain = config.model_copy(update={"drafter": None, "drafters": {}})
     num_turns = sum(len(question.turns) for question in questions)

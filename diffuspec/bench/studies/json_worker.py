@@ -1,4 +1,4 @@
-"""Processes that answer lines of JSON, for engines in environments of their own."""
+"""Processes that answer lines of JSON, for engines in their own environments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from diffuspec.core.errors import ConfigError
 
 
 class JsonWorker:
-    """A process that writes an object once it is ready, and one for each object that it reads."""
+    """A process that writes one object when it is ready, and one for each object that it reads."""
 
     def __init__(self, name: str, process: subprocess.Popen[str], log: Path) -> None:
         self._name, self._process, self._log = name, process, log
@@ -33,7 +33,7 @@ class JsonWorker:
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith("{"):  # engines may write other lines
+            if line.startswith("{"):  # engines may also print other lines
                 found: dict[str, Any] = json.loads(line)
                 return found
         code, log = self._process.wait(), self._log.read_text().strip()[-500:]
@@ -44,9 +44,9 @@ class JsonWorker:
 def started(
     name: str, command: Sequence[str], environment: Mapping[str, str], log: Path
 ) -> Iterator[JsonWorker]:
-    """Start a process, and kill it at the end. Raises ConfigError if it does not become ready.
+    """Start a process, and kill it at the end. Raises ConfigError if it fails to start.
 
-    environment: variables beside our own; log: file for its stderr.
+    environment: variables in addition to our own; log: file for its stderr.
     """
     with log.open("w") as file:
         process = subprocess.Popen(

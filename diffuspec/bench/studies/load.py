@@ -1,8 +1,8 @@
-"""The study of load: speculation on and off, by the number of requests at a time.
+"""The study of load: speculation on and off, by the number of concurrent requests.
 
-Both take turns at every concurrency, over the same models. In this process, each has a coordinator
-of its own; in several processes, they share those of the engines. Caches are emptied before each
-turn, so that neither finds a prompt that it has read.
+Both take turns at every concurrency, over the same models. With one process, each has its own
+coordinator; with several, they share those of the engines. Caches are emptied before each turn, so
+that no prompt is cached.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from diffuspec.engine import Engine
 from diffuspec.engine_base import EngineBase
 
 ON, OFF = "speculation", "off"
-_FEW_ASKERS = 4  # ask as many questions in a turn as these would, if there are fewer
-_NUM_WARMING = 24  # prompts that each system is asked before the first turn
+_FEW_ASKERS = 4  # with fewer clients, send as many questions per turn as this many would
+_NUM_WARMING = 24  # prompts for each system before the first turn
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """The load on each system."""
+    """The load to put on each system."""
 
-    max_tokens: int  # longest answer
-    concurrencies: Sequence[int]  # requests at a time, one figure after the other
-    num_repeats: int  # turns at each of them
-    rounds: int = ROUNDS  # questions to each asker in a turn: long turns vary less
+    max_tokens: int  # of the longest answer
+    concurrencies: Sequence[int]  # numbers of concurrent requests, measured one after the other
+    num_repeats: int  # turns at each concurrency
+    rounds: int = ROUNDS  # questions for each client per turn: long turns vary less
 
     def num_prompts(self, concurrency: int) -> int:
         """Return the number of prompts in a turn."""
@@ -51,7 +51,7 @@ class LoadPlan:
 
 
 class EngineClient:
-    """Asks an engine of the library."""
+    """A `LoadClient` of the library's engine."""
 
     def __init__(self, engine: EngineBase, speculation: SpeculationParams) -> None:
         self._engine = engine
@@ -71,11 +71,12 @@ def study_load(
     plan: LoadPlan,
     on_turn: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[LoadRow], int]:
-    """Return the rows, and the number of answers whose text differs between on and off.
+    """Return the rows, and the number of answers whose text differs with speculation on and off.
 
-    The first turns of the questions are asked, in random order. After each turn of a system, two
-    for each repeat at each concurrency, `on_turn` is called with a description of it. An engine of
-    several processes is closed. Raises ConfigError if no question leaves room for max_tokens.
+    The first turns of the questions are sent in random order. Each system has one turn for each
+    repeat at each concurrency; after each of them, `on_turn` is called with a description. An
+    engine of several processes is closed at the end. Raises ConfigError if no question leaves room
+    for max_tokens.
     """
     prompts = _prompts(engine, questions, plan.max_tokens)
 
@@ -87,7 +88,7 @@ def study_load(
             }
             return await compare_load(clients, prompts, plan, forget, on_turn, engine.cpu_seconds)
 
-    return uvloop.run(measure())  # the event loop of engines and servers
+    return uvloop.run(measure())  # the event loop that engines and servers use
 
 
 @contextlib.asynccontextmanager
@@ -133,10 +134,10 @@ async def compare_load(
     on_turn: Callable[[str], None] = lambda _: None,
     cpu_seconds: Callable[[], float] = time.process_time,
 ) -> tuple[list[LoadRow], int]:
-    """Ask all clients the same prompts at each concurrency, in turns; see `study_load`.
+    """Send the same prompts with all clients at each concurrency, in turns; see `study_load`.
 
-    Each repeat goes through all concurrencies: a machine that gets slower does so for all of them.
-    `forget` empties the caches of prompts before each turn; for `cpu_seconds` see `ask_all`.
+    Each repeat covers all concurrencies, so that a slowdown of the machine affects all of them.
+    `forget` empties the prompt caches before each turn; for `cpu_seconds` see `ask_all`.
     """
     num_different = 0
     runs: dict[tuple[int, str], list[LoadRun]] = defaultdict(list)
@@ -160,7 +161,7 @@ async def compare_load(
 
 
 def load_tables(rows: Sequence[LoadRow]) -> list[TextTable]:
-    """Return throughput and times with drafts beside those without."""
+    """Return throughput and times with and without drafts, side by side."""
     found = {(row.system, row.concurrency): row for row in rows}
     pairs = [
         (found[ON, concurrency], found[OFF, concurrency])

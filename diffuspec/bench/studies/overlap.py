@@ -1,7 +1,7 @@
 """The speed-up of pre-drafting, by the number of outcomes pre-drafted, in virtual time.
 
-Both roles take a fixed time per batch, as on hardware of their own, whatever machine this runs on.
-What the models compute takes none, so that the loop's waits alone are timed.
+Both roles take a fixed time per batch, as on their own hardware, whatever machine this runs on.
+Computing the models takes no virtual time, so only the loop's waits are timed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FAN_OUTS: Sequence[FanOut] = (0, 1, 2, 4, 8, "auto")
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds per batch of each role, whatever its size."""
+    """Seconds that each role takes per batch, whatever its size."""
 
     verify_seconds: float = 0.030
     draft_seconds: float = 0.010
@@ -42,17 +42,17 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class OverlapRow:
-    """One way of decoding the same prompts."""
+    """The results of one way of decoding the same prompts."""
 
     system: str
     num_outcomes: FanOut
     hit_rate: float
     mean_acceptance_length: float
     tokens_per_second: float
-    speedup: float  # over sequential
-    ideal_tokens_per_second: float  # if verification and drafts after misses took all the time
+    speedup: float  # relative to sequential decoding
+    ideal_tokens_per_second: float  # if verifications and drafts after misses took all the time
     verify_idle_share: float
-    num_wasted_draft_tokens: float  # tokens wasted for each committed one
+    num_wasted_draft_tokens: float  # drafted tokens wasted for each committed one
 
     @property
     def share_of_ideal(self) -> float:
@@ -84,7 +84,7 @@ def measure_overlap(
         coordinator = Coordinator(verifies, drafts, config, DraftLengthConfig(), tracer=traced)
         own = replace(speculation, num_outcomes=fan_out)
         work = _answer_all(coordinator, prompts, sampling, own, pace)
-        row = run_in_virtual_time(work, time.monotonic())  # the clock of the trace
+        row = run_in_virtual_time(work, time.monotonic())  # starts at the trace's clock
         rows.append(replace(row, system=system))
     base = rows[0].tokens_per_second
     return [replace(row, speedup=row.tokens_per_second / base) for row in rows]
@@ -102,7 +102,7 @@ async def _answer_all(
         for prompt in prompts:
             stream = coordinator.stream(prompt, sampling, speculation)
             steps = [increment.step async for increment in stream]
-            # The first step is the prefill. A hit saves the draft of the step after it.
+            # The first step is the prefill. A hit saves the draft of the next step.
             stats.append(summarize(steps[1:], len(prompt)))
             num_saved += sum(step.pre_draft == "hit" for step in steps[:-1])
 
@@ -128,7 +128,7 @@ async def _answer_all(
 
 
 class _PacedVerifier:
-    """A Verifier that takes a fixed time per batch, and computes the same verdict once."""
+    """A Verifier that takes a fixed virtual time per batch, and caches its verdicts."""
 
     def __init__(self, verifier: Verifier, seconds: float) -> None:
         self.info = verifier.info
@@ -149,7 +149,7 @@ class _PacedVerifier:
 
 
 class _PacedDrafter:
-    """A Drafter that takes a fixed time per batch, and makes the same draft once."""
+    """A Drafter that takes a fixed virtual time per batch, and caches its drafts."""
 
     def __init__(self, drafter: Drafter, seconds: float) -> None:
         self._drafter, self._seconds = drafter, seconds

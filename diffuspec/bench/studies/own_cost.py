@@ -1,8 +1,8 @@
 """`python -m diffuspec.bench.studies.own_cost`: the coordinator's own cost.
 
-Drafter and verifier answer at once, and nothing overlaps. So all of the time is the loop's own:
-planning and checking drafts, batches, commits, statistics, outputs, and the event loop. Of every
-draft half is accepted.
+Drafter and verifier answer immediately, and nothing overlaps, so all time is the loop's own:
+planning and checking drafts, batches, commits, statistics, outputs, and the event loop. Half of
+every draft is accepted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from diffuspec.scheduler.coordinator import Coordinator
 
 NUM_SEQUENCES = (1, 2, 8, 64, 256)
 POLICIES: tuple[DraftLengthPolicy, ...] = ("cost_aware", "fixed")
-_NUM_STEPS = 6000  # steps of all sequences together, in one run
+_NUM_STEPS = 6000  # total steps of all sequences in one run
 _NUM_RUNS = 5
 _MAX_MODEL_LEN = 1 << 20
 
@@ -49,7 +49,7 @@ class OwnCost:
 
 
 class _AtOnce:
-    """A drafter and a verifier whose answers are there already."""
+    """A drafter and a verifier that answer immediately."""
 
     def __init__(self, num_sequences: int) -> None:
         self.info = TargetInfo(
@@ -77,9 +77,9 @@ class _AtOnce:
 
 
 async def time_steps(policy: DraftLengthPolicy, num_sequences: int, num_steps: int) -> float:
-    """Return the seconds per sequence and step of that many sequences at a time.
+    """Return the seconds per sequence and step with this many concurrent sequences.
 
-    num_steps: of all of them together, about.
+    num_steps: approximate total over all sequences.
     """
     roles = _AtOnce(num_sequences)
     config = CoordinatorConfig(overlap=False)

@@ -1,8 +1,8 @@
-"""`python -m diffuspec.bench.studies.peers`: SmolLM2 by OpenVINO GenAI, llama.cpp and us.
+"""`python -m diffuspec.bench.studies.peers`: SmolLM2 in OpenVINO GenAI, llama.cpp and diffuspec.
 
-Each engine runs in a process of its own (`make peers` installs them) and answers the same token
-ids, greedily, with as many threads. They take turns question by question, so that a machine whose
-speed changes changes for all of them.
+Each engine runs in its own process (`make peers` installs them) and answers the same token ids,
+greedily, with the same number of threads. They take turns question by question, so that changes in
+the machine's speed affect all of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ROUNDING, DRAFTED = "diffuspec, 8-bit activations", ", drafted"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _TYPES = {16: GGMLQuantizationType.F16, 8: GGMLQuantizationType.Q8_0}
-_OWN_BITS = 4  # bits of a weight in the published file, Q4_1
+_OWN_BITS = 4  # bits per weight in the published Q4_1 file
 _WEIGHT_FORMATS: dict[int, Sequence[str]] = {
     16: ("fp16",),
     8: ("int8",),
@@ -49,7 +49,7 @@ _WEIGHT_FORMATS: dict[int, Sequence[str]] = {
 
 
 def gguf_model(folder: Path, bits: int) -> Path:
-    """Return the model as a GGUF file; in 16 and 8 bits the published weights, converted."""
+    """Return the model as a GGUF file; for 16 and 8 bits the published weights are converted."""
     path = folder / f"smollm2-{bits}.gguf"
     if path.exists():
         return path
@@ -66,7 +66,7 @@ def gguf_model(folder: Path, bits: int) -> Path:
 
 
 def _convert(source: Path, out: Path, kind: GGMLQuantizationType) -> None:
-    """Write a GGUF file's matrices in another type; the rest stays as it is."""
+    """Rewrite a GGUF file with its matrices in another type; the rest is unchanged."""
     reader = GGUFReader(source)
     architecture = reader.fields["general.architecture"].contents()
     writer = GGUFWriter(out, architecture)
@@ -86,7 +86,7 @@ def _convert(source: Path, out: Path, kind: GGMLQuantizationType) -> None:
 
 
 def openvino_model(folder: Path, bits: int, source: Path, environment: Path) -> Path:
-    """Return the model as a directory of OpenVINO, exported by optimum-intel."""
+    """Return the model as an OpenVINO directory, exported by optimum-intel."""
     path = folder / f"openvino-{bits}"
     if path.exists():
         return path
@@ -106,7 +106,7 @@ class Sums:
 
     num_prompt_tokens: int = 0
     prefill_seconds: float = 0.0
-    num_decoded: int = 0  # tokens, without the first of each answer
+    num_decoded: int = 0  # tokens without the first one of each answer
     decoding_seconds: float = 0.0
     answers: list[list[int]] = field(default_factory=list)
 
@@ -133,7 +133,7 @@ def own_command(bits: int) -> list[str]:
 
 
 def rounding_command(bits: int) -> list[str]:
-    """Ours with activations in 8 bits, as those of the peers are where weights are quantised."""
+    """Return our command with activations in 8 bits, as the peers use with quantised weights."""
     return [*own_command(bits), "--quantize-activations"]
 
 
@@ -159,7 +159,7 @@ COMMANDS: dict[str, Callable[[int], list[str]]] = {
 
 
 def systems_here(console: Console) -> list[str]:
-    """Return the engines that are installed; print what the others need. Raises ConfigError."""
+    """Return the installed engines; print what the others need. Raises ConfigError."""
     if not (ENVIRONMENT / "bin" / "optimum-cli").exists():
         raise ConfigError(f"{ENVIRONMENT} is not there: run `make peers` first")
     has_llama_cpp = (PACKAGES / "node-llama-cpp").exists() and shutil.which("node")
@@ -178,7 +178,7 @@ def measure(
     max_tokens: int,
     logs: Path,
 ) -> dict[str, Sums]:
-    """Ask all engines the same in turns; ours twice, without and with drafts."""
+    """Send all engines the same prompts in turns; ours twice, without and with drafts."""
     environment = {"OMP_NUM_THREADS": str(num_threads)}
     names = [name for name in names if bits < BITS[0] or name != ROUNDING]
     with ExitStack() as stack:
@@ -202,7 +202,7 @@ def measure(
 
 
 def cells_of(bits: int, num_threads: int, sums: dict[str, Sums]) -> Iterator[tuple[str, ...]]:
-    """Yield a line for each system; answers are compared with those of plain decoding by us."""
+    """Yield a line for each system, with its answers compared with our plain decoding."""
     fastest = max(
         one.decoding_rate for name, one in sums.items() if not name.startswith("diffuspec")
     )
@@ -234,7 +234,7 @@ def run(
         typer.Option(help="Count processor time, which other work changes little; with 1 thread."),
     ] = False,
 ) -> None:
-    """Compare decoding of SmolLM2 with that of other engines for CPUs."""
+    """Compare decoding of SmolLM2 with other CPU engines."""
     console = Console(stderr=True)
     names, prompts = systems_here(console), read_prompts(smollm2.TARGET, questions, limit)
     wanted = [int(one) for one in bits.split(",")]

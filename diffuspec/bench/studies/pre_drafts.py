@@ -1,4 +1,4 @@
-"""The study of pre-drafting: hit rates on real drafts, and the speed that they buy."""
+"""The study of pre-drafting: hit rates on real drafts, and the resulting speed."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ _GREEDY = SamplingParams()
 
 @dataclass(frozen=True, slots=True)
 class HitRates:
-    """Share of verdicts among the first ranked outcomes, by number of outcomes."""
+    """Share of verdicts that were among the first ranked outcomes, by number of outcomes."""
 
     family: str
     num_steps: int  # steps after which another draft was needed
     mean_acceptance_length: float
     hit_rates: Mapping[int, float]
-    expected: Mapping[int, float]  # the same shares by the ranking's own probabilities
+    expected: Mapping[int, float]  # the same shares, as predicted by the ranking's probabilities
 
 
 def study_pre_drafts(
     engine: Engine, questions: Sequence[Question], max_tokens: int, tracer: Tracer | None = None
 ) -> tuple[list[TextTable], list[OverlapRow], dict[str, Any]]:
-    """Return the tables, the rows of the second one, and all figures as plain data.
+    """Return the tables, the rows of the second one, and all results as plain data.
 
     The tracer records the last system of the second table. Raises ConfigError without a drafter.
     """
@@ -86,9 +86,9 @@ def measure_hit_rates(
     speculation: SpeculationParams,
     max_tokens: int = 96,
 ) -> list[HitRates]:
-    """Answer the prompts of each family one by one, and rank the outcomes of every draft.
+    """Answer the prompts of each family one at a time, and rank the outcomes of every draft.
 
-    Drafts have the fixed length, the shape and the size of `speculation`.
+    Drafts have the fixed length, shape and size given by `speculation`.
     """
     return asyncio.run(_measure_hit_rates(verifier, drafter, prompts, speculation, max_tokens))
 
@@ -158,7 +158,7 @@ class _Answer:
         stops = frozenset(verifier.info.eos_token_ids)
         while len(self._prefix) + 1 < self._max_len:
             [draft] = await drafter.draft([self._draft_request()])
-            # The last position is drafted for its alternatives alone.
+            # The last position is drafted only for its alternatives.
             draft = cut_draft(draft, self._speculation.num_draft_tokens)
             ranked = ranking.rank(draft, self._prefix)
             [verdict] = await verifier.verify([self._verify_request(draft)])

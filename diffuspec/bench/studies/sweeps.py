@@ -1,7 +1,7 @@
-"""Sweeps over one parameter, tabulated and drawn beside the paper's figures.
+"""Sweeps over one parameter, tabulated and plotted beside the paper's results.
 
-All variants of all sweeps and plain decoding are interleaved, and all share both models. Settings
-that several sweeps have in common, such as the paper's own, are measured once.
+All variants of all sweeps and plain decoding are interleaved and share both models. Settings that
+occur in several sweeps, such as the paper's own, are measured once.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """The figures of a sweep."""
+    """The results of a sweep."""
 
     sweep: Sweep
-    rows: tuple[Row, ...]  # systems are plain and the variants' labels
+    rows: tuple[Row, ...]  # the systems are plain decoding and the variants' labels
 
     def row(self, label: str) -> Row:
-        """Return a variant's figures over all families."""
+        """Return a variant's results over all families."""
         (found,) = (r for r in self.rows if (r.system, r.family) == (label, ALL_FAMILIES))
         return found
 
     def tables(self) -> list[TextTable]:
-        """Return the variants beside the paper's figures, also by family if the paper does."""
+        """Return the variants beside the paper's results, by family too if the paper does so."""
         cells = tuple(self._cells(variant) for variant in self.sweep.variants)
         columns = (
             self.sweep.parameter,
@@ -104,7 +104,7 @@ class SweepResult:
         }
 
     def plot(self, path: Path) -> None:
-        """Draw acceptance length and speed-up over the parameter, ours and the paper's."""
+        """Plot acceptance length and speed-up over the parameter, ours and the paper's."""
         panels = {
             "acceptance length": self._lines("mean_acceptance_length"),
             "speed-up over plain": self._lines("speedup"),
@@ -129,7 +129,7 @@ def ablation_config(config: EngineConfig) -> EngineConfig:
 
 
 def distinct_settings(chosen: Sequence[Sweep], config: EngineConfig) -> list[Setting]:
-    """Return the distinct settings to measure for the sweeps, in their order."""
+    """Return the distinct settings to measure for the sweeps, in order."""
     found: list[Setting] = []
     for sweep in chosen:
         for variant in sweep.variants:
@@ -144,7 +144,7 @@ def distinct_settings(chosen: Sequence[Sweep], config: EngineConfig) -> list[Set
 
 
 def num_answers(num_settings: int, questions: Sequence[Question], num_repeats: int) -> int:
-    """Return how many answers the questions give with each setting and with plain decoding."""
+    """Return the number of answers with each setting and with plain decoding."""
     return sum(len(question.turns) for question in questions) * num_repeats * (1 + num_settings)
 
 
@@ -156,7 +156,7 @@ def run_settings(
     on_answer: Callable[[Record], None],
     known: Mapping[RecordKey, Record] | None = None,
 ) -> Run:
-    """Measure plain decoding and the settings around an engine with the sweeps' defaults."""
+    """Measure plain decoding and the settings on an engine with the sweeps' defaults."""
     codec = ChatCodec(engine.tokenizer)
     with ExitStack() as stack:
         systems = list(_systems(measured, engine, stack))
@@ -167,7 +167,7 @@ def run_settings(
 def sweep_results(
     chosen: Sequence[Sweep], measured: Sequence[Setting], run: Run
 ) -> list[SweepResult]:
-    """Return the figures of the sweeps whose settings were measured."""
+    """Return the results of the sweeps whose settings were measured."""
     names = [BASELINE, *(setting.name for setting in measured)]
     rows = compute_rows(median_answers(run.records), names)
     return [SweepResult(sweep, tuple(_rows_of(sweep, measured, rows))) for sweep in chosen]
@@ -185,7 +185,7 @@ def _systems(
 
 
 def _rows_of(sweep: Sweep, measured: Sequence[Setting], rows: Sequence[Row]) -> Iterator[Row]:
-    """Yield plain's rows, and those of the sweep's variants by their labels."""
+    """Yield the rows of plain decoding, and those of the sweep's variants by label."""
     labels = {
         label: one.name for one in measured for name, label in one.places if name == sweep.name
     }

@@ -1,9 +1,9 @@
 """`python -m diffuspec.bench.studies.virtual_time`: the coordinator on simulated machines.
 
-The real coordinator decodes in virtual time: the roles' calls take what they would on a machine,
-and the drafts are right as often as a regime says. Default speculation stands beside none, fixed
-draft lengths, and the best of these static plans for the cell, which knows costs and acceptance in
-advance. The same cell gives the same figures on every computer.
+The real coordinator decodes in virtual time: the roles' calls take as long as on a given machine,
+and drafts are right as often as the regime says. Default speculation is compared with no
+speculation, with fixed draft lengths, and with an oracle: the best of these static plans for the
+cell. A cell gives the same results on every computer.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def study(
     num_processes: int = 1,
     on_cell: Callable[[Cell, list[CellRow]], None] = lambda *_: None,
 ) -> list[CellRow]:
-    """Return the rows of all cells. `on_cell` is called with those of each as it ends."""
+    """Return the rows of all cells. `on_cell` is called with each cell's rows as it ends."""
     rows: list[CellRow] = []
     for cell, found in _measured(cells, systems, num_processes):
         rows += found
@@ -67,7 +67,7 @@ def _measured(
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_processes, mp_context=context) as executor:
-        # The largest first, so that no process is left with one of them at the end.
+        # The largest first, so that no process is left with a large one at the end.
         order = sorted(cells, key=lambda cell: cell.load, reverse=True)
         calls = {executor.submit(measure, cell, systems): cell for cell in order}
         for call in as_completed(calls):
@@ -75,7 +75,7 @@ def _measured(
 
 
 def _chosen(name: str, given: Sequence[T] | None, known: Sequence[T]) -> list[T]:
-    """Return the given values in the order of `known`; all known ones if none is given."""
+    """Return the given values in the order of `known`; all known ones if none are given."""
     if wrong := [one for one in given or () if one not in known]:
         names = ", ".join(map(str, known))
         raise typer.BadParameter(f"must be one of {names}, got {wrong[0]}", param_hint=name)

@@ -1,8 +1,8 @@
 """`python -m diffuspec.bench.studies.vllm`: vLLM with the drafts of a draft server, and without.
 
-vLLM runs in an environment of its own (`make vllm` makes it), on the first processor; the draft
-server on the last. All systems are loaded at once and answer each question in turns, so that a
-machine whose speed changes changes for all of them.
+vLLM runs in its own environment (`make vllm` creates it) on the first processor, the draft server
+on the last. All systems are loaded at the same time and answer each question in turns, so that
+changes in the machine's speed affect all of them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Sums:
 
     @property
     def acceptance(self) -> float:
-        """Tokens for each step of a request."""
+        """Tokens per step of a request."""
         return self.num_tokens / max(self.num_tokens - self.num_accepted, 1)
 
     @property
@@ -93,7 +93,7 @@ def vllm(
 ) -> AbstractContextManager[JsonWorker]:
     """Start vLLM with the drafts of one system. Raises ConfigError.
 
-    is_compiled: whether vLLM compiles the model, which takes a minute of one core.
+    is_compiled: whether vLLM compiles the model, which takes a minute on one core.
     """
     if not python.exists():
         raise ConfigError(f"{python} is not there: run `make vllm` first")
@@ -115,7 +115,7 @@ def draft_server(
 ) -> Iterator[subprocess.Popen[str]]:
     """Start the draft server of a pair on the last processor.
 
-    num_draft_tokens: length of every draft; None: by what pays.
+    num_draft_tokens: length of every draft; None: chosen by cost.
     """
     processor = str(max(os.sched_getaffinity(0)))
     command = [sys.executable, "-m", "diffuspec", "draft-server", "--pair", pair]
@@ -156,7 +156,7 @@ def measure(
     max_tokens: int,
     rounds: int,
 ) -> dict[str, Sums]:
-    """Ask all systems the same, `load` prompts at a time, in turns."""
+    """Send all systems the same prompts, `load` at a time, in turns."""
     sums = {name: Sums() for name in workers}
     batches = [prompts[i : i + 2 * load] for i in range(0, len(prompts), 2 * load)]
     if load == 1:
@@ -201,7 +201,7 @@ def run(
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
     logs: Annotated[Path | None, typer.Option(help="Folder for logs of all processes.")] = None,
 ) -> None:
-    """Compare vLLM's decoding of SmolLM2 with our drafts, its own, and none."""
+    """Compare vLLM's decoding of SmolLM2 with our drafts, with its own, and with none."""
     names = [one for one in SPECULATIVE if one in {"plain", *systems.split(",")}]
     prompts = read_prompts(smollm2.TARGET, questions, limit)
     sizes = [int(one) for one in loads.split(",")]

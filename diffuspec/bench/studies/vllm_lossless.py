@@ -1,8 +1,8 @@
 """`python -m diffuspec.bench.studies.vllm_lossless`: vLLM's answers with our drafts and without.
 
-Greedy answers in float32 are compared token by token. Sampled ones are compared as distributions:
-many answers of a few tokens to each of some prompts, whose first token is of the step that reads
-the prompt, and whose others are of steps with drafts.
+Greedy answers in float32 are compared token by token. Sampled answers are compared as
+distributions: many answers of a few tokens to each of some prompts. Their first token comes from
+the prefill, the others from steps with drafts.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from diffuspec.command import Command
 from diffuspec.pairs import PAIRS, find_pair
 from diffuspec.text.tokenizer import load_tokenizer
 
-_LEAST_EXPECTED = 5.0  # answers in a category; rarer ones are joined
-_PATIENCE = 20.0  # seconds that a step waits for drafts: on a busy machine all are to be verified
-_TURN = 250  # sampled answers to each prompt that are asked for in one message
-_TEXTS = (  # prompts whose continuations are guessed right more and less often
+_LEAST_EXPECTED = 5.0  # expected answers per category; rarer categories are merged
+# seconds that a step waits for drafts: even on a busy machine all should be verified
+_PATIENCE = 20.0
+_TURN = 250  # sampled answers to each prompt requested in one message
+_TEXTS = (  # prompts whose continuations are easier and harder to guess
     "one two three four one two three four one two three",
     "The capital of France is Paris. The capital of Italy is",
     "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return",
@@ -45,14 +46,14 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass(frozen=True)
 class Comparison:
-    """A chi-squared test of whether two samples are of one distribution."""
+    """A chi-squared test of whether two samples have the same distribution."""
 
     chi_squared: float
     num_free: int  # degrees of freedom
 
     @property
     def p_value(self) -> float:
-        """The probability of a difference as large, if there is none."""
+        """The probability of a difference at least as large if the distributions are equal."""
         if not self.num_free:
             return 1.0
         half = torch.tensor([self.num_free / 2, self.chi_squared / 2], dtype=torch.float64)
@@ -63,7 +64,7 @@ class Comparison:
 
 
 def compare(one: Sequence[object], other: Sequence[object]) -> Comparison:
-    """Compare two samples of categories, neither empty; rare categories are taken together."""
+    """Compare two non-empty samples of categories; rare categories are merged."""
     counts = Counter(one), Counter(other)
     shares = [len(sample) / (len(one) + len(other)) for sample in (one, other)]
     cells: list[tuple[int, int]] = []
@@ -85,7 +86,7 @@ def compare(one: Sequence[object], other: Sequence[object]) -> Comparison:
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Return the index of the first token in which two answers differ; None: they are the same."""
+    """Return the index of the first token in which two answers differ; None: they are equal."""
     if [*one] == [*other]:
         return None
     pairs = zip(one, other, strict=False)
@@ -95,7 +96,7 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 @dataclass
 class Asked:
-    """Answers of one system, and its numbers of drafted and accepted tokens."""
+    """The answers of one system, and its numbers of drafted and accepted tokens."""
 
     answers: list[list[int]]
     num_drafted: int = 0
@@ -110,7 +111,7 @@ class Asked:
 def decode(
     worker: JsonWorker, prompts: Sequence[Sequence[int]], max_tokens: int, at_once: int
 ) -> Asked:
-    """Have each prompt answered once, greedily."""
+    """Answer each prompt once, greedily."""
     found = Asked([])
     starts = range(0, len(prompts), 2 * at_once)
     for start in track(starts, "greedy", console=Console(stderr=True)):
@@ -122,7 +123,7 @@ def decode(
 def sample(
     worker: JsonWorker, prompts: Sequence[Sequence[int]], number: int, max_tokens: int, at_once: int
 ) -> Asked:
-    """Have each prompt answered `number` times at temperature 1."""
+    """Answer each prompt `number` times at temperature 1."""
     found = Asked([])
     for start in track(range(0, number, _TURN), "sampled", console=Console(stderr=True)):
         batch = [*prompts] * min(_TURN, number - start)
@@ -149,9 +150,9 @@ def greedy_table(plain: Asked, drafted: Asked, max_tokens: int) -> TextTable:
 
 
 def sampled_table(plain: Asked, drafted: Asked, num_prompts: int) -> TextTable:
-    """Compare the tokens at each place of the answers, and each with the one before it.
+    """Compare the tokens at each position of the answers, and each token with its predecessor.
 
-    The prompts take turns.
+    The prompts take turns in both lists.
     """
     size = max([len(one) for one in plain.answers])
     parts = {f"token {place + 1}": (place, place + 1) for place in range(size)}
@@ -175,7 +176,7 @@ def sampled_table(plain: Asked, drafted: Asked, num_prompts: int) -> TextTable:
 
 
 def _spread(prompts: Sequence[list[int]], number: int) -> list[list[int]]:
-    """Return this many of the prompts, from all of their file; all if there are fewer."""
+    """Return this many prompts, spread evenly over the file; all if there are fewer."""
     step = max(len(prompts) / max(number, 1), 1.0)
     return [prompts[int(step * place)] for place in range(min(number, len(prompts)))]
 
@@ -194,7 +195,7 @@ def run(
     python: Annotated[Path, typer.Option(help="That of vLLM's environment.")] = PYTHON,
     logs: Annotated[Path | None, typer.Option(help="Folder for logs of all processes.")] = None,
 ) -> None:
-    """Compare the answers of vLLM with the drafts of a draft server with those without."""
+    """Compare vLLM's answers with and without the drafts of a draft server."""
     models = find_pair(pair, "--pair")
     model = models.target.absolute()
     tokenizer = load_tokenizer(model)

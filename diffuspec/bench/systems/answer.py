@@ -1,4 +1,4 @@
-"""The benchmark's view of a system: prompts in, timed answers out."""
+"""A system as seen by the benchmark: prompts in, timed answers out."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Answer:
 
     token_ids: tuple[int, ...]  # up to and including EOS
     seconds: float  # wall clock of the whole call, prefill included
-    num_steps: int  # forwards of the target that gave tokens
+    num_steps: int  # target forwards that committed tokens
     steps: tuple[StepStats, ...] = ()  # empty for transformers' systems
-    forward_seconds: float | None = None  # time in the forwards of both models; None: unknown
+    forward_seconds: float | None = None  # time in both models' forwards; None: unknown
 
 
 class System(Protocol):
@@ -27,5 +27,5 @@ class System(Protocol):
     def name(self) -> str: ...
 
     def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
-        """Answer one prompt, with nothing cached from earlier prompts."""
+        """Answer one prompt without anything cached from earlier prompts."""
         ...

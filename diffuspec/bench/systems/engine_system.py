@@ -1,4 +1,4 @@
-"""Our systems: they share one engine, hence one target, and differ in how they draft."""
+"""Our systems: they share one engine, and so one target, and differ in how they draft."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class EngineSystem:
 
     def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
         runners = self._engine.runners
-        self._engine.reset_prefix_cache()  # no system finds the prompt of the one before
+        # so that no system finds the previous system's prompt cached
+        self._engine.reset_prefix_cache()
         sampling = SamplingParams(max_tokens=max_tokens)
         forwards = sum(runner.forward_seconds for runner in runners)
         started = time.perf_counter()
@@ -42,10 +43,10 @@ class EngineSystem:
 
 
 def sibling(engine: Engine, config: EngineConfig | None = None) -> Engine:
-    """Return another engine over the same target, and over the same diffusion LM if config has it.
+    """Return another engine with the same target, and the same diffusion LM if `config` has it.
 
-    That one may draft by other settings. Only one of the two may work at a time; both write to the
-    same trace. Closing it leaves the shared roles open.
+    Its drafter may have other settings. Only one of the two engines may work at a time; both write
+    to the same trace. Closing the new one leaves the shared roles open.
     """
     config = config or engine.config
     verifier: Any = _Shared(engine.verifier)
@@ -68,7 +69,7 @@ def _has_model_of(section: DrafterConfig, other: DrafterConfig | None) -> bool:
 
 
 class _Shared:
-    """A role that its owner closes."""
+    """A role that is closed by its owner, not by its user."""
 
     def __init__(self, role: object) -> None:
         self._role = role

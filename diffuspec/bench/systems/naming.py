@@ -1,9 +1,9 @@
-"""The names of the systems: the drafter of each, and how much of its drafts is verified.
+"""The names of the systems: each one's drafter, and how much of its drafts is verified.
 
-`plain` does not draft. `paper`, `cost_aware_SHAPE` and `fixed_K_SHAPE`, for a draft length K, are
-ways to use the configuration's own drafter. Every kind of drafter in the registry is also the name
-of a system: it takes the configuration's section of that kind or, if the kind needs no model, its
-defaults. `auto` chooses in every step among the configuration's drafters and those without a model.
+`plain` does not draft. `paper`, `cost_aware_SHAPE` and `fixed_K_SHAPE`, for a draft length K, use
+the configuration's own drafter. Every kind of drafter in the registry is also the name of a system:
+it uses the configuration's section of that kind or, if the kind needs no model, the defaults.
+`auto` chooses at every step among the configuration's drafters and those without a model.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ TRANSFORMERS_SYSTEMS = (TRANSFORMERS_GREEDY, TRANSFORMERS_PROMPT_LOOKUP)
 DEFAULT_SYSTEM = "cost_aware_best_first"  # the default way to draft
 ALL_SYSTEMS = (*ENGINE_SYSTEMS, *TRANSFORMERS_SYSTEMS)
 
-# Systems that change a kind of drafter: by settings of the search, or by what is drafted.
+# Systems that modify a kind of drafter: by search settings, or by what is drafted.
 VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "diffuspec_retrieval": ("diffuspec", {"retrieval": True}),
     "diffuspec_cache": ("diffuspec", {"cache_weight": 0.7}),
     "dflash_block": ("dflash", {}),  # the likeliest token of each position, as its authors draft
 }
 DRAFTER_SYSTEMS = (*KINDS, *VARIANTS)
-_CHOSEN_AMONG = ("pld", "samd", "token_recycling")  # drafters that auto adds to the configured ones
+# drafters among which auto chooses, besides the configured ones
+_CHOSEN_AMONG = ("pld", "samd", "token_recycling")
 
-# Depth and number of nodes of a draft that is verified whole, at most.
+# Largest depth and number of nodes of a draft that is verified whole.
 WHOLE_DRAFT_NODES = 80
 _WHOLE_DRAFT = (40, WHOLE_DRAFT_NODES)
 _WHOLE_DRAFTS = {"diffuspec": (20, 64), "lookahead": (12, 56)}
@@ -48,16 +49,16 @@ _WHOLE_DRAFTS = {"diffuspec": (20, 64), "lookahead": (12, 56)}
 def speculation_for(
     name: str, defaults: SpeculationParams, whole_drafts: bool = False
 ) -> SpeculationParams:
-    """Return how a system of ours drafts; its name overrides the defaults. Raises ConfigError.
+    """Return how one of our systems drafts; its name overrides the defaults. Raises ConfigError.
 
-    whole_drafts: systems named by a kind of drafter verify the whole draft, as the papers do, not
-    only the part that pays.
+    whole_drafts: systems named after a kind of drafter verify whole drafts, as the papers do,
+    rather than only the part that pays off.
     """
     if name in DRAFTER_SYSTEMS:
         own = replace(defaults, policy="cost_aware", tree_shape="best_first", drafter=None)
         if name == "dflash_block":
             own = replace(own, tree_shape="path", drafter_weight=1.0)
-        if not whole_drafts and name != "lookahead":  # lookahead needs its window verified
+        if not whole_drafts and name != "lookahead":  # lookahead always needs its window verified
             return own
         length, nodes = _WHOLE_DRAFTS.get(_kind_of(name), _WHOLE_DRAFT)
         return replace(own, policy="fixed", num_draft_tokens=length, max_nodes=nodes)
@@ -80,9 +81,9 @@ def speculation_for(
 
 
 def find_drafter(name: str, config: EngineConfig) -> DrafterConfig | None:
-    """Return the section of the drafter that a system of ours uses; None: it does not draft.
+    """Return the drafter section that one of our systems uses; None: it does not draft.
 
-    Raises ConfigError where the configuration lacks what the system needs.
+    Raises ConfigError if the configuration lacks what the system needs.
     """
     if name == BASELINE:
         return None
@@ -98,7 +99,7 @@ def find_drafter(name: str, config: EngineConfig) -> DrafterConfig | None:
             return section
     try:
         default: DrafterConfig = KINDS[kind].config()
-    except ValidationError as error:  # it must be told of its model
+    except ValidationError as error:  # a model path is missing
         raise ConfigError(
             f"--systems: {name} needs a drafter of that kind, and there is none for this target"
         ) from error
@@ -106,7 +107,7 @@ def find_drafter(name: str, config: EngineConfig) -> DrafterConfig | None:
 
 
 def config_for(name: str, config: EngineConfig) -> EngineConfig:
-    """Return the configuration with the drafters that a system of ours has, one but for auto."""
+    """Return the configuration with the drafters of one of our systems: one, unless it is auto."""
     _, settings = VARIANTS.get(name, (name, {}))
     search = config.search.model_copy(update=dict(settings))
     drafter, drafters = find_drafter(name, config), dict[str, DrafterConfig]()

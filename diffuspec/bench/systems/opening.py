@@ -1,4 +1,4 @@
-"""Makes systems of their names, around one engine: ours, and greedy `generate` of transformers."""
+"""Creates systems from their names: ours, around one engine, and transformers' `generate`."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def load_transformers_model(path: Path, device: torch.device, dtype: torch.dtype
 
 
 def _generation_config(**fields: Any) -> GenerationConfig:
-    make: Any = GenerationConfig  # a class without types
+    make: Any = GenerationConfig  # an untyped class
     config: GenerationConfig = make(**fields)
     return config
 
@@ -118,9 +118,9 @@ def open_systems(
 ) -> Iterator[list[System]]:
     """Yield the named systems around an engine, in the order of the names.
 
-    Each of ours has its own loop over the engine's models, so that none profits from costs and
+    Each of ours has its own loop over the engine's models, so that none benefits from costs and
     acceptance learnt by another. `config` may have more drafters than the engine has loaded;
-    a system loads its own. Raises ConfigError, ModelLoadError.
+    systems load the others. Raises ConfigError, ModelLoadError.
     """
     config, model = config or engine.config, None
     with contextlib.ExitStack() as stack:
@@ -139,7 +139,7 @@ def open_systems(
 
 
 def _load_model(engine: Engine) -> Any:
-    """Load a second copy of the target, on the same device and of the same type."""
+    """Load a second copy of the target, on the same device and in the same type."""
     target: Any = engine.verifier
     cache = target.runner.cache
     return load_transformers_model(engine.config.target.path, cache.device, cache.dtype)

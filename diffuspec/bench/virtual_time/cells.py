@@ -28,8 +28,8 @@ FIXED_LENGTHS = (2, 4, 8, 12, 16, 24, 48)
 
 _PLAIN = SpeculationParams(policy="off")
 _DRAFT_LENGTH = DraftLengthConfig(max_draft_tokens=64)
-_MIN_ANSWERS = 64  # fewest answers in a run
-_ROUNDS = 4  # answers to each asker
+_MIN_ANSWERS = 64  # minimum number of answers in a run
+_ROUNDS = 4  # answers for each client
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Cell:
 
     machine: str
     regime: str
-    load: int  # requests at a time
+    load: int  # concurrent requests
 
     def __str__(self) -> str:
         return f"{self.machine}, {self.regime}, {self.load} at a time"
@@ -56,7 +56,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class CellRow:
-    """One system's figures in one cell."""
+    """One system's results in one cell."""
 
     machine: str
     regime: str
@@ -68,10 +68,10 @@ class CellRow:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How each request of a run is drafted: like all others, or not at all."""
+    """Which requests of a run are drafted, and how."""
 
     speculation: SpeculationParams
-    threshold: float = 0.0  # requests with a larger share of right tokens are drafted
+    threshold: float = 0.0  # requests whose share of right tokens is above this are drafted
 
     def choose(self, answer: Answer) -> SpeculationParams:
         return self.speculation if answer.share > self.threshold else _PLAIN
@@ -84,7 +84,7 @@ _FIXED_PARAMS = {
 
 
 def measure(cell: Cell, systems: Sequence[str]) -> list[CellRow]:
-    """Return a row for each system, for FIXED one for each length. Every plan is run once."""
+    """Return a row for each system, for FIXED one for each length. Every plan runs once."""
     known: dict[Plan, Figures] = {}
 
     def row(system: str, plans: Sequence[Plan]) -> CellRow:
@@ -109,9 +109,9 @@ def _plans(system: str, cell: Cell) -> list[Plan]:
 
 
 def oracle_plans(cell: Cell) -> list[Plan]:
-    """Return the plans of which the oracle takes the fastest: static, but with all known.
+    """Return the plans from which the oracle chooses the fastest: static, with full knowledge.
 
-    Thresholds that select the same requests as a lower one, or none, are left out.
+    Thresholds that select no request, or the same ones as a lower threshold, are left out.
     """
     plans, seen = [Plan(_PLAIN)], {frozenset[int]()}
     for threshold in REGIMES[cell.regime].thresholds:
@@ -123,7 +123,7 @@ def oracle_plans(cell: Cell) -> list[Plan]:
 
 
 def run_plan(cell: Cell, plan: Plan) -> Figures:
-    """Decode all requests of a cell in virtual time. Asserts that they get plain answers."""
+    """Decode all requests of a cell in virtual time. Asserts that the answers are right."""
     run = run_in_virtual_time(_ask(cell, plan))
     firsts = [answer.first_token_seconds for answer in run.answers]
     return Figures(run.tokens_per_second, median(firsts))
@@ -152,7 +152,7 @@ def _coordinator(
 
 
 class _Client:
-    """Asks the coordinator, each request by the plan, and checks the answers."""
+    """Sends each request according to the plan, and checks the answer."""
 
     def __init__(self, coordinator: Coordinator, plan: Plan, answers: Sequence[Answer]) -> None:
         self._coordinator = coordinator
@@ -160,7 +160,7 @@ class _Client:
         self._answers = answers
 
     async def stream(self, prompt: Prompt, max_tokens: int) -> AsyncGenerator[TimedTokens]:
-        """Yield the answer that belongs to the prompt; its length is its own."""
+        """Yield the answer to a prompt. `max_tokens` is ignored: each answer has its own length."""
         ids = np.array(prompt, np.int32)
         answer = self._answers[int(ids[0])]
         speculation, token_ids = self._plan.choose(answer), list[int]()

@@ -1,7 +1,7 @@
-"""An event loop whose clock, time.monotonic() too, jumps to the next timer instead of waiting.
+"""An event loop whose clock (and time.monotonic()) jumps to the next timer instead of waiting.
 
-By that clock, work takes no time and waits take exactly their length, so that what is measured is
-the logic of the loop, and is the same on every machine.
+On that clock work takes no time and waits take exactly their length. So only the logic of the loop
+is measured, and results are the same on every machine.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         super()._run_once()  # type: ignore[misc]
 
     def _next_timer(self) -> asyncio.TimerHandle:
-        """Return the first timer that is still set; drop cancelled ones, which nothing waits for.
+        """Return the first active timer; drop cancelled ones.
 
-        asyncio would drop them too, and then wait for the next timer by the real clock.
+        asyncio would also drop them, but then wait for the next timer on the real clock.
         """
         timers: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
         while timers and timers[0].cancelled():
@@ -50,9 +50,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run_in_virtual_time(work: Coroutine[Any, Any, T], start: float = 1000.0) -> T:
-    """Run a coroutine to its end. Nothing in it may wait for threads or sockets.
+    """Run a coroutine to its end. It must not wait for threads or sockets.
 
-    start: seconds that the clock shows in the beginning.
+    start: initial time of the clock, in seconds.
     """
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(start)) as runner:
         return runner.run(work)

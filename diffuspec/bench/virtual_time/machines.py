@@ -1,4 +1,4 @@
-"""The simulated machines: the seconds that the roles' calls take on them."""
+"""The simulated machines: how many seconds the roles' calls take on them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from typing import ClassVar
 
 
 class Machine(ABC):
-    """How long verifications and draft calls take on a kind of machine, and how they interfere."""
+    """A kind of machine: how long verifications and draft calls take, and how they interfere."""
 
     name: ClassVar[str]
-    interference: ClassVar[float] = 0.0  # seconds added to a call per second of one beside it
-    network_seconds: ClassVar[float] = 0.0  # time to a drafter, and the same back
+    # seconds added to a call per second that another one runs beside it
+    interference: ClassVar[float] = 0.0
+    network_seconds: ClassVar[float] = 0.0  # one-way network time to a drafter
     num_drafters: ClassVar[int] = 1
     overlap: ClassVar[bool] = False  # the key of CoordinatorConfig
 
     def slowness(self, now: float) -> float:
-        """Factor by which calls that begin now take longer: other programs have the processor."""
+        """Factor by which calls that begin now are slower because other programs are running."""
         return 1.0
 
     @abstractmethod
     def verify_seconds(self, num_requests: int, num_rows: int) -> float:
-        """Seconds of a verification alone; `num_rows` counts prompt tokens that it reads too."""
+        """Seconds of a verification alone; `num_rows` includes prompt tokens being prefilled."""
 
     @abstractmethod
     def draft_seconds(self, num_requests: int, num_positions: int, num_unread: int) -> float:
@@ -42,7 +43,7 @@ class TwoCores(Machine):
 
 
 class BusyCores(Machine):
-    """Two cores with a process for each role, and other programs in one of every four seconds."""
+    """Two cores and a process per role; other programs run in one of every four seconds."""
 
     name = "busy_cores"
     interference = 0.1
@@ -60,17 +61,17 @@ class BusyCores(Machine):
 
 
 class SlowCpu(Machine):
-    """A processor that computes little beside reading the weights: each row costs.
+    """A processor with little computing power beyond reading weights: every row costs time.
 
-    The second row is cheap, the third and fourth cost more, and each further one 0.6 of one alone.
-    Both roles take turns at it: side by side, each takes twice as long.
+    The second row is cheap, the third and fourth cost more, and each further row costs 0.6 of a
+    single row. Both roles share the processor: side by side, each takes twice as long.
     """
 
     name = "slow_cpu"
     interference = 1.0
 
     _ONE_ROW = 0.086
-    _IN_ROWS = (0.0, 1.0, 1.25, 1.825, 2.4)  # time of 0 to 4 rows, in units of a single row's
+    _IN_ROWS = (0.0, 1.0, 1.25, 1.825, 2.4)  # time of 0 to 4 rows, relative to a single row
     _FURTHER_ROW = 0.6
 
     def verify_seconds(self, num_requests: int, num_rows: int) -> float:
@@ -82,7 +83,7 @@ class SlowCpu(Machine):
 
 
 class OneGpu(Machine):
-    """One GPU that both roles share: calls take the same up to many rows, and hardly overlap."""
+    """One GPU that both roles share: time is constant up to many rows, and calls hardly overlap."""
 
     name = "one_gpu"
     interference = 0.9
@@ -95,7 +96,7 @@ class OneGpu(Machine):
 
 
 class OwnGpu(OneGpu):
-    """A drafter on a GPU of its own, as fast as the target's, over a network in one building."""
+    """A drafter on its own GPU, as fast as the target's, over a network in one building."""
 
     name = "own_gpu"
     interference = 0.0
@@ -104,9 +105,9 @@ class OwnGpu(OneGpu):
 
 
 class EightGpus(Machine):
-    """A target on eight GPUs, and a pool of two drafters on GPUs of their own, over a network.
+    """A target on eight GPUs, and a pool of two drafters on their own GPUs, over a network.
 
-    A draft call takes nearly as long as a verification of few rows.
+    A draft call takes nearly as long as a verification of a few rows.
     """
 
     name = "eight_gpus"

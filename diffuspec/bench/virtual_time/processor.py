@@ -1,34 +1,34 @@
-"""The processor of a simulated machine: jobs that run side by side slow each other down."""
+"""The processor of a simulated machine: concurrent jobs slow each other down."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
 
-_DONE_SECONDS = 1e-9  # work that rounding leaves in jobs that end together
+_DONE_SECONDS = 1e-9  # work left by rounding in jobs that end together
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    seconds_left: float  # alone
+    seconds_left: float  # if it runs alone
     done: asyncio.Future[None]
 
 
 class Processor:
-    """Runs jobs side by side, each at 1 / (1 + interference) of its speed for one other job.
+    """Runs concurrent jobs, each at 1 / (1 + interference) of its speed beside one other job.
 
-    Every further job slows the others down as much again. Without interference each job has a
-    processor of its own. The work left is computed again when a job begins or ends, never between.
+    Every further job slows the others down by as much again. Without interference each job has its
+    own processor. The remaining work is updated only when a job begins or ends.
     """
 
     def __init__(self, interference: float) -> None:
         self._interference = interference
         self._jobs: list[_Job] = []
-        self._counted_at = 0.0  # time for which the jobs' seconds_left hold
+        self._counted_at = 0.0  # time at which the jobs' seconds_left were updated
         self._timer: asyncio.TimerHandle | None = None  # end of the shortest job
 
     def begin(self, seconds: float) -> asyncio.Future[None]:
-        """Begin a job that takes this long alone; return its end."""
+        """Begin a job that takes this long alone; return a future for its end."""
         loop = asyncio.get_running_loop()
         self._count(loop.time())
         job = _Job(seconds, loop.create_future())
@@ -41,7 +41,7 @@ class Processor:
         return 1 + self._interference * (len(self._jobs) - 1)
 
     def _count(self, now: float) -> None:
-        """Subtract the work done since the last count."""
+        """Subtract the work done since the last update."""
         work = (now - self._counted_at) / self._slowdown if self._jobs else 0.0
         for job in self._jobs:
             job.seconds_left -= work
@@ -69,9 +69,9 @@ class Processor:
 
 
 class Worker:
-    """One role's worker: it makes one call at a time, to its end even if the caller has left.
+    """One role's worker: it runs one call at a time, to its end even if the caller is cancelled.
 
-    So do the threads and processes that the real roles compute in.
+    So do the threads and processes of the real roles.
     """
 
     def __init__(self, processor: Processor) -> None:
@@ -79,7 +79,7 @@ class Worker:
         self._latest: asyncio.Future[None] | None = None
 
     async def run(self, seconds: float) -> None:
-        """Make a call that takes this long alone, after those under way."""
+        """Run a call that takes this long alone, after the calls already queued."""
         while self._latest is not None and not self._latest.done():
             await asyncio.wait([self._latest])
         self._latest = self._processor.begin(seconds)

@@ -1,4 +1,4 @@
-"""Results of the study: kept in a JSON file, and compared as tables."""
+"""Results of the study: stored in a JSON file, and compared as tables."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from diffuspec.bench.virtual_time.traffic import REGIMES
 from diffuspec.core.errors import ConfigError
 
 _Place: TypeAlias = tuple[str, str, int]  # machine, regime, load
-_RATIOS = {"new/ old": 0.97, "new/ off": 0.97, "new/ oracle": 0.9}  # ratios below these are marked
-_FIRST_TOKENS = "first token"  # time of `new` over that of `off`
+_RATIOS = {"new/ old": 0.97, "new/ off": 0.97, "new/ oracle": 0.9}  # lower ratios are marked
+_FIRST_TOKENS = "first token"  # time of `new` divided by that of `off`
 
 
 class ResultsFile:
-    """Rows in a JSON file; a row replaces the one measured before for the same system and cell."""
+    """Rows in a JSON file; a row replaces an earlier one of the same system and cell."""
 
     def __init__(self, path: Path) -> None:
-        """Read the rows that the file holds, if there is one. Raises ConfigError."""
+        """Read the rows in the file, if it exists. Raises ConfigError."""
         self._path = path
         self._rows = {_key(row): row for row in read_rows(path)} if path.exists() else {}
 
@@ -48,7 +48,7 @@ def read_rows(path: Path) -> list[CellRow]:
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """One machine, regime and load: rows that are missing are None."""
+    """The rows of one machine, regime and load; None where a row is missing."""
 
     place: _Place
     old: CellRow | None
@@ -68,9 +68,9 @@ class _Comparison:
 
 
 def comparison_tables(old: Sequence[CellRow], new: Sequence[CellRow]) -> list[TextTable]:
-    """Return a table for each machine, and one of the worst and the mean ratios.
+    """Return a table for each machine, and one of the worst and mean ratios.
 
-    Compared are the systems DEFAULT; OFF and ORACLE are those of `new`, or of `old` if it has none.
+    The rows of DEFAULT are compared; OFF and ORACLE are those in `new`, or else in `old`.
     """
     found = _comparisons(old, new)
     machines = [name for name in MACHINES if any(one.place[0] == name for one in found)]
@@ -147,9 +147,9 @@ def _summary(groups: Mapping[str, Sequence[_Comparison]]) -> TextTable:
 
 
 def _summarised(comparisons: Sequence[_Comparison], name: str) -> list[tuple[str, ...]]:
-    """Return the worst ratio, the mean, the number of marked ones and the worst one's place.
+    """Return the worst ratio, the mean, the number of marked ones and the cell of the worst.
 
-    An empty list if no such ratio is known.
+    The list is empty if no such ratio is known.
     """
     found = {one.place: one.ratios[name] for one in comparisons if name in one.ratios}
     if not found:
@@ -161,7 +161,7 @@ def _summarised(comparisons: Sequence[_Comparison], name: str) -> list[tuple[str
 
 
 def rates_tables(rows: Sequence[CellRow]) -> list[TextTable]:
-    """Return two tables for each machine: tokens per second, and first tokens, of every system."""
+    """Return two tables for each machine: tokens per second and times to the first token."""
     tables = []
     for machine in dict.fromkeys(row.machine for row in rows):
         own = [row for row in rows if row.machine == machine]

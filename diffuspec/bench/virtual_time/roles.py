@@ -1,4 +1,4 @@
-"""The simulated roles: they answer from the tables of the traffic, after the machine's time."""
+"""The simulated roles: they answer from the traffic's tables after the machine's time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_MODEL_LEN = 4096
 
 
 def _answer_to(prefix: TokenIds, answers: Sequence[Answer]) -> Answer:
-    """Return the answer that a prefix begins; any to a prefix that no client has sent."""
+    """Return the answer to which a prefix belongs; an arbitrary one for an unknown prefix."""
     return answers[int(prefix[0]) % len(answers)]
 
 
@@ -51,7 +51,7 @@ class SimulatedVerifier:
         self._num_read.pop(request_id, None)
 
     def _num_left_unread(self, request: VerifyRequest) -> int:
-        """Return the tokens of the prefix that are beyond the request's limit on reading."""
+        """Return the number of prefix tokens beyond the request's prefill limit."""
         if request.max_read_tokens is None:
             return 0
         return max(self._num_unread(request) - request.max_read_tokens, 0)
@@ -106,7 +106,7 @@ class SimulatedDrafter:
         self._known.discard(request_id)
 
     def _read(self, requests: Sequence[DraftRequest]) -> int:
-        """Return the number of tokens that it reads of prefixes new to it."""
+        """Return the number of prefix tokens that it has not read before."""
         num_read = 0
         for request in requests:
             if request.request_id not in self._known:

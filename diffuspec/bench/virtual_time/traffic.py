@@ -1,8 +1,8 @@
 """The simulated traffic: prompts, the target's answers, and a drafter's guesses.
 
-All of it is a function of the regime and the number of the request, which is the prompt's first
-token. At each position of an answer the target's token, the drafter's guess and its confidence are
-given, whatever was drafted before, so that every system answers and drafts the same.
+Everything is a function of the regime and the request's number, which is the prompt's first token.
+At each position of an answer, the target's token, the drafter's guess and its confidence are fixed,
+whatever was drafted before, so that answers and guesses are the same for every system.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy as np
 
 from diffuspec.core.params import MAX_DRAFT_TOKENS, SamplingParams
 
-VOCAB_SIZE = 1000  # more than requests in a run
+VOCAB_SIZE = 1000  # more than the number of requests in a run
 PROMPT_TOKENS = 20, 140
 ANSWER_TOKENS = 40, 130
 
-_BEYOND = MAX_DRAFT_TOKENS + 2  # positions after the last token that a draft may still reach
-_GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it, mod 1, cover a range evenly
-_NOISE = 0.1  # noise of a confidence, as a share of it
-_LISTED = (0.3, 0.18, 0.12)  # chance that the target's token is this alternative, if not drafted
+_BEYOND = MAX_DRAFT_TOKENS + 2  # positions after the last token that a draft may still cover
+_GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples, mod 1, cover a range evenly
+_NOISE = 0.1  # relative noise of a confidence
+_LISTED = (0.3, 0.18, 0.12)  # chances that an undrafted target token is this alternative
 _LEAST_SHARE = 0.01
 
 Range: TypeAlias = tuple[float, float]
@@ -31,10 +31,10 @@ Range: TypeAlias = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Shares as in text: log-odds that differ between answers, and drift inside each.
+    """Shares of right tokens as in text: log-odds that differ between answers and drift.
 
-    The drift is an autoregressive process of order 1. As recorded of drafts that begin at each
-    token of an answer (`docs/experiments.md`).
+    The drift is an autoregressive process of order 1, fitted to drafts recorded at each token of an
+    answer (`docs/experiments.md`).
     """
 
     mean: float
@@ -57,10 +57,10 @@ class Text:
 class Regime:
     """The share of drafted tokens that are right, and the drafter's confidence in them.
 
-    Requests take turns at the ranges; within one, their shares are spread evenly. `later` holds the
-    ranges of the second half of a run's answers, if they differ. `stretches`, if any, take turns
-    inside each answer instead: numbers of tokens, and the share that is right. `text`, if any,
-    makes shares that drift.
+    Requests cycle through the ranges; within a range, their shares are spread evenly. `later` holds
+    the ranges of the second half of a run's answers, if they differ. `stretches`, if any, alternate
+    within each answer instead: numbers of tokens, and the share that is right. `text`, if given,
+    makes shares drift.
     """
 
     name: str
@@ -69,11 +69,12 @@ class Regime:
     stretches: tuple[tuple[int, float], ...] = ()
     text: Text | None = None
     is_sampled: bool = False
-    exponent: float = 1.0  # the drafter states share ** exponent: below 1, too much
+    # the drafter's confidence is share ** exponent; below 1 it is overconfident
+    exponent: float = 1.0
 
     @property
     def thresholds(self) -> tuple[float, ...]:
-        """Shares above which a client that knows them may have a request drafted."""
+        """Shares above which a client with full knowledge may draft a request."""
         return (0.0,) if self.stretches or self.text else (0.0, 0.4, 0.7)
 
     def shares(self, number: int, num_requests: int, num_positions: int) -> list[float]:
@@ -90,7 +91,7 @@ class Regime:
 
 
 def _coin(number: int) -> int:
-    """Return 0 or 1, so that requests that take turns do not do so in step with the askers."""
+    """Return a pseudo-random 0 or 1, so that requests do not alternate in step with the clients."""
     return int(number * number * _GOLDEN % 1 < 0.5)
 
 
@@ -118,7 +119,7 @@ Alternatives: TypeAlias = tuple[tuple[int, float], ...]
 class Answer:
     """A prompt, the target's answer, and the drafter's guesses at each position of it.
 
-    The tables go on beyond the answer's end, as drafts do.
+    The tables continue beyond the answer's end, as drafts do.
     """
 
     number: int
@@ -129,7 +130,7 @@ class Answer:
     own: tuple[int, ...]  # the target's tokens, [num_tokens + _BEYOND], as in the other tables
     drafted: tuple[int, ...]
     confidences: tuple[float, ...]
-    listed_at: tuple[int, ...]  # the alternative that is the target's token if the guess is not
+    listed_at: tuple[int, ...]  # which alternative is the target's token if the guess is wrong
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -144,12 +145,12 @@ class Answer:
         )
 
     def position(self, num_tokens: int, num_prompt_tokens: int) -> int:
-        """Return the place in the tables of the token after a prefix; their end if it is longer."""
+        """Return the table index of the token after a prefix, or the last index."""
         return min(num_tokens - num_prompt_tokens, self.num_tokens)
 
     @cached_property
     def alternatives(self) -> tuple[Alternatives, ...]:
-        """The drafter's likeliest tokens at each position, its guess the first."""
+        """The drafter's likeliest tokens at each position, its guess first."""
         columns = self.own, self.drafted, self.confidences, self.listed_at
         return tuple(map(_alternatives, *columns))
 
@@ -166,7 +167,7 @@ def _alternatives(own: int, drafted: int, confidence: float, listed_at: int) -> 
 
 @lru_cache(maxsize=8)
 def make_answers(regime: Regime, num_requests: int) -> tuple[Answer, ...]:
-    """Return the requests of a run, by number. Their lengths and luck are those of any regime."""
+    """Return the requests of a run by number. Lengths and random draws are alike in all regimes."""
     return tuple(_make_answer(regime, number, num_requests) for number in range(num_requests))
 
 

@@ -1,4 +1,4 @@
-"""`python openvino_worker.py MODEL THREADS CLOCK`: OpenVINO GenAI, in an environment of its own."""
+"""`python openvino_worker.py MODEL THREADS CLOCK`: OpenVINO GenAI, in its own environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import openvino_genai
 
 
 class FirstToken(openvino_genai.StreamerBase):  # type: ignore[misc]
-    """The time when the first token of an answer came."""
+    """Records when the first token of an answer arrived."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class FirstToken(openvino_genai.StreamerBase):  # type: ignore[misc]
         return openvino_genai.StreamingStatus.RUNNING
 
     def end(self) -> None:
-        """Do nothing: the answer is returned as a whole, too."""
+        """Do nothing: the answer is also returned as a whole."""
 
 
 def answer(pipeline: Any, asked: dict[str, Any], clock: Callable[[], float]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ _CLOCKS: dict[str, Clock] = {"wall": time.monotonic, "processor": time.process_t
 
 
 async def answer(engine: Engine, asked: dict[str, Any], clock: Clock) -> dict[str, Any]:
-    """Answer a prompt, of which nothing is cached."""
+    """Answer a prompt without cached prefixes."""
     engine.reset_prefix_cache()
     sampling = SamplingParams(max_tokens=asked["max_tokens"])
     speculation = None if asked["drafts"] else _PLAIN
@@ -41,7 +41,7 @@ async def answer(engine: Engine, asked: dict[str, Any], clock: Clock) -> dict[st
 
 
 async def serve(model: Path, options: list[str], num_threads: int, clock: Clock) -> None:
-    """Answer the lines of stdin."""
+    """Answer the requests on stdin."""
     torch.set_num_threads(num_threads)
     target: dict[str, object] = {"path": model, "max_model_len": _MAX_LEN}
     if model.is_dir():
