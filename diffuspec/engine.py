@@ -3,9 +3,9 @@
     with Engine.from_config(tiny_config()) as engine:
         [answer] = engine.generate(["Once upon a time"])
 
-An engine belongs to one event loop at a time: `generate` runs one of its own, `stream` and
-`complete` use the caller's (then open the engine with `async with`). Connections to remote roles
-are bound to one loop for good.
+An engine belongs to one event loop at a time: `generate` runs its own, `stream` and `complete` use
+the caller's (then open the engine with `async with`). Connections to remote roles are permanently
+bound to one loop.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
 
 
 class Closable(Protocol):
-    """A part that an engine closes with itself."""
+    """A part that an engine closes together with itself."""
 
     def close(self) -> None: ...
 
@@ -63,11 +63,11 @@ class Engine(EngineBase):
         closing: Sequence[Closable] = (),
         tracer: Tracer | None = None,
     ) -> None:
-        """Take over the parts in `closing`: they are closed with the engine, in this order.
+        """Take over the parts in `closing`: they are closed with the engine, in reverse order.
 
-        A mapping holds drafters by the names that requests choose, the default first.
+        A mapping holds drafters by the names that requests use, the default first.
 
-        The tracer is written to and not closed.
+        The caller closes the tracer.
         """
         super().__init__(config, tokenizer)
         self.verifier = verifier
@@ -78,7 +78,7 @@ class Engine(EngineBase):
         self._coordinator: Coordinator | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._profile: asyncio.Task[None] | None = None
-        self.explain: Callable[[str], None] | None = None  # is given each plan of the scheduler
+        self.explain: Callable[[str], None] | None = None  # called with each plan of the scheduler
         self._grammar_queue = GrammarQueue(config.coordinator.max_waiting)
 
     @classmethod
@@ -117,7 +117,7 @@ class Engine(EngineBase):
     def close(self) -> None:
         """Stop the coordinator and the worker threads. Requests still running are cancelled.
 
-        A part that fails to close does not keep the others open; its error is raised at the end.
+        If a part fails to close, the others are still closed; its error is raised at the end.
         """
         self._is_closed = True
         runner, self._runner = self._runner, None
@@ -131,7 +131,7 @@ class Engine(EngineBase):
                     call_beside(runner.run, self._coordinator.__aexit__(None, None, None))
 
     async def stop(self, drain_seconds: float = 0.0) -> None:
-        """Refuse new requests, wait up to `drain_seconds` for the others, end the coordinator."""
+        """Refuse new requests, wait up to `drain_seconds` for running ones, then stop."""
         coordinator = self._coordinator
         if coordinator is not None and self._loop is asyncio.get_running_loop():
             await coordinator.drain(drain_seconds)
@@ -150,7 +150,7 @@ class Engine(EngineBase):
         return self._coordinator.requests() if self._coordinator is not None else ()
 
     async def status(self) -> ServiceStatus:
-        """Return the requests; the roles are objects of this process, which cannot fail alone."""
+        """Return the requests. The roles are objects of this process and cannot fail separately."""
         requests = self.requests()
         num_waiting = sum(request.state == "waiting" for request in requests)
         return ServiceStatus(
@@ -165,12 +165,13 @@ class Engine(EngineBase):
 
     @property
     def runners(self) -> list[Any]:
-        """The runners of the target and, if it has a model, of the default drafter."""
+        """The runners of the target and of the default drafter, if it has a model."""
         roles: list[Any] = [self.verifier, self.lattice_model or self.drafter]
-        return [role.runner for role in roles if hasattr(role, "runner")]  # draft heads have none
+        # draft heads have no runner
+        return [role.runner for role in roles if hasattr(role, "runner")]
 
     def reset_prefix_cache(self) -> None:
-        """Empty the models' caches of prefixes. Not while a request is running."""
+        """Empty the models' prefix caches. Call it only while no request is running."""
         for runner in self.runners:
             for slot in range(runner.cache.num_slots):
                 runner.cache.truncate(slot, 0)
@@ -206,18 +207,18 @@ class Engine(EngineBase):
                 yield replace(output, seed=sampling.seed) if is_last else output
 
     def prepare_forms(self) -> None:
-        """Read the tokenizer as grammars need it, which holds up the whole process for seconds."""
+        """Prepare the tokenizer for grammars, which blocks the whole process for seconds."""
         grammars_of(self.config.target.path, self.info).prepare()
 
     async def start(self) -> None:
-        """Start the coordinator and measure what calls cost, before the first request does.
+        """Start the coordinator and measure the cost of calls, before the first request.
 
-        Belongs to the event loop that runs it.
+        The coordinator belongs to the current event loop.
         """
         await self._started()
 
     async def profile(self) -> None:
-        """Measure what the calls of drafters cost that have joined the pool since the start."""
+        """Measure the cost of calls to drafters that have joined the pool since the start."""
         coordinator = await self._started()
         if seconds := self.config.coordinator.profile_seconds:
             await coordinator.profile(seconds)
@@ -245,12 +246,12 @@ class Engine(EngineBase):
             if seconds := self.config.coordinator.profile_seconds:
                 self._profile = loop.create_task(coordinator.profile(seconds))
         if self._profile is not None and not self._profile.done():
-            await asyncio.shield(self._profile)  # calls of a profile occupy slots of the verifier
+            await asyncio.shield(self._profile)  # profiling occupies the verifier's slots
         return self._coordinator
 
 
 def _default(drafter: Drafter | Mapping[str, Drafter] | DrafterPool | None) -> Drafter | None:
-    """Return the drafter of requests that choose none; None for a pool."""
+    """Return the drafter of requests that name none; None for a pool."""
     if isinstance(drafter, Mapping):
         return next(iter(drafter.values()))
     return None if isinstance(drafter, DrafterPool) else drafter

@@ -1,4 +1,4 @@
-"""What an engine is to its callers, whether it works in this process or in several."""
+"""The interface of an engine to its callers, whether it runs in this process or in several."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ T = TypeVar("T")
 
 
 class EngineBase(ABC):
-    """Prompts in, answers out, all by way of `_stream`."""
+    """Prompts in, answers out; everything goes through `_stream`."""
 
     def __init__(self, config: EngineConfig, tokenizer: Any) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self.metrics = Metrics()
         self.default_speculation = config.speculation
-        self.spans: RequestSpans | None = None  # records OpenTelemetry's, if set
+        self.spans: RequestSpans | None = None  # records OpenTelemetry spans, if set
         self._runner: asyncio.Runner | None = None  # the event loop of generate
         self._is_closed = False
         self._turns = threading.Lock()  # one call of generate at a time
@@ -50,12 +50,12 @@ class EngineBase(ABC):
     @property
     @abstractmethod
     def info(self) -> TargetInfo:
-        """Facts about the target; its max_sequences is that of all processes together."""
+        """Facts about the target; its max_sequences is the total of all processes."""
 
     @property
     @abstractmethod
     def num_requests(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
 
     @abstractmethod
     def _stream(
@@ -70,7 +70,7 @@ class EngineBase(ABC):
 
     @abstractmethod
     def cancel(self, request_id: str) -> bool:
-        """Cancel all requests under an id; return whether there were any.
+        """Cancel all requests with an id; return whether there were any.
 
         Their streams raise RequestCancelledError. Call it in the engine's event loop.
         """
@@ -85,21 +85,21 @@ class EngineBase(ABC):
 
     @abstractmethod
     async def stop(self, drain_seconds: float = 0.0) -> None:
-        """Refuse new requests, wait up to `drain_seconds` for the others, and cancel the rest.
+        """Refuse new requests, wait up to `drain_seconds` for running ones, and cancel the rest.
 
         The engine can be used again afterwards.
         """
 
     def prepare_forms(self) -> None:
-        """Read what structured outputs need, before a request has to wait for it."""
-        return  # engines in processes of their own do so there
+        """Prepare for structured output, so that no request has to wait for it."""
+        return  # engines in other processes do this there
 
     @abstractmethod
     def close(self) -> None:
         """Free what the engine holds. Requests still running are cancelled."""
 
     def cpu_seconds(self) -> float:
-        """Seconds that the engine's processes have computed so far, this one included."""
+        """Processor seconds of the engine's processes so far, this one included."""
         return time.process_time()
 
     def __enter__(self) -> Self:
@@ -126,9 +126,9 @@ class EngineBase(ABC):
     ) -> list[Completion]:
         """Answer all prompts, decoding them together.
 
-        Each prompt gets n answers, which follow each other in the list; their seeds are those of
+        Each prompt gets n consecutive answers in the list, with the seeds of
         `SamplingParams.choice`. Calls from several threads take turns; use `stream` for requests
-        that come and go. Where an event loop runs, as in a notebook, the call holds it up:
+        that come and go. If an event loop is running, as in a notebook, this call blocks it;
         `complete` and `stream` do not.
         """
         self._check_is_open()
@@ -169,7 +169,7 @@ class EngineBase(ABC):
                 yield output
 
     def encode(self, prompt: Prompt) -> TokenIds:
-        """Return the token ids of a text, of chat messages by the target's template, or of ids.
+        """Return the token ids of a text, of chat messages in the target's template, or of ids.
 
         Raises InvalidRequestError; a text that cannot fit is refused before it is tokenised.
         """

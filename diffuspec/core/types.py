@@ -161,13 +161,13 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A draft tree, and how sure the drafter is of it.
+    """A draft tree, and the drafter's confidence in it.
 
     confidences[i] is the drafter's natural-log probability of node i's token given that its parent
     is accepted. drafter_choices and proxy_choices hold, for each position of the best path, the
-    candidate that the drafter alone and the proxy alone would have taken. alternatives are empty,
-    or hold for the root and then for each node the likeliest tokens after it with natural-log
-    probabilities, most probable first, the node's children among them.
+    candidate that the drafter alone or the proxy alone would have chosen. alternatives is empty, or
+    holds the likeliest next tokens of the root and then of each node, with natural-log
+    probabilities, most probable first and including the node's children.
     """
 
     tree: DraftTree
@@ -175,10 +175,10 @@ class Draft:
     num_tokens_before_eos: int
     drafter_choices: tuple[int, ...] = ()  # [length of the best path]
     proxy_choices: tuple[int, ...] = ()  # [length of the best path]
-    draft_seconds: float = 0.0  # time of the whole batch that this draft comes from
+    draft_seconds: float = 0.0  # time of the whole batch of this draft
     search_seconds: float = 0.0
     alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()  # [1 + num_nodes] or empty
-    transport_seconds: float = 0.0  # time between processes, beyond the workers' own
+    transport_seconds: float = 0.0  # time between processes, excluding the workers' own
     states_wanted: StatesWanted | None = None  # None: the drafter does not read hidden states
 
 
@@ -190,10 +190,10 @@ class VerifyRequest:
     """One request's draft tree, to be verified below its prefix.
 
     If the prompt is longer than the prefix, the tree is a chain of further prompt tokens: all of it
-    is accepted, and the verdict has its log-probabilities if they are asked for.
+    is accepted, and the verdict has its log-probabilities if requested.
 
-    If more than max_read_tokens tokens of the prefix are not cached, the target reads the first
-    max_read_tokens of those and verifies nothing: see `Verdict.num_unread_tokens`.
+    If more than max_read_tokens tokens of the prefix are not cached, the target prefills the first
+    max_read_tokens of them and verifies nothing: see `Verdict.num_unread_tokens`.
     """
 
     request_id: str
@@ -201,7 +201,7 @@ class VerifyRequest:
     num_prompt_tokens: int  # prompt tokens in the prefix, or in prefix and tree
     tree: DraftTree
     sampling: SamplingParams
-    states_wanted: StatesWanted | None = None  # states of cached tokens are computed again
+    states_wanted: StatesWanted | None = None  # states of cached tokens are recomputed
     max_read_tokens: int | None = None  # None: no limit
 
     @property
@@ -210,7 +210,7 @@ class VerifyRequest:
         return self.num_prompt_tokens > len(self.prefix)
 
     def up_to_limit(self, num_cached: int) -> VerifyRequest:
-        """Return this request, or one that only reads up to the limit if there is more to read."""
+        """Return this request, or a prefill up to the limit if more than that is not cached."""
         limit = self.max_read_tokens
         if limit is None or len(self.prefix) - num_cached <= limit:
             return self
@@ -224,24 +224,26 @@ class VerifyRequest:
 class TokenLogprobs:
     """Log-probabilities under the target's unmodified distribution, natural log."""
 
-    logprob: float  # the committed token's
+    logprob: float  # of the committed token
     top: tuple[tuple[int, float], ...]  # (token id, logprob), most probable first
-    rank: int | None = None  # the committed token's, 1 for the likeliest; None: not known
+    rank: int | None = None  # of the committed token, 1 for the likeliest; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The outcome of a verification: accepted draft tokens, then one token of the target's own."""
 
-    token_ids: tuple[int, ...]  # one token or more
+    token_ids: tuple[int, ...]  # at least one token
     accepted_nodes: tuple[int, ...]  # node indices of the accepted tokens, root to leaf
-    logprobs: tuple[TokenLogprobs, ...] | None = None  # one per token, when asked for
-    verify_seconds: float = 0.0  # time of the whole batch that this verdict comes from
-    transport_seconds: float = 0.0  # time between processes, beyond the worker's own
-    states: StateRows | None = None  # states of prefix and accepted tokens, as far as wanted
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # one per token, if requested
+    verify_seconds: float = 0.0  # time of the whole batch of this verdict
+    transport_seconds: float = 0.0  # time between processes, excluding the worker's own
+    states: StateRows | None = None  # requested states of prefix and accepted tokens
     num_cached_tokens: int = 0  # prefix tokens in the target's cache before the verification
-    num_unread_tokens: int = 0  # prefix tokens not cached yet; if any, token_ids mean nothing
-    is_held: bool = False  # nothing was verified: the form's masks are not ready, send it again
+    # prefix tokens not cached yet; if there are any, token_ids is meaningless
+    num_unread_tokens: int = 0
+    # nothing was verified because the grammar's masks are not ready: send it again
+    is_held: bool = False
 
     @property
     def num_accepted_tokens(self) -> int:
@@ -253,29 +255,30 @@ HELD = Verdict((0,), (), is_held=True)
 
 @dataclass(slots=True)
 class StepStats:
-    """The cost and the yield of one step. All statistics and metrics are computed from these."""
+    """The cost and the result of one step. All statistics and metrics are computed from these."""
 
-    num_draft_tokens: int  # length asked of the drafter; 0: no draft
+    num_draft_tokens: int  # requested length; 0: no draft
     num_tree_nodes: int
     num_accepted_tokens: int
-    num_committed_tokens: int  # tokens left after the cut at EOS, stop or max_tokens
+    num_committed_tokens: int  # tokens left after cutting at EOS, a stop string or max_tokens
     tree_depth: int = 0
     draft_seconds: float = 0.0
     search_seconds: float = 0.0
     verify_seconds: float = 0.0
     step_seconds: float = 0.0
-    fallback: str | None = None  # why the step had no draft although one was due
-    transport_seconds: float = 0.0  # transport of drafts and verdicts, beyond the workers' own time
+    fallback: str | None = None  # why the step had no draft although there should have been one
+    transport_seconds: float = 0.0  # time that drafts and verdicts spent between processes
     pre_draft: PreDraftResult | None = None  # None: nothing was pre-drafted
     num_wasted_draft_tokens: int = 0  # tokens pre-drafted for outcomes that did not happen
     verify_idle_seconds: float = 0.0  # part of the step with no verification in flight
     draft_idle_seconds: float = 0.0  # part of the step with no draft call in flight
-    num_cached_tokens: int = 0  # first step: prompt tokens that others left in the cache
+    # first step only: prompt tokens that other requests left in the cache
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedDraft:
-    """The tokens that one step proposed, and those accepted."""
+    """The tokens that one step drafted, and the accepted ones."""
 
     tree: DraftTree
     confidences: tuple[float, ...]  # [num_nodes], see Draft
@@ -286,9 +289,9 @@ class VerifiedDraft:
 class RequestOutput:
     """The tokens and the text that one step added to an answer.
 
-    The first num_accepted_tokens tokens were drafted, the others are the target's own. pieces
-    holds the text that each token released, the last one also what was held back until the answer
-    ended; text joins them. The last output of an answer carries the seed that it was drawn with.
+    The first num_accepted_tokens tokens were drafted, the others are the target's own. pieces holds
+    the text that each token released; the last piece of an answer includes text held back so far.
+    text joins the pieces. The last output of an answer contains its seed.
     """
 
     token_ids: tuple[int, ...]
@@ -300,6 +303,7 @@ class RequestOutput:
     step: StepStats
     seed: int | None = None
     draft: VerifiedDraft | None = None  # the step's draft, if it had one and report_drafts is set
-    # In the first output of an answer, if asked for: of each prompt token after the first.
+    # Only in the first output of an answer, if requested: one for each prompt token after the
+    # first.
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     stop_reason: str | int | None = None  # the stop string or stop token id that ended the answer

@@ -1,4 +1,4 @@
-"""Plain data as sections of a configuration, with errors in plain English."""
+"""Validates plain data as sections of a configuration, with errors in plain English."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ _TEXTS = {  # messages by the type of pydantic's error
     "less_than_equal": "must be at most {le}",
 }
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument", "invalid_key")
-_SIMILAR = 0.65  # least ratio of difflib at which a name is suggested
+_SIMILAR = 0.65  # least ratio of difflib for suggesting a name
 
 
 class Section(BaseModel):
-    """A part of a configuration: frozen, of exact types (true is no 1), without unknown keys."""
+    """A part of a configuration: frozen, strictly typed (true is not 1), without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class FromMapping:
-    """Annotates a dataclass that a section takes as a mapping; its fields stay strict."""
+    """Annotates a dataclass that a section accepts as a mapping; its fields stay strict."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         schema = handler(source)
@@ -66,7 +66,7 @@ S = TypeVar("S", bound=Section)
 
 
 def validate(kind: type[S], data: object) -> S:
-    """Return a section made of plain data. Raises ConfigError naming everything that is wrong."""
+    """Return a section made from plain data. Raises ConfigError naming everything that is wrong."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
@@ -74,7 +74,7 @@ def validate(kind: type[S], data: object) -> S:
 
 
 def explain(error: ValidationError, kind: type[Section]) -> str:
-    """Return one line with each wrong key of a section, the right values and the value found."""
+    """Return one line with each wrong key of a section, its valid values and the given value."""
     said: dict[str, str] = {}  # messages by key; a union gives one error for each of its types
     found: dict[str, str] = {}
     for problem in error.errors(include_url=False):
@@ -114,13 +114,13 @@ def _unknown_key(where: str, known: Sequence[str]) -> str:
 
 
 def _locate(kind: type, loc: Sequence[str | int]) -> tuple[str, list[str]]:
-    """Return the key of pydantic's error, as a.b.c, and the keys that are known beside it.
+    """Return the key of pydantic's error, as a.b.c, and the known keys at the same level.
 
-    The tags of unions and the types of their members, also parts of pydantic's `loc`, are left out.
+    Tags of unions and types of their members, which are parts of pydantic's `loc`, are left out.
     """
     names: list[str] = []
     known: dict[str, Any] = {}
-    here: list[Any] = [kind]  # types that the value at this location may have
+    here: list[Any] = [kind]  # possible types of the value at this location
     for part in map(str, loc):
         known = {name: hint for one in here for name, hint in _fields(one).items()}
         tagged = [one for one in here if _tag(one) == part]
@@ -170,7 +170,7 @@ def read_yaml(path: Path, *, may_be_empty: bool = False) -> dict[str, object]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a mapping that has a key twice; reads 1e-3 as a number, as YAML 1.2 does."""
+    """Rejects duplicate keys of a mapping; reads 1e-3 as a number, as YAML 1.2 does."""
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)

@@ -1,1 +1,1 @@
-"""Data parallelism: several engines, each in a process of its own, behind one."""
+"""Data parallelism: several engines, each in its own process, behind one interface."""

@@ -1,4 +1,4 @@
-"""The connection to an engine process: answers and calls that it is asked for."""
+"""The connection to an engine process, for answers and calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from diffuspec.rpc.messages.status import TransportError, from_step_error
 from diffuspec.telemetry import context as telemetry
 from diffuspec.v1 import coordinator_pb2, engine_process_pb2 as messages
 
-MAX_UNREAD_OUTPUTS = 64  # outputs of one answer that are under way or unread
+MAX_UNREAD_OUTPUTS = 64  # outputs of one answer that are in transit or unread
 _ALLOWED_AT_ONCE = MAX_UNREAD_OUTPUTS // 2
 
 
@@ -32,16 +32,16 @@ class EngineConnection:
         self._calls: dict[int, asyncio.Future[messages.EngineReply]] = {}
 
     async def open(self, connection: socket.socket) -> None:
-        """Take over a socket, on which the engine has been loaded."""
+        """Take over the socket of an engine that has been loaded."""
         await open_frames(self._frames, connection)
 
     def close(self) -> None:
-        """End the connection, and by that the process."""
+        """End the connection, and so the process."""
         self._frames.close()
 
     @property
     def num_answers(self) -> int:
-        """Answers under way."""
+        """Number of answers in progress."""
         return len(self._answers)
 
     async def stream(
@@ -80,7 +80,7 @@ class EngineConnection:
         return (await self._call("get_series")).series
 
     async def reset_prefix_cache(self) -> None:
-        """Empty the engine's caches of prefixes. Not while it answers."""
+        """Empty the engine's prefix caches. Call it only while the engine is idle."""
         await self._call("reset_prefix_cache")
 
     async def _begin(self, number: int, request: coordinator_pb2.GenerateRequest) -> None:
@@ -119,7 +119,7 @@ class EngineConnection:
         answers = self._answers
         for update in report.updates:
             outputs = answers.get(update.number)
-            if outputs is None:  # its reader has closed the answer
+            if outputs is None:  # the reader has closed the answer
                 continue
             if update.HasField("output"):
                 outputs.put(request_output_from_proto(update.output))

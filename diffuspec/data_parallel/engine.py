@@ -1,10 +1,10 @@
-"""Several engines in processes of their own, which look like one engine.
+"""Several engines, each in its own process, that look like one engine.
 
     with DataParallelEngine.from_config(config) as engine:
         [answer] = engine.generate(["Once upon a time"])
 
-Prompts are tokenised here; everything else happens in the processes. Each has models of its own. An
-answer whose process ends goes on in another one, token for token.
+Prompts are tokenised here; everything else happens in the processes, each with its own models. An
+answer whose process ends continues in another one, token for token.
 """
 
 from __future__ import annotations
@@ -41,20 +41,22 @@ from diffuspec.text.prompt_memory import prompt_blocks
 from diffuspec.text.tokenizer import load_tokenizer
 from diffuspec.v1 import coordinator_pb2, engine_process_pb2 as messages
 
-_MAX_LOSSES = 3  # processes that one request may lose, since it may be what ends them
+_MAX_LOSSES = 3  # lost processes after which a request is refused, since it may be the cause
 _NO_ENGINE = "no engine can answer now; try again later"
-_OWN_LABEL = "all"  # label of what is counted here, in place of an engine's name
+_OWN_LABEL = "all"  # label of metrics counted here, instead of an engine's name
 
 
 class DataParallelEngine(EngineBase):
-    """Routes each request to one of several engines. Belongs to the first loop that uses it."""
+    """Routes each request to one of several engines. Belongs to the first event loop that uses
+    it.
+    """
 
     def __init__(
         self, config: EngineConfig, tokenizer: Any, members: Sequence[EngineMember]
     ) -> None:
         """Take over members whose processes have been started; wait until all are loaded.
 
-        Raises what `Engine.from_config` does, and closes the members then.
+        Raises the errors of `Engine.from_config`, after closing the members.
         """
         super().__init__(config, tokenizer)
         self._members = {member.name: member for member in members}
@@ -78,8 +80,8 @@ class DataParallelEngine(EngineBase):
     ) -> DataParallelEngine:
         """Start `data_parallel_size` processes, and wait until all have loaded their models.
 
-        num_threads: of each; None: one for each processor of its share. Raises what
-        `Engine.from_config` does.
+        num_threads: threads of each process; None: one for each processor of its share. Raises the
+        errors of `Engine.from_config`.
         """
         form, level = logs.configured() or ("", "")
         load = functools.partial(
@@ -117,7 +119,7 @@ class DataParallelEngine(EngineBase):
         return any([answer.cancel() for answer in asked])
 
     async def status(self) -> ServiceStatus:
-        """Return a role for each process, and `verifier`, healthy while one of them is."""
+        """Return a role for each process, and `verifier`, which is healthy while any of them is."""
         await self._opened()
         found = await asyncio.gather(*(member.status() for member in self._members.values()))
         is_served = any(role.is_healthy for role, _ in found)
@@ -143,7 +145,7 @@ class DataParallelEngine(EngineBase):
         return merge_series("engine", texts)
 
     async def reset_prefix_cache(self) -> None:
-        """Empty the caches of all engines. Not while a request is running."""
+        """Empty the caches of all engines. Call it only while no request is running."""
         await self._opened()
         for name, connection in self._open_connections().items():
             await connection.reset_prefix_cache()
@@ -187,7 +189,7 @@ class DataParallelEngine(EngineBase):
             await asyncio.gather(*(member.disconnect() for member in self._members.values()))
 
     async def _opened(self) -> None:
-        """Connect to the engines at first use."""
+        """Connect to the engines on first use."""
         if self._opening is None:
             outside = contextvars.Context()  # a context outside any request
             self._opening = asyncio.create_task(self._open(), context=outside)
@@ -240,13 +242,13 @@ class DataParallelEngine(EngineBase):
     def choose(
         self, blocks: Sequence[bytes], num_tokens: int
     ) -> list[tuple[str, EngineConnection]]:
-        """Return the engines to ask for a prompt, in order."""
+        """Return the engines to try for a prompt, in order."""
         there = self._open_connections()
         loads = {name: connection.num_answers for name, connection in there.items()}
         return [(name, there[name]) for name in self.router.rank(blocks, num_tokens, loads)]
 
     async def another(self) -> None:
-        """Wait for an engine to ask. Raises VerifierUnavailableError if there is none in time."""
+        """Wait for a usable engine. Raises VerifierUnavailableError if there is none in time."""
         seconds = self.config.coordinator.max_verifier_outage_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -257,7 +259,7 @@ class DataParallelEngine(EngineBase):
 
 
 class _Route:
-    """The way of one request from engine to engine."""
+    """One request, which may move from engine to engine."""
 
     def __init__(
         self,
@@ -267,7 +269,7 @@ class _Route:
     ) -> None:
         self._engine = engine
         self._request = request
-        self._num_committed = len(request.committed_token_ids)  # tokens committed elsewhere before
+        self._num_committed = len(request.committed_token_ids)  # tokens committed earlier elsewhere
         self._blocks, self._num_tokens = prompt_blocks(token_ids), len(token_ids)
         self._num_losses = 0
 

@@ -1,4 +1,4 @@
-"""Frames: messages on a socket between two processes of one machine, each after its length."""
+"""Frames: length-prefixed messages on a socket between two processes of one machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def frame(message: bytes) -> bytes:
-    """Return a message as it is sent. Raises InvalidRequestError for one that is too long."""
+    """Return a message with its length. Raises InvalidRequestError if it is too long."""
     if len(message) > MAX_FRAME_BYTES:
         raise InvalidRequestError(
             f"a message between processes must be at most {MAX_FRAME_BYTES} bytes, got"
@@ -27,7 +27,7 @@ def frame(message: bytes) -> bytes:
 
 
 def read_frame(connection: socket.socket) -> bytes:
-    """Wait for the next message on a blocking socket. Raises TransportError at its end."""
+    """Wait for the next message on a blocking socket. Raises TransportError when it is closed."""
     [size] = _LENGTH.unpack(_read(connection, _LENGTH.size))
     _check_size(size)
     return _read(connection, size)
@@ -49,13 +49,13 @@ def _check_size(size: int) -> None:
 
 
 class FrameSplitter:
-    """Finds the messages in what arrives, however it was cut on its way."""
+    """Reassembles messages from received bytes, however they were split."""
 
     def __init__(self) -> None:
-        self._rest = bytearray()  # the beginning of a frame that has not arrived whole
+        self._rest = bytearray()  # the beginning of an incomplete frame
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the messages that are complete. Raises TransportError for one too long."""
+        """Return the complete messages. Raises TransportError for one that is too long."""
         arrived: bytes | bytearray = data
         if self._rest:
             self._rest += data
@@ -84,12 +84,12 @@ class FrameProtocol(asyncio.Protocol):
         self._on_message, self._on_lost = on_message, on_lost
         self._splitter = FrameSplitter()
         self._transport: Any = None
-        self._resumed: asyncio.Event | None = None  # set once more may be written; None: it may
+        self._resumed: asyncio.Event | None = None  # set when writing may resume; None: not paused
         self._error: Exception | None = None
 
     @property
     def is_writable(self) -> bool:
-        """Whether the other side keeps up with what is written."""
+        """Return whether the other side keeps up with what is written."""
         return self._resumed is None
 
     async def writable(self) -> None:
@@ -98,13 +98,13 @@ class FrameProtocol(asyncio.Protocol):
             await self._resumed.wait()
 
     def write(self, message: bytes) -> None:
-        """Send a message; nothing once the connection is lost. Raises InvalidRequestError."""
+        """Send a message; does nothing once the connection is lost. Raises InvalidRequestError."""
         data = frame(message)
         if not self._transport.is_closing():
             self._transport.write(data)
 
     def close(self) -> None:
-        """End the connection after what was written."""
+        """Close the connection after what was written."""
         self._transport.close()
 
     def connection_made(self, transport: Any) -> None:
@@ -132,6 +132,6 @@ class FrameProtocol(asyncio.Protocol):
 
 
 async def open_frames(protocol: FrameProtocol, connection: socket.socket) -> None:
-    """Hand a connected socket over to a protocol, in the running event loop."""
+    """Attach a connected socket to a protocol, in the running event loop."""
     connection.setblocking(False)
     await asyncio.get_running_loop().create_unix_connection(lambda: protocol, sock=connection)

@@ -1,4 +1,4 @@
-"""One engine of several: its process, which is started again when it ends, and the connection."""
+"""One of several engines: its process, which is restarted when it ends, and the connection."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from diffuspec.v1 import engine_process_pb2 as messages
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.25, 30.0  # pauses before a restart
-_WELL_SECONDS = 60.0  # running time after which a process's earlier ends are forgotten
+_WELL_SECONDS = 60.0  # running time after which a process's earlier failures are forgotten
 _STATUS_SECONDS = 2.0
 _CHECK_SECONDS = 2.0  # pause between two checks that the process is alive
-_SILENT_SECONDS = 30.0  # silence after which a process is ended
+_SILENT_SECONDS = 30.0  # silence after which a process is killed
 
 
 class EngineMember:
-    """Starts a process at once, and connects to it in the event loop that it is opened in."""
+    """Starts a process at once, and connects to it in the event loop that calls `open`."""
 
     def __init__(self, name: str, load: messages.LoadEngine) -> None:
         self.name = name
         self.process = EngineProcess.start(load)
-        self.connection: EngineConnection | None = None  # connected to an engine that answers
+        self.connection: EngineConnection | None = None  # None while no engine answers
         self.problem = ""  # why there is no connection
         self._load = load
         self._supervising: asyncio.Task[None] | None = None
@@ -42,15 +42,15 @@ class EngineMember:
         return self.process.wait_until_loaded()
 
     async def open(self, on_change: Callable[[], None]) -> None:
-        """Connect, and start the process again whenever it ends; then call `on_change`.
+        """Connect, and restart the process whenever it ends; then call `on_change`.
 
-        A process that says nothing for _SILENT_SECONDS is ended.
+        A process that is silent for _SILENT_SECONDS is killed.
         """
         await self._connect()
         self._supervising = asyncio.create_task(self._supervise(on_change))
 
     async def disconnect(self) -> None:
-        """End the process by the end of its connection."""
+        """End the process by closing its connection."""
         if self._supervising is not None:
             self._supervising.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -64,7 +64,7 @@ class EngineMember:
         self.process.close()
 
     def cpu_seconds(self) -> float:
-        """Seconds that the process has computed, 0 once it has ended."""
+        """Processor seconds of the process; 0 once it has ended."""
         try:
             times = psutil.Process(self.process.pid).cpu_times()
         except psutil.Error:
@@ -74,7 +74,7 @@ class EngineMember:
     async def status(self) -> tuple[RoleStatus, ServiceStatus]:
         """Return the state of the process, and of its requests.
 
-        A process in the middle of a long verification may not tell what its requests do.
+        During a long verification a process may not report the state of its requests.
         """
         name, where, problem = f"engine {self.name}", f"pid {self.process.pid}", self.problem
         if (connection := self.connection) is not None:

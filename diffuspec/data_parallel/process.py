@@ -1,4 +1,4 @@
-"""An engine process, from its start to its end. It ends when its socket is closed here."""
+"""An engine process, from start to end. It ends when its socket is closed on this side."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from diffuspec.v1 import engine_process_pb2 as messages
 
 PYTHON: tuple[str, ...] = (sys.executable,)
 _WORKER = "diffuspec.data_parallel.worker"
-_GRACE_SECONDS = 10.0  # time for the process to end by itself
+_GRACE_SECONDS = 10.0  # time for the process to end on its own
 
 
 class EngineProcess:
-    """A process that loads an engine; the other end of `socket` is its standard input."""
+    """A process that loads an engine; its standard input is the other end of `socket`."""
 
     def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
         self._process = process
@@ -29,8 +29,8 @@ class EngineProcess:
 
     @classmethod
     def start(cls, load: messages.LoadEngine) -> Self:
-        """Start a process, and tell it what to load."""
-        # Its modules come from where this process finds them.
+        """Start a process, and send it what to load."""
+        # It imports modules from the same places as this process.
         path = os.pathsep.join(filter(None, sys.path))
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
         ours, theirs = socket.socketpair()
@@ -38,7 +38,8 @@ class EngineProcess:
             process = subprocess.Popen(
                 [*PYTHON, "-m", _WORKER], stdin=theirs.fileno(), stdout=2, env=environment
             )
-        with contextlib.suppress(OSError):  # the process may have ended: `wait_until_loaded` tells
+        # the process may have ended: `wait_until_loaded` reports it
+        with contextlib.suppress(OSError):
             ours.sendall(frame(messages.EngineCommand(load=load).SerializeToString()))
         return cls(process, ours)
 
@@ -47,7 +48,7 @@ class EngineProcess:
         return self._process.pid
 
     def wait_until_loaded(self) -> TargetInfo:
-        """Wait for the models. Raises what `Engine.from_config` does, and TransportError."""
+        """Wait for the models. Raises the errors of `Engine.from_config`, and TransportError."""
         try:
             report = messages.EngineReport.FromString(read_frame(self.socket))
         except (TransportError, OSError) as error:
@@ -58,9 +59,9 @@ class EngineProcess:
         return info_from_proto(reply.info)
 
     def wait(self) -> str:
-        """Wait for the end of the process, whose connection has ended; kill it if it is late.
+        """Wait for the process to end after its connection; kill it if that takes too long.
 
-        Returns how it ended, as a verb.
+        Returns how it ended, as a verb phrase.
         """
         try:
             code = self._process.wait(_GRACE_SECONDS)
@@ -70,12 +71,12 @@ class EngineProcess:
         return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
 
     def close(self) -> None:
-        """End the process by the end of its connection, and wait for it."""
+        """Close the connection, which ends the process, and wait for the end."""
         with contextlib.suppress(OSError):  # the connection may be closed
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
         self.wait()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self._process.kill()

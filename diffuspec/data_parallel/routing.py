@@ -1,7 +1,7 @@
-"""The choice of an engine for a prompt: the one with the least to do before it has answered.
+"""Chooses an engine for a prompt: the one with the least work ahead of the answer.
 
-All requests of these engines pass through one process, which knows what each engine has read. The
-processes of a service of several pipelines know a part each, and so need a rule of their own.
+All requests of these engines pass through one process, which knows what each engine has read. (In a
+service of several pipelines each process knows only a part, and so uses another rule.)
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from collections.abc import Mapping, Sequence
 
 from diffuspec.text.prompt_memory import BLOCK_TOKENS, MAX_BLOCKS, PromptMemory
 
-TOKENS_PER_REQUEST = 256  # prompt tokens that take as long to read as another request takes
+TOKENS_PER_REQUEST = 256  # prompt tokens whose prefill delays as much as another request
 
 
 class EngineRouter:
-    """Remembers what each engine has read."""
+    """Remembers which prompts each engine has read."""
 
     def __init__(self, names: Sequence[str], num_slots: int) -> None:
-        """num_slots: prefixes that an engine's cache holds."""
+        """num_slots: number of prefixes that an engine's cache holds."""
         self._read = {name: PromptMemory[None](num_slots * MAX_BLOCKS) for name in names}
 
     def rank(
         self, blocks: Sequence[bytes], num_tokens: int, num_requests: Mapping[str, int]
     ) -> list[str]:
-        """Return the engines of `num_requests`, which has their requests, best first.
+        """Return the engines, best first. `num_requests`: number of requests by engine.
 
-        blocks, num_tokens: of the prompt. An engine's cost is its number of requests, and the
-        tokens that its cache lacks, in units of TOKENS_PER_REQUEST.
+        blocks, num_tokens: those of the prompt. An engine's cost is its number of requests plus the
+        number of tokens that its cache lacks, in units of TOKENS_PER_REQUEST.
         """
 
         def cost(name: str) -> tuple[float, int]:
@@ -37,9 +37,9 @@ class EngineRouter:
         return sorted(num_requests, key=cost)
 
     def remember(self, blocks: Sequence[bytes], name: str) -> None:
-        """Note that an engine reads a prompt."""
+        """Record that an engine reads a prompt."""
         self._read[name].remember(blocks, None)
 
     def forget(self, name: str) -> None:
-        """Note that an engine's cache is empty."""
+        """Record that an engine's cache is empty."""
         self._read[name].clear()

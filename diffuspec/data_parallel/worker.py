@@ -1,8 +1,8 @@
-"""The program of an engine process: loads an engine, and answers what its socket asks for.
+"""The program of an engine process: loads an engine, and serves the requests on its socket.
 
     python -m diffuspec.data_parallel.worker      with a socket as standard input
 
-It ends when the other end of the socket is closed, however that happens, and not by a signal meant
+It ends when the other end of the socket is closed, however that happens. It ignores signals meant
 for the process that started it.
 """
 
@@ -42,7 +42,7 @@ _DEFAULT_SPECULATION = SpeculationParams()
 
 
 class Reports:
-    """Reports to the other side, sent together once in each turn of the event loop."""
+    """Reports to the other side, collected and sent once per turn of the event loop."""
 
     def __init__(self, frames: FrameProtocol) -> None:
         self._frames = frames
@@ -66,7 +66,7 @@ class Reports:
             self._sending = asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
-        if not self._frames.is_writable:  # they go with later outputs
+        if not self._frames.is_writable:  # they are sent with later outputs
             self._sending = asyncio.create_task(self._send_when_writable())
             return
         self._sending = None
@@ -85,7 +85,7 @@ class Reports:
 
 
 def _bounded(update: messages.AnswerUpdate) -> messages.EngineReport:
-    """Return a report of one update, or of an error if that would be too long for a frame."""
+    """Return a report of one update, or of an error if the update is too long for a frame."""
     report = messages.EngineReport(updates=[update])
     if report.ByteSize() <= MAX_FRAME_BYTES:
         return report
@@ -96,7 +96,7 @@ def _bounded(update: messages.AnswerUpdate) -> messages.EngineReport:
 
 
 class Answer:
-    """One answer: a task that reports outputs, as many ahead of their reader as is allowed."""
+    """One answer: a task that reports outputs, a bounded number ahead of their reader."""
 
     def __init__(self, engine: Engine, begin: messages.BeginAnswer, reports: Reports) -> None:
         self._engine, self._number, self._reports = engine, begin.number, reports
@@ -137,7 +137,7 @@ class Answer:
 
 
 class Worker:
-    """An engine, and what the other side of its socket has asked for."""
+    """An engine, and the requests received on its socket."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()  # set once the other side has gone
@@ -148,7 +148,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, connection: socket.socket) -> None:
-        """Load the engine that is asked for, and answer until the other side goes."""
+        """Load the requested engine, and serve until the other side goes away."""
         await open_frames(self._frames, connection)
         await self.ended.wait()
         if self._engine is not None:
@@ -188,8 +188,8 @@ class Worker:
         answer.task.add_done_callback(lambda _: self._answers.pop(begin.number))
 
     async def _load(self, load: messages.LoadEngine) -> None:
-        # This binds the thread, and those that it starts from now on: engines that share processors
-        # lose a fifth of their speed to threads that move.
+        # This binds the thread, and all threads it starts later: engines that share processors lose
+        # a fifth of their speed to migrating threads.
         processors = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, own_processors(load.index, load.num_processes, processors))
         try:
@@ -217,7 +217,7 @@ class Worker:
 
 
 def load_engine(load: messages.LoadEngine) -> Engine:
-    """Load an engine as configured, with a thread for each processor, and a GPU of its own."""
+    """Load an engine as configured, with a thread for each processor and its own GPU."""
     import torch
 
     if load.log_format:
@@ -226,7 +226,7 @@ def load_engine(load: messages.LoadEngine) -> Engine:
         logs.configure(form, level)
     own = own_gpu(load.index, torch.cuda.device_count(), os.environ.get(_VISIBLE_GPUS, ""))
     if own is not None:
-        os.environ[_VISIBLE_GPUS] = own  # CUDA reads it when the first model is loaded
+        os.environ[_VISIBLE_GPUS] = own  # CUDA reads this when the first model is loaded
     num_processors = len(os.sched_getaffinity(0))
     torch.set_num_threads(load.num_threads or min(torch.get_num_threads(), num_processors))
     if num_processors == 1 and not torch.cuda.is_available():
@@ -235,15 +235,15 @@ def load_engine(load: messages.LoadEngine) -> Engine:
 
 
 def own_processors(index: int, num_processes: int, processors: Sequence[int]) -> Sequence[int]:
-    """Return a process's share of the processors; where there are too few, all of them."""
+    """Return a process's share of the processors; all of them if there are too few."""
     each = len(processors) // num_processes
     return processors[index * each : (index + 1) * each] if each else processors
 
 
 def own_gpu(index: int, num_gpus: int, visible: str) -> str | None:
-    """Return the name of a process's GPU for CUDA; None if there are not several to choose from.
+    """Return the name of a process's GPU for CUDA; None if there is no choice.
 
-    visible: the names of the GPUs that processes may use, separated by commas; empty: all.
+    visible: names of the GPUs that processes may use, separated by commas; empty: all.
     """
     if num_gpus < 2:
         return None
@@ -257,7 +257,7 @@ def main() -> None:
 
     async def serve() -> None:
         await Worker().serve(socket.socket(fileno=0))
-        os._exit(0)  # exits without waiting for models that are being loaded, or for torch
+        os._exit(0)  # do not wait for torch, or for models that are being loaded
 
     uvloop.run(serve())
 

@@ -1,1 +1,1 @@
-"""The draft service: drafts for engines that are not ours, made ahead of their steps."""
+"""The draft service: drafts for external engines, made ahead of their steps."""

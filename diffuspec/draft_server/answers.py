@@ -1,4 +1,4 @@
-"""What is sent to an engine: drafts cut to what is worth verifying, and outcomes, as messages."""
+"""Messages to an engine: drafts cut to what is worth verifying, and outcomes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def outcome_table(
     requests: Iterable[tuple[str, EngineRequest]],
     pushed: set[tuple[EngineRequest, tuple[int, ...]]],
 ) -> OutcomeTable:
-    """Return the drafts made ahead that are not among those `pushed`, and add them to these."""
+    """Return the pre-drafts that are not in `pushed` yet, and add them to it."""
     table = OutcomeTable(step_id=step_id)
     for request_id, request in requests:
         for made in request.made_ahead():
@@ -38,11 +38,11 @@ def _outcome_message(request_id: str, sent: Draft, made: Made) -> DraftedOutcome
 
 
 def likeliest(draft: Draft, reach: Sequence[float], number: int) -> tuple[Draft, float]:
-    """Return the part of a draft with this many of its likeliest nodes, and its tokens."""
+    """Return the part of a draft with this many of its likeliest nodes, and its expected tokens."""
     if not number:
         return root_of(draft), 0.0
     if number < len(reach) or 0.0 in reach:
-        # Parents first: no node is likelier to be reached than its parent.
+        # Parents come first: no node is likelier to be reached than its parent.
         order = sorted(range(len(reach)), key=reach.__getitem__, reverse=True)[:number]
         order = [node for node in order if reach[node] > 0]
         draft, reach = prune_draft(draft, order), [reach[node] for node in order]

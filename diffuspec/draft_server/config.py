@@ -1,4 +1,4 @@
-"""Configuration of a draft server: what drafts, for which tokenizer, and its bounds."""
+"""Configuration of a draft server: its drafter, the tokenizer, and its limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from diffuspec.core.validation import FilePath, Section
 
 
 class DraftServerConfig(Section):
-    """One process with one drafter, for engines that are not ours."""
+    """One process with one drafter, for external engines."""
 
     drafter: DrafterConfig = Field(
         description="What drafts: diffuspec, sps, pld or samd, which draft from tokens alone."

@@ -1,7 +1,7 @@
-"""The dispatcher: one drafter for all engines, those that wait for a draft first.
+"""The dispatcher: one drafter for all engines, with priority for those that wait for a draft.
 
-While no engine waits, drafts are made ahead, for the engine for which a second of drafting is worth
-the most seconds saved, weighted by its tenant's share.
+While no engine waits, it pre-drafts for the engine where a second of drafting saves the most
+seconds, weighted by its tenant's share.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from diffuspec.telemetry.busy_time import BusyTime
 
 logger = logging.getLogger(__name__)
 
-_MAX_QUEUED = 1024  # drafts that engines wait for
-_PATIENCE = 4.0  # multiple of its expected seconds for which a call is awaited
+_MAX_QUEUED = 1024  # queued drafts that engines wait for
+_PATIENCE = 4.0  # a call has failed after this multiple of its expected time
 _LEAST_PATIENCE_SECONDS = 0.005
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 10.0  # pauses after a failure
 
 
 @dataclass(slots=True, eq=False)
 class DraftJob:
-    """One draft to make: for the prefix of a request as it was, and tokens that may follow."""
+    """One draft to make: for the prefix of a request at some time, plus tokens that may follow."""
 
     request: EngineRequest
     wanted: DraftRequest
     length: int
-    num_tokens: int  # tokens of the prefix when the draft was asked for
+    num_tokens: int  # length of the prefix when the draft was requested
     tokens: tuple[int, ...] = ()
-    waited_until: float = 0.0  # deadline of its engine, by time.monotonic(); 0: it is made ahead
+    waited_until: float = 0.0  # deadline of its engine, by time.monotonic(); 0: a pre-draft
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.Future())
 
     def is_for(self, request: EngineRequest) -> bool:
-        """Whether it is a draft for the present prefix of a request."""
+        """Return whether it is a draft for a request's present prefix."""
         return (
             request is self.request
             and request.num_tokens == self.num_tokens + len(self.tokens)
@@ -56,26 +56,26 @@ class DraftJob:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """Drafts that one engine could have made ahead, in one call."""
+    """Pre-drafts for one engine that could be made in one call."""
 
     jobs: Sequence[DraftJob]
-    value: float  # seconds saved by each second of drafting
+    value: float  # seconds saved per second of drafting
 
 
 class Customer(Protocol):
-    """A session, as the dispatcher sees it."""
+    """A session, as seen by the dispatcher."""
 
     def ahead(self, now: float) -> Ahead | None:
-        """Return what to draft ahead now; None: nothing that is worth it."""
+        """Return what to pre-draft now; None: nothing is worth it."""
         ...
 
     @property
     def weight(self) -> float:
-        """The share of its tenant, divided by what the tenant has used lately."""
+        """The share of its tenant, divided by the tenant's recent use."""
         ...
 
     def charge(self, seconds: float) -> None:
-        """Account for seconds of drafting ahead."""
+        """Account for seconds of pre-drafting."""
         ...
 
 
@@ -85,10 +85,10 @@ class Dispatcher:
     def __init__(
         self, drafter: Drafter, info: TargetInfo, max_seconds: float, metrics: DraftMetrics
     ) -> None:
-        """A call of the drafter that takes longer than max_seconds has failed."""
+        """A call of the drafter that takes longer than max_seconds counts as failed."""
         self.costs = DraftCosts(0.0)
         self.busy = BusyTime()
-        self._started_at = self._ends_at = 0.0  # start and expected end of the call under way
+        self._started_at = self._ends_at = 0.0  # start and expected end of the running call
         self.customers: list[Customer] = []
         self._metrics = metrics
         metrics.queued.read = lambda: len(self._queue)
@@ -103,15 +103,15 @@ class Dispatcher:
 
     @property
     def is_available(self) -> bool:
-        """Whether drafts may be asked for: the drafter has not just failed."""
+        """Return whether drafts may be requested: the drafter has not just failed."""
         return self._breaker.is_closed or self._breaker.is_trial_due(time.monotonic())
 
     def patience(self, jobs: Sequence[DraftJob], now: float) -> float:
-        """Return the seconds to wait for jobs queued now; after them, the drafter may hang."""
+        """Return the seconds to wait for jobs queued now; after that the drafter may hang."""
         return max(_PATIENCE * self.seconds_until(jobs, now), _LEAST_PATIENCE_SECONDS)
 
     def submit(self, jobs: Sequence[DraftJob]) -> None:
-        """Queue drafts that an engine waits for. Those beyond the limit are not made."""
+        """Queue drafts that an engine waits for. Those beyond the limit are dropped."""
         for job in jobs:
             if len(self._queue) < _MAX_QUEUED:
                 self._queue.append(job)
@@ -120,36 +120,36 @@ class Dispatcher:
         self._wake.set()
 
     def seconds_until(self, jobs: Sequence[DraftJob], now: float) -> float:
-        """Return the expected seconds until jobs are done that are under way or come next."""
+        """Return the expected seconds until jobs are done that are running or next in the queue."""
         left = max(self._ends_at - now, 0.0) if self._in_call else 0.0
         return left + self._seconds([job for job in jobs if job not in self._in_call])
 
     def is_overdue(self, now: float) -> bool:
-        """Whether the call under way takes so much longer than expected that it may have hung."""
+        """Return whether the running call takes so long that it may have hung."""
         expected = self._ends_at - self._started_at
         return bool(self._in_call) and now - self._started_at > _PATIENCE * expected
 
     def coming(self, request: EngineRequest) -> DraftJob | None:
-        """Return the job, queued or under way, for the present prefix of a request."""
+        """Return the queued or running job for a request's present prefix."""
         return next((job for job in (*self._in_call, *self._queue) if job.is_for(request)), None)
 
     def is_sent(self, request: EngineRequest, tokens: tuple[int, ...]) -> bool:
-        """Whether a draft for the prefix with these tokens after it is under way."""
+        """Return whether a draft for the prefix followed by these tokens is being made."""
         return any(
             job.request is request and job.num_tokens == request.num_tokens and job.tokens == tokens
             for job in self._in_call
         )
 
     def is_drafting_for(self, requests: Collection[EngineRequest]) -> bool:
-        """Whether the call under way drafts for any of these requests."""
+        """Return whether the running call drafts for any of these requests."""
         return any([job.request in requests for job in self._in_call])
 
     def wake(self) -> None:
-        """Look for work: an engine has begun to verify."""
+        """Look for work, because an engine has begun to verify."""
         self._wake.set()
 
     def forget(self, request: EngineRequest) -> None:
-        """Make no more drafts for a request that has ended, and free what is cached for it."""
+        """Stop drafting for a request that has ended, and free what is cached for it."""
         for job in [one for one in self._queue if one.request is request]:
             self._queue.remove(job)
             job.done.set_result(None)
@@ -164,14 +164,14 @@ class Dispatcher:
             logger.warning("request %s could not be released: %s", request.request_id, error)
 
     async def profile(self, max_seconds: float) -> None:
-        """Measure the drafter, before engines ask."""
+        """Measure the drafter before engines use it."""
         try:
             await profile_drafter(self._drafter, self._info, self.costs, max_seconds)
         except Exception as error:
             logger.warning("the drafter is not profiled, costs are learnt as it drafts: %s", error)
 
     async def run(self) -> None:
-        """Draft, until it is cancelled."""
+        """Draft until cancelled."""
         while True:
             jobs = self._next()
             if jobs:
@@ -181,7 +181,7 @@ class Dispatcher:
                 await self._wake.wait()
 
     def _next(self) -> Sequence[DraftJob]:
-        """Return what to draft in the next call."""
+        """Return the jobs of the next call."""
         if not self.is_available:
             for job in self._queue:
                 job.done.set_result(None)
@@ -246,5 +246,5 @@ class Dispatcher:
 
 
 def _num_unread(jobs: Sequence[DraftJob]) -> int:
-    """Return how many tokens of prompts the drafter reads for these jobs."""
+    """Return the number of prompt tokens that the drafter reads for these jobs."""
     return sum([one.num_unread for one in {job.request for job in jobs}])

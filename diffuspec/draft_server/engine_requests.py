@@ -18,14 +18,14 @@ class Advance:
     """The requests of a step, and sums over its rows."""
 
     requests: list[EngineRequest] = field(default_factory=list)  # one for each row, in order
-    unknown: set[int] = field(default_factory=set)  # rows whose base is not held
+    unknown: set[int] = field(default_factory=set)  # rows whose base is unknown here
     num_accepted: int = 0  # drafted tokens accepted
-    num_expected: float = 0.0  # drafted tokens expected to be accepted of these requests
-    is_whole: bool = True  # whether the engine has only verified, and read no prompt
+    num_expected: float = 0.0  # drafted tokens of these requests that were expected to be accepted
+    is_whole: bool = True  # whether the engine only verified, without prefills
 
 
 class EngineRequests:
-    """Holds the requests of one engine, those of the latest steps last."""
+    """Holds the requests of one engine, the most recent ones last."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class EngineRequests:
         drafter_weight: float | Literal["adaptive"],
         forget: Callable[[EngineRequest], None],
     ) -> None:
-        """`name` is the engine's, unique. `forget` is called with each request that has ended."""
+        """`name`: unique among engines. `forget` is called with each request that has ended."""
         self._name = name
         self._hello = hello
         self._info = info
@@ -49,7 +49,7 @@ class EngineRequests:
         return len(self._by_id)
 
     def items(self) -> ItemsView[str, EngineRequest]:
-        """The requests by the ids that the engine gives them."""
+        """The requests, by the engine's ids."""
         return self._by_id.items()
 
     def end(self, request_ids: Sequence[str]) -> None:
@@ -62,7 +62,7 @@ class EngineRequests:
         self.end([*self._by_id])
 
     def take(self, rows: Sequence[RequestRow]) -> Advance:
-        """Take the new tokens of all rows. Requests that have been absent for long are ended."""
+        """Add the new tokens of all rows. Requests that have been absent for long are ended."""
         found = Advance()
         for number, row in enumerate(rows):
             request = self._by_id.get(row.request_id)
@@ -80,13 +80,14 @@ class EngineRequests:
                 found.num_expected += expected
             request.priority = row.priority
             self._bound(request, row)
-            self._by_id[row.request_id] = self._by_id.pop(row.request_id)  # the latest last
+            # the most recent one last
+            self._by_id[row.request_id] = self._by_id.pop(row.request_id)
             found.requests.append(request)
         self.end([*self._by_id][: max(len(self._by_id) - 2 * self._hello.max_requests, 0)])
         return found
 
     def _bound(self, request: EngineRequest, row: RequestRow) -> None:
-        """Note how much may be drafted for a request from now on."""
+        """Update how much may be drafted for a request from now on."""
         is_foreign = max(row.token_ids, default=0) >= self._info.vocab_size
         request.is_foreign = request.is_foreign or is_foreign
         fits = request.num_tokens < self._info.max_model_len and not request.is_foreign

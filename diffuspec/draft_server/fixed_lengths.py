@@ -1,4 +1,4 @@
-"""Drafts of one length, independent of cost and gain, for repeatable measurements."""
+"""Drafts of one length, independent of cost and benefit, for repeatable measurements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from diffuspec.scheduler.cost_model import DraftCosts
 
 
 class FixedLengths(Planner):
-    """Has every request drafted for in each step, while the engine waits, and nothing ahead."""
+    """Drafts for every request in each step, while the engine waits, and never ahead."""
 
     is_patient = True
 

@@ -1,22 +1,23 @@
-"""Interference: by how much an engine's steps are longer while drafts are made."""
+"""Interference: how much longer an engine's steps are while drafts are made."""
 
 from __future__ import annotations
 
-_ASSUMED = 4  # measurements as which it counts that drafter and engine share nothing
-_LEAST_SHARE = 0.05  # share of a step that draft calls must overlap, or noise outweighs the loss
-_MAX_SLOWER = 0.5  # most of a second of drafting by which a step counts as longer, or as shorter
+_ASSUMED = 4  # weight, in measurements, of the assumption that drafter and engine share nothing
+# least share of a step that draft calls must overlap; below it, noise dominates
+_LEAST_SHARE = 0.05
+_MAX_SLOWER = 0.5  # largest change of a step's time, per second of drafting, that counts
 _SMOOTHING = 0.025
 
 
 class Interference:
-    """Seconds by which one second of drafting beside it lengthens a step.
+    """Seconds by which a second of concurrent drafting lengthens a step.
 
-    Steps that were shorter than expected count, too. An average of the longer steps alone would be
-    above 0 for noise, and would keep a drafter idle that disturbs nobody.
+    Steps that were shorter than expected count, too: an average of the longer steps alone would be
+    positive because of noise, and would idle a drafter that does not interfere at all.
     """
 
     def __init__(self) -> None:
-        self._slower = 0.0  # seconds lost of each second with both at work
+        self._slower = 0.0  # seconds lost per second in which both were busy
         self._num_measured = _ASSUMED
 
     @property
@@ -25,7 +26,7 @@ class Interference:
         return slower / (1 - slower)
 
     def observe(self, seconds: float, expected: float, together: float) -> None:
-        """Learn from a step that took `seconds`, `together` of them beside draft calls."""
+        """Learn from a step of `seconds`, for `together` of which draft calls were running."""
         if together <= _LEAST_SHARE * seconds or expected <= 0:
             return
         self._num_measured += 1

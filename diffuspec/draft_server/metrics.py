@@ -21,7 +21,7 @@ _SHORT = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 
 
 
 class DraftMetrics:
-    """The series of one server."""
+    """The Prometheus series of one server."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -56,7 +56,7 @@ class DraftMetrics:
 
 
 class SessionStats:
-    """Sums of one engine, which are added to the server's series; and its spans, if exported."""
+    """Sums for one engine, which are also added to the server's series; its spans, if exported."""
 
     def __init__(self, metrics: DraftMetrics, spans: EngineSpans | None) -> None:
         self._metrics = metrics
@@ -75,7 +75,7 @@ class SessionStats:
     def count_row(
         self, request: EngineRequest, source: DraftSource, num_tokens: int, seconds: float
     ) -> None:
-        """Count the answer to one row, `seconds` after it was asked for."""
+        """Count the answer to one row, sent `seconds` after the step arrived."""
         name = _SOURCES[source]
         if self._spans is not None and request.request_id:
             accepted = request.num_accepted

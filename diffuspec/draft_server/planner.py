@@ -1,8 +1,8 @@
-"""The planner: how much to draft for one engine, by what its steps take and what is accepted.
+"""The planner: how much to draft for one engine, given its step times and acceptance.
 
-It decides as the scheduler of our own engine does, with the same models: costs that are measured,
-acceptance by confidence, and the guard that compares drafts with plain decoding. What differs is
-that the engine waits for its drafts, all of its requests at a time.
+It decides like the scheduler of our own engine, with the same models: measured costs, acceptance by
+confidence, and the guard that compares drafts with plain decoding. The difference is that the
+engine waits for the drafts of all its requests together.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from diffuspec.scheduler.cost_curve import MAX_JUMP
 from diffuspec.scheduler.cost_model import CostModel, DraftCosts
 from diffuspec.scheduler.draft_sizes import Load, with_trial
 
-_LEAST_TOKENS = 3  # fewest tokens of a draft made ahead
+_LEAST_TOKENS = 3  # fewest tokens of a pre-draft
 _SHOWN_ROWS = (1, 2, 4, 8, 16)
-_MAX_SILENT_STEPS = 64  # steps after which the cost of an answer hardly counts
-_MAX_HELD = 8  # plain steps in a row that may read prompts, and so measure nothing
+_MAX_SILENT_STEPS = 64  # number of steps over which the cost of an answer becomes negligible
+_MAX_HELD = 8  # plain steps in a row that may include prefills, and so measure nothing
 
 
 @dataclass(slots=True)
@@ -32,8 +32,8 @@ class Sent:
     num_nodes: int
     num_expected: float  # drafted tokens expected to be accepted
     draft_seconds: float  # time that the answer waited for the drafter
-    reading_seconds: float  # the part of it in which the drafter read prompts
-    busy_seconds: float  # the drafter's busy time in total when the answer was sent
+    reading_seconds: float  # the part of draft_seconds in which the drafter read prompts
+    busy_seconds: float  # total busy seconds of the drafter when the answer was sent
 
     @property
     def num_rows(self) -> int:
@@ -43,27 +43,27 @@ class Sent:
 class Planner:
     """Sizes the drafts of one engine, and learns from its steps."""
 
-    is_patient = False  # whether drafts are waited for until the deadline, however long they take
+    is_patient = False  # whether to wait for drafts until the deadline, however long they take
 
     def __init__(self, drafter: str, drafting: DraftCosts) -> None:
-        """`drafting`: what drafts cost, learnt from the calls of all engines."""
+        """`drafting`: the cost of drafts, learnt from the calls of all engines."""
         self._drafter = drafter
         self._costs = CostModel([drafter], 0.0)
         self._mine = self._costs.drafters[drafter]
         self._mine.calls, self._mine.reading = drafting.calls, drafting.reading
         self._interference = Interference()
         self._baseline = Baseline([drafter])
-        self._rate = 0.0  # tokens per second of the best way to go on
-        self._trials: dict[EngineRequest, int] = {}  # drafts that are to tell whether they pay
+        self._rate = 0.0  # tokens per second of the best choice
+        self._trials: dict[EngineRequest, int] = {}  # drafts made to find out whether they pay
         self._num_held = 0  # latest steps in a row that could not be measured
 
     @property
     def costs(self) -> DraftCosts:
-        """What drafts cost this engine."""
+        """The cost of drafts for this engine."""
         return self._mine
 
     def __str__(self) -> str:
-        """What it has learnt of the engine and of drafts, in one line."""
+        """Describe what it has learnt about the engine and drafts, in one line."""
         rows = "/".join(map(str, _SHOWN_ROWS))
         verify = [f"{1e3 * self._costs.verify_seconds(n, 1):.1f}" for n in _SHOWN_ROWS]
         draft = [f"{1e3 * self._mine.seconds(n, 1):.1f}" for n in _SHOWN_ROWS]
@@ -84,11 +84,10 @@ class Planner:
     # ---- what to draft
 
     def lengths(self, requests: Sequence[EngineRequest]) -> dict[EngineRequest, int]:
-        """Return how much to draft for each request; none at all if the guard does not allow it.
+        """Return the draft length for each request; empty if the guard does not allow drafts.
 
-        Each is as long as its tokens are worth their verification. Drafts that are made ahead cost
-        the engine little, and tell when a stretch of the text has become easy, so requests with
-        poor prospects have short ones.
+        A draft is as long as its tokens are worth verifying. Pre-drafts cost the engine little, and
+        reveal when the text has become easy, so requests with poor prospects get short ones.
         """
         may_draft = [one for one in requests if one.room > 0]
         number, self._trials = len(requests), {}
@@ -96,7 +95,7 @@ class Planner:
             return {}
         reading = self.reading_seconds(may_draft) / sum([1 + one.room for one in may_draft])
         load = Load(self._costs, self._drafter, number, len(may_draft), 1, reading, may_split=False)
-        load.exposed_share = 0.0  # drafts are made ahead; waiting is decided on by itself
+        load.exposed_share = 0.0  # pre-drafts are hidden; waiting is decided separately
         trials: dict[EngineRequest, float] = {}
         found, self._rate = with_trial(
             may_draft, load, self._baseline, trials, lambda one: one.num_unread
@@ -114,11 +113,11 @@ class Planner:
     def lengths_now(
         self, requests: Sequence[EngineRequest], at_hand: Sequence[float], num_rows: int
     ) -> dict[EngineRequest, int]:
-        """Return what to draft while the engine waits, for requests whose drafts are not there.
+        """Return the lengths to draft while the engine waits, for requests without drafts.
 
-        at_hand: tokens that each gains without such a draft. num_rows: verified beside these
-        drafts. The price of a position is the one at which the gain is the most above what the
-        seconds are worth.
+        at_hand: expected tokens of each request without such a draft. num_rows: other rows to
+        verify. The price of a position is chosen so that the gain exceeds the value of the time by
+        the most.
         """
         if not self._rate:
             return {one: one.length for one in requests}
@@ -146,12 +145,13 @@ class Planner:
         seconds_left: float,
         num_requests: int,
     ) -> list[int]:
-        """Return how much to draft ahead for possible outcomes; 0: not at all.
+        """Return the pre-draft lengths for possible outcomes; 0: no pre-draft.
 
-        Each has its probability, its request, and the room that it leaves. `num_requests` are
-        verified. A position is worth the chance that its token will be accepted. The price of one
-        is that at which what is gained is the most above what it costs the engine: the time beyond
-        the `seconds_left` of the verification, and what that is slowed down by.
+        Each outcome has its probability, its request, and the room for a draft after it.
+        `num_requests` are being verified. A position is worth the chance that its token will be
+        accepted. The price of a position is chosen so that the gain exceeds the cost to the engine
+        by the most: the time beyond the `seconds_left` of the verification, and the slow-down of
+        the verification.
         """
         requests = {one for _, one, _ in outcomes}
         now = {one: self._worth_now(one, num_requests) for one in requests}
@@ -187,7 +187,7 @@ class Planner:
     def _with_trials(
         self, chosen: list[int], outcomes: Sequence[tuple[float, EngineRequest, int]]
     ) -> list[int]:
-        """Add a draft for the likeliest outcome of each request on trial that has none ahead."""
+        """Add a draft for the likeliest outcome of each request on trial that has no pre-draft."""
         left = {one for one in self._trials if not one.made_ahead()}
         left -= {one for length, (_, one, _) in zip(chosen, outcomes, strict=True) if length}
         lengths = [*chosen]
@@ -198,15 +198,15 @@ class Planner:
         return lengths
 
     def _worth_now(self, request: EngineRequest, num_requests: int) -> float:
-        """Return what the request's next draft is worth if the engine waits for it."""
+        """Return the value of the request's next draft if the engine waits for it."""
         seconds = self._mine.seconds(request.length + 1, 1)
         worth = self._worth(request, request.length, num_requests)
         return max(worth - self._rate * seconds, 0.0)
 
     def _worth(self, request: EngineRequest, length: int, num_requests: int) -> float:
-        """Return the tokens that a draft gains, less what its verification costs in tokens.
+        """Return the tokens that a draft gains, less the cost of its verification in tokens.
 
-        Its share of a step in which all requests have drafts like it counts as its cost.
+        Its cost is its share of a step in which all requests have such drafts.
         """
         expectation, verify = request.expectation, self._costs.verification.curve
         tokens = expectation.at(length)
@@ -215,20 +215,20 @@ class Planner:
         return max(tokens - self._rate * seconds / num_requests, 0.0)
 
     def reading_seconds(self, requests: Sequence[EngineRequest]) -> float:
-        """Return how much longer drafts for these requests take for the prompts to be read."""
+        """Return how much longer drafts for these requests take because prompts must be read."""
         return self._mine.reading_seconds(sum([one.num_unread for one in requests]))
 
     def num_nodes(self, reaches: Sequence[Sequence[float]], num_requests: int) -> list[int]:
-        """Return for each draft how many of its likeliest nodes to send."""
+        """Return for each draft the number of its likeliest nodes to send."""
         curve = self._costs.verification.curve
         if not curve.is_known or not self._rate or not reaches:
             return [len(one) for one in reaches]
         return nodes_to_verify(reaches, num_requests, curve, self._rate)
 
     def num_silent_steps(self, requests: Sequence[EngineRequest]) -> int:
-        """Return for how many of its next steps the engine need not ask, where `lengths` is empty.
+        """Return the number of next steps that the engine need not report, if `lengths` is empty.
 
-        The wait for an answer is no part of plain decoding: it is measured while none is asked for.
+        Waiting for answers is not part of plain decoding, which is measured during these steps.
         """
         number = len(requests)
         if not any([one.room for one in requests]):
@@ -238,7 +238,7 @@ class Planner:
         stopped = self._baseline.num_stopped_steps(self._drafter, number)
         return min(int(stopped), _MAX_SILENT_STEPS)
 
-    # ---- what the engine reports
+    # ---- reports of the engine
 
     def observe_silence(self, num_requests: int, num_steps: int, seconds: float) -> None:
         """Learn from steps without drafts, the first of them after an answer."""
@@ -254,20 +254,20 @@ class Planner:
     def observe(
         self, sent: Sent, accepted: float, verify: float, wait: float, busy_seconds: float
     ) -> None:
-        """Learn from a step of the engine that did nothing but verify what was sent.
+        """Learn from a step in which the engine only verified what was sent.
 
-        busy_seconds: of the drafter, in total, when the engine reported the step.
+        busy_seconds: the drafter's total busy time when the engine reported the step.
         """
         self._num_held = 0
         number, name, costs = sent.num_requests, self._drafter, self._costs
         expected = costs.verify_seconds(sent.num_rows, number)
-        if expected:  # a much longer step shared its processor
+        if expected:  # a much longer step was disturbed by other programs
             verify = min(verify, MAX_JUMP * expected)
         drafting = min(busy_seconds - sent.busy_seconds, verify)
         self._interference.observe(verify, expected, drafting)
         costs.observe_verification(sent.num_rows, number, verify, {name: drafting})
         self._mine.interference = self._interference.value
-        # Of an answer that was held up, no more counts than the step itself takes.
+        # If an answer was delayed, at most the time of the step itself counts.
         self._mine.observe_overhead(min(wait - sent.draft_seconds, verify))
         plain = costs.plain_seconds(number)
         interval = Interval(number, wait + verify, plain, plain)

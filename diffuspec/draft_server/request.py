@@ -1,4 +1,4 @@
-"""One request of an engine: its tokens, the draft that the engine verifies, and others for it."""
+"""One request of an engine: its tokens, the draft being verified, and other drafts for it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _MAX_MADE = 32  # drafts kept for one request
 
 @dataclass(slots=True, eq=False)
 class Made:
-    """A draft for a request that goes on with some tokens."""
+    """A draft for a request, assuming that it continues with certain tokens."""
 
     tokens: tuple[int, ...]  # tokens assumed after the present prefix
     draft: Draft
-    length: int  # length asked of the drafter
+    length: int  # requested length
     is_rest: bool = False  # whether it is the end of a draft for a shorter prefix
 
 
@@ -47,24 +47,24 @@ class EngineRequest:
         outcomes: OutcomeModel,
         drafter_weight: float | Literal["adaptive"],
     ) -> None:
-        """`request_id` is unique among the requests of all engines."""
+        """`request_id`: unique among the requests of all engines."""
         self.request_id = request_id
         self.num_prompt_tokens = num_prompt_tokens
         self.priority = 0
         self.num_left = 0  # tokens that may still be committed
-        self.max_draft_tokens = 0  # most tokens of a draft that the engine takes now
+        self.max_draft_tokens = 0  # most draft tokens that the engine accepts now
         self.expectation = Expectation(shared)
         self.sent = EMPTY_DRAFT  # what the engine verifies
         self.num_expected = 0.0  # tokens of `sent` expected to be accepted
-        self.length = 0  # draft length as last decided
-        self.num_accepted = 0  # drafted tokens that the engine's latest step has accepted
+        self.length = 0  # latest draft length
+        self.num_accepted = 0  # drafted tokens accepted in the engine's latest step
         self.is_read = False  # whether the drafter holds the prompt
-        self.is_foreign = False  # it has tokens that the drafter does not know
+        self.is_foreign = False  # it contains tokens that the drafter does not know
         self._ranking = OutcomeRanking(outcomes)
-        self._ranked: list[RankedOutcome] | None = None  # outcomes of the verification under way
+        self._ranked: list[RankedOutcome] | None = None  # outcomes of the running verification
         self._tokens = np.zeros(256, np.int32)
         self._made: list[Made] = []
-        self._is_dropped = False  # it has become too long: its tokens are not held
+        self._is_dropped = False  # it has become too long: its tokens are no longer held
         self.num_tokens = 0
         self._weight = DrafterWeight(drafter_weight)
 
@@ -77,30 +77,30 @@ class EngineRequest:
 
     @property
     def room(self) -> int:
-        """Longest draft, in tokens, for the present prefix."""
+        """Largest number of draft tokens for the present prefix."""
         return self.room_after(0)
 
     def room_after(self, num_tokens: int) -> int:
-        """Longest draft, in tokens, after the next num_tokens tokens are committed."""
+        """Largest number of draft tokens once num_tokens more tokens are committed."""
         return max(min(self.num_left - num_tokens - 1, self.max_draft_tokens), 0)
 
     @property
     def num_unread(self) -> int:
-        """Tokens that the drafter reads for a first draft."""
+        """Number of tokens that the drafter must read for a first draft."""
         return 0 if self.is_read else self.num_tokens
 
     def tokens_from(self, start: int) -> tuple[int, ...]:
         """Return the tokens of the prefix from an index on."""
         return tuple(self._tokens[start : self.num_tokens].tolist())
 
-    # ---- what the engine says
+    # ---- reports of the engine
 
     def advance(self, base_length: int, token_ids: Sequence[int]) -> Verdict | None:
-        """Take the tokens after a base, and return the verdict on the draft sent, if it tells one.
+        """Take the tokens after a base; return the verdict that they imply on the draft sent.
 
-        The base must be held: base_length is at most num_tokens.
+        The base must be known: base_length is at most num_tokens.
         """
-        if base_length < self.num_tokens:  # the engine has gone back, which none should
+        if base_length < self.num_tokens:  # the engine has gone back, which is unexpected
             self._tokens, self.num_tokens = self._tokens.copy(), base_length
             self._made, self.sent = [], EMPTY_DRAFT
         self._append(token_ids)
@@ -118,7 +118,7 @@ class EngineRequest:
         return verdict
 
     def drop_tokens(self) -> None:
-        """Hold no tokens from now on: the request is too long to be drafted for."""
+        """Stop holding tokens: the request is too long to be drafted for."""
         self._is_dropped, self._tokens, self._made = True, np.zeros(0, np.int32), []
 
     def _append(self, token_ids: Sequence[int]) -> None:
@@ -126,7 +126,7 @@ class EngineRequest:
         if self._is_dropped:
             self.num_tokens = end
             return
-        if end > len(self._tokens):  # the old array stays as it is: workers hold parts of it
+        if end > len(self._tokens):  # the old array stays unchanged: workers hold views of it
             grown = np.zeros(2 * end, np.int32)
             grown[: self.num_tokens] = self._tokens[: self.num_tokens]
             self._tokens = grown
@@ -138,9 +138,9 @@ class EngineRequest:
     def draft_request(self, tokens: Sequence[int], length: int) -> DraftRequest:
         """Return the request for a draft after the prefix and these tokens.
 
-        One more position is drafted: candidates for the target's token after a full acceptance.
-        It is a tree also for engines that verify chains: what is off the chain that they are sent
-        tells what else may follow.
+        One more position is drafted, for candidates for the target's token after full acceptance. A
+        tree is drafted even for engines that verify chains: its other branches show what else may
+        follow.
         """
         prefix = self.prefix
         if tokens:
@@ -158,9 +158,9 @@ class EngineRequest:
         )
 
     def keep(self, num_tokens: int, tokens: tuple[int, ...], draft: Draft, length: int) -> None:
-        """Keep a draft that was asked for when the prefix had num_tokens, to follow further tokens.
+        """Keep a draft that was requested when the prefix had num_tokens, for after further tokens.
 
-        It is dropped if the request has gone on otherwise.
+        It is dropped if the request has continued differently.
         """
         if num_tokens > self.num_tokens:
             return
@@ -169,10 +169,10 @@ class EngineRequest:
             return
         self._made = [*self._made[1 - _MAX_MADE :], made]
         if not made.tokens and self.sent is EMPTY_DRAFT:
-            self.sent, self._ranked = root_of(made.draft), None  # the root has what may follow
+            self.sent, self._ranked = root_of(made.draft), None  # the root lists what may follow
 
     def best(self) -> tuple[Made | None, float]:
-        """Return the draft at hand that is worth the most, and how many tokens it is worth."""
+        """Return the most valuable draft at hand, and its value in tokens."""
         best, most = None, 0.0
         for made in self._made:
             if not made.tokens:
@@ -188,13 +188,13 @@ class EngineRequest:
         return self.expectation.observe_draft(made.draft, made.length)
 
     def send(self, draft: Draft, num_expected: float) -> None:
-        """Note what the engine verifies from now on."""
+        """Record what the engine verifies from now on."""
         self.sent, self.num_expected, self._ranked = draft, num_expected, None
 
     def outcomes(self) -> list[tuple[float, tuple[int, ...]]]:
-        """Return the likeliest outcomes of the verification that are not drafted for.
+        """Return the likeliest outcomes of the verification that have no draft yet.
 
-        Each is its probability and the tokens that it commits, likeliest first.
+        Each is a pair of its probability and the tokens that it commits, likeliest first.
         """
         if self._ranked is None:
             self._ranked = self._ranking.rank(self.sent, self.prefix)
@@ -203,18 +203,18 @@ class EngineRequest:
         return [one for one in found if one[1] not in made]
 
     def made_ahead(self) -> list[Made]:
-        """Return the drafts at hand for what may follow."""
+        """Return the drafts at hand for possible continuations."""
         return [one for one in self._made if one.tokens]
 
 
 def _verdict(tree: DraftTree, committed: Sequence[int]) -> Verdict:
-    """Return the verdict that the committed tokens tell. The last is never a drafted one."""
+    """Return the verdict implied by committed tokens. The last token is never a drafted one."""
     accepted = tuple(follow(tree, committed[:-1]))
     return Verdict(tuple(committed[: len(accepted) + 1]), accepted)
 
 
 def _after(made: Made, committed: tuple[int, ...]) -> Made | None:
-    """Return what a draft is worth once these tokens are committed; None: nothing."""
+    """Return what remains of a draft once these tokens are committed; None: nothing."""
     tokens, size = made.tokens, len(committed)
     if tokens[:size] == committed:
         return Made(tokens[size:], made.draft, made.length, made.is_rest)
@@ -225,5 +225,5 @@ def _after(made: Made, committed: tuple[int, ...]) -> Made | None:
 
 
 def root_of(draft: Draft) -> Draft:
-    """Return a draft without nodes, and with what may follow the prefix."""
+    """Return a draft without nodes, but with the alternatives at the root."""
     return Draft(DraftTree((), ()), (), 0, alternatives=draft.alternatives[:1])

@@ -1,4 +1,4 @@
-"""The service: one drafter, and the sessions of the engines that it drafts for."""
+"""The service: one drafter, and the sessions of the engines for which it drafts."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ class DraftService:
                 await self._drafting
 
     def is_healthy(self) -> bool:
-        """Whether it drafts: its drafter has not just failed."""
+        """Return whether it can draft: the drafter has not just failed."""
         is_running = self._drafting is not None and not self._drafting.done()
         return is_running and self.dispatcher.is_available
 
     def open(self, hello: Hello) -> tuple[Session, Welcome]:
-        """Open a session for an engine that says hello.
+        """Open a session for an engine, given its hello.
 
-        Raises VocabularyError, InvalidRequestError, and OverloadedError where too many are open.
+        Raises VocabularyError, InvalidRequestError, and OverloadedError if too many are open.
         """
         check_hello(hello, self.info, self._digest, self._tokens)
         limit = self.config.max_engines
@@ -101,7 +101,7 @@ class DraftService:
         )
 
     def close(self, session: Session) -> None:
-        """Forget a session: its engine has gone."""
+        """Remove a session whose engine has gone."""
         session.close()
         self.sessions.remove(session)
         self.dispatcher.customers.remove(session)
@@ -120,7 +120,7 @@ def check_kind(config: DraftServerConfig) -> None:
 
 
 def load_target(config: DraftServerConfig) -> tuple[Target, Any]:
-    """Return what is known of the engines' model, and its tokenizer. Raises ModelLoadError."""
+    """Return the known facts about the engines' model, and its tokenizer. Raises ModelLoadError."""
     path: Path = config.tokenizer
     tokenizer = load_tokenizer(path)
     num_ids = int(max(tokenizer.get_vocab().values())) + 1

@@ -1,4 +1,4 @@
-"""A session: one engine, its requests, and the step that it is in."""
+"""A session: one engine, its requests, and its current step."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from diffuspec.v1.draft_service_pb2 import (
     StepDrafts,
 )
 
-_ANSWER_SECONDS = 0.0005  # time before its deadline at which an answer is sent
-_MAX_AHEAD = 64  # drafts made ahead in one call
+_ANSWER_SECONDS = 0.0005  # time before the deadline at which an answer is sent
+_MAX_AHEAD = 64  # pre-drafts in one call
 
 
 @dataclass(slots=True)
 class _Row:
-    """One request of a step, and what is found for it."""
+    """One request of a step, and the draft found for it."""
 
     request: EngineRequest
     source: DraftSource = DRAFT_SOURCE_NOT_WORTH_IT
@@ -49,7 +49,7 @@ class _Row:
 
 
 class Session:
-    """Answers the steps of one engine, and offers what to draft ahead between them."""
+    """Answers the steps of one engine, and offers pre-drafts between them."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Session:
         self.requests = EngineRequests(name, hello, info, drafter_weight, self._forget)
         self._sent: Sent | None = None
         self._sent_at = 0.0
-        self._verifying: list[EngineRequest] = []  # requests of the step under way that draft
+        self._verifying: list[EngineRequest] = []  # drafting requests of the running step
         self._step_id = 0
         self._pushed: set[tuple[EngineRequest, tuple[int, ...]]] = set()
 
@@ -116,12 +116,12 @@ class Session:
             self.planner.observe_silence(sent.num_requests, steps, step.verify_seconds)
             return
         busy = self._dispatcher.busy.seconds(received)
-        # Requests that have ended count with as many accepted tokens as were expected.
+        # For requests that have ended, the expected number of accepted tokens is used.
         accepted = found.num_accepted + max(sent.num_expected - found.num_expected, 0.0)
         self.planner.observe(sent, accepted, step.verify_seconds, step.wait_seconds, busy)
 
     def close(self) -> None:
-        """Forget all requests: the engine has gone."""
+        """Remove all requests: the engine has gone."""
         self._verifying = []
         self.requests.end_all()
         self.stats.end()
@@ -131,7 +131,7 @@ class Session:
         self.stats.end_request(request)
 
     async def _draft(self, rows: Sequence[_Row], deadline: float) -> float:
-        """Find a draft for each row, or have it made. Returns the seconds waited for drafts."""
+        """Find or make a draft for each row. Returns the seconds waited for drafts."""
         lengths = self.planner.lengths([row.request for row in rows])
         missing: list[_Row] = []
         at_hand: list[float] = []
@@ -161,7 +161,7 @@ class Session:
     async def _draft_now(
         self, rows: Sequence[_Row], at_hand: Sequence[float], num_rows: int, deadline: float
     ) -> float:
-        """Wait for the drafts that are worth it. Returns the seconds that it took."""
+        """Wait for the drafts that are worth it. Returns the seconds waited."""
         coming = {row.request: job for row in rows if (job := self._dispatcher.coming(row.request))}
         requests = [row.request for row in rows]
         lengths = self.planner.lengths_now(requests, at_hand, num_rows)
@@ -200,7 +200,7 @@ class Session:
     def _answer(
         self, step: EngineStep, rows: Sequence[_Row], received: float, waited: float, reading: float
     ) -> StepDrafts:
-        """Cut the drafts to what is worth verifying, note them as sent, and return them."""
+        """Cut the drafts to what is worth verifying, mark them as sent, and return them."""
         drafted = [row for row in rows if row.made is not None]
         reaches = [self._reach(row) for row in drafted]
         kept = self.planner.num_nodes(reaches, len(rows))
@@ -237,7 +237,7 @@ class Session:
         )
 
     def _num_silent_steps(self, rows: Sequence[_Row]) -> int:
-        """Return how many of its next steps the engine need not report."""
+        """Return the number of next steps that the engine need not report."""
         most = self._hello.max_silent_steps
         is_known = all([row.source == DRAFT_SOURCE_NOT_WORTH_IT for row in rows])
         if not most or not rows or not is_known or self._is_drafting():
@@ -245,7 +245,7 @@ class Session:
         return min(self.planner.num_silent_steps([row.request for row in rows]), most)
 
     def _is_drafting(self) -> bool:
-        """Whether drafts are under way for the coming steps, or worth it."""
+        """Return whether drafts for the coming steps are being made, or are worth making."""
         if not self._verifying:
             return False
         if self.planner.is_patient or self._dispatcher.is_drafting_for(self._verifying):
@@ -253,7 +253,7 @@ class Session:
         return bool(self._worth_ahead(time.monotonic()))
 
     def _reach(self, row: _Row) -> list[float]:
-        """Return the reach of the nodes of a row's draft; 0 for what the engine cannot take."""
+        """Return the reach of the nodes of a row's draft; 0 for nodes that cannot be sent."""
         assert row.made is not None
         reach = row.request.reach_of(row.made)
         if self._takes_trees:
@@ -264,7 +264,7 @@ class Session:
     # ---- between steps
 
     def ahead(self, now: float) -> Ahead | None:
-        """Return what to draft ahead: for the likeliest outcomes of the verification under way."""
+        """Return the pre-drafts for the likeliest outcomes of the running verification."""
         chosen = self._worth_ahead(now)
         if not chosen:
             return None
@@ -277,7 +277,7 @@ class Session:
         return Ahead(jobs, saved / max(spent, 1e-9))
 
     def _worth_ahead(self, now: float) -> list[tuple[float, EngineRequest, tuple[int, ...], int]]:
-        """Return the outcomes worth drafting for: chance, request, its next tokens and length."""
+        """Return the outcomes worth drafting for: probability, request, next tokens and length."""
         sent, is_sent = self._sent, self._dispatcher.is_sent
         if sent is None or not self._verifying:
             return []
@@ -286,7 +286,7 @@ class Session:
         found: list[tuple[float, EngineRequest, tuple[int, ...]]] = []
         for request in self._verifying:
             found += [(chance, request, tokens) for chance, tokens in request.outcomes()]
-            if request.sent is EMPTY_DRAFT:  # what may follow the present prefix is not known
+            if request.sent is EMPTY_DRAFT:  # the present prefix has no known continuations
                 found.append((request.expectation.at(1), request, ()))
         found = [one for one in found if one[1].room_after(len(one[2])) and not is_sent(*one[1:])]
         found = sorted(found, key=lambda one: one[0], reverse=True)[:_MAX_AHEAD]
@@ -295,7 +295,7 @@ class Session:
         return [(*one, length) for one, length in zip(found, lengths, strict=True) if length]
 
     def _push(self) -> None:
-        """Send the drafts made ahead that have not been sent yet."""
+        """Send the pre-drafts that have not been sent yet."""
         if self.on_outcomes is None:
             return
         table = outcome_table(self._step_id, self.requests.items(), self._pushed)

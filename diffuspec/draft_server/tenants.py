@@ -1,28 +1,28 @@
-"""Tenants: how the drafter's time is shared where engines want more of it than there is."""
+"""Tenants: how the drafter's time is shared when engines want more than there is."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 
-_FADES_IN_SECONDS = 10.0  # half-life of what a tenant has used
+_FADES_IN_SECONDS = 10.0  # half-life of a tenant's recorded use
 
 
 class Tenant:
-    """One tenant: its share, and the drafting that it has had lately."""
+    """One tenant: its share, and its recent use of the drafter."""
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self._used = 0.0  # seconds used, as of _since
+        self._used = 0.0  # seconds used, at the time _since
         self._since = time.monotonic()
 
     def charge(self, seconds: float) -> None:
-        """Account for seconds of drafting ahead."""
+        """Account for seconds of pre-drafting."""
         self._used, self._since = self._faded() + seconds, time.monotonic()
 
     @property
     def weight(self) -> float:
-        """The share, divided by what was used lately."""
+        """Its share, divided by its recent use."""
         return self._share / (0.1 + self._faded())
 
     def _faded(self) -> float:
@@ -36,7 +36,7 @@ class Tenants:
         self._by_name = {name: Tenant(share) for name, share in shares.items()}
 
     def find(self, name: str) -> Tenant:
-        """Return a tenant, a new one for an unknown name."""
+        """Return a tenant; an unknown name creates one."""
         if name not in self._by_name and len(self._by_name) >= 1024:
             return Tenant(1.0)
         return self._by_name.setdefault(name, Tenant(1.0))

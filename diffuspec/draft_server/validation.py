@@ -1,4 +1,4 @@
-"""Checks of what engines send, before any work. All raise InvalidRequestError or ConfigError."""
+"""Checks the messages of engines before any work. Raises InvalidRequestError or ConfigError."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MAX_CONTEXT = 2**24  # tokens of one request
 
 
 def check_hello(hello: Hello, info: TargetInfo, digest: bytes, vocabulary: Sequence[bytes]) -> None:
-    """Check the hello of an engine. Raises VocabularyError for another vocabulary.
+    """Check an engine's hello. Raises VocabularyError if its vocabulary differs.
 
-    digest, vocabulary: those of the server's tokenizer, in the protocol's form.
+    digest, vocabulary: the server's, in the form of the protocol.
     """
     if hello.protocol_version != PROTOCOL_VERSION:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """The drafters that a configuration can name.
 
-A new one is a file here with a DrafterKind, a line in KINDS, and its section of the configuration
-in core/drafter_config.
+A new drafter needs a file here with a DrafterKind, a line in KINDS, and a configuration section in
+core/drafter_config.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ KINDS: dict[str, DrafterKind[Any]] = {
 
 
 def kind_of(config: DrafterConfig) -> DrafterKind[Any]:
-    """Return the kind that a section of the configuration names."""
+    """Return the kind that a configuration section names."""
     return KINDS[config.kind]
 
 
 def load_drafter(config: DrafterConfig, search: SearchConfig, target: Target) -> LocalDrafter:
-    """Load a drafter into this process, with a path search of its own if it needs one.
+    """Load a drafter into this process, with its own path search if it needs one.
 
     Raises ConfigError, ModelLoadError, NgramError.
     """

@@ -1,4 +1,4 @@
-"""SPS: a small causal LM of the target's vocabulary drafts; see models/autoregressive."""
+"""SPS: a small causal LM with the target's vocabulary drafts; see models/autoregressive."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """DFlash: a block-diffusion drafter that reads the target's hidden states, and its path search.
 
 See models/heads/dflash for the model. Its authors verify the likeliest token of every position;
-here its block is a lattice, searched as that of a diffusion LM is.
+here its block becomes a lattice, which is searched like that of any diffusion LM.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def load_lattices(
     config: DFlashConfig | DFlashRemoteConfig, layers: TargetLayers, info: TargetInfo
 ) -> DFlashRunner:
-    """Load what makes lattices from the target's hidden states. Raises ModelLoadError."""
+    """Load the model that makes lattices from the target's hidden states. Raises ModelLoadError."""
     from diffuspec.algorithm.lattice import Pruning  # these import torch
     from diffuspec.models.heads.dflash import DFlashModel
     from diffuspec.models.heads.dflash_runner import DFlashRunner

@@ -1,8 +1,8 @@
-"""DFlash in a process of its own, such as on another GPU: hidden states come with the requests.
+"""DFlash in its own process, for example on another GPU: hidden states come with the requests.
 
-With each draft it says which states it lacks. The coordinator has the verifier return these, and
-sends them with the next draft request: those of a prompt while it is read, then a few each step.
-What is lost, with this process or the verifier's, is asked for again.
+With each draft it says which states it lacks. The coordinator gets these from the verifier, and
+sends them with the next draft request: those of a prompt during its prefill, then a few in each
+step. States lost with this process or the verifier's are requested again.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from diffuspec.drafters.kind import DrafterKind, Target
 
 
 class DiffuSpecDrafter:
-    """A Drafter composed of the two roles that may live on different machines."""
+    """A Drafter composed of the two roles, which may run on different machines."""
 
     def __init__(self, lattice_model: LatticeModel, path_scorer: PathScorer) -> None:
         self.lattice_model = lattice_model
@@ -31,7 +31,7 @@ class DiffuSpecDrafter:
         await self.lattice_model.release(request_id)
 
     def close(self) -> None:
-        """Close the diffusion LM. The path scorer is closed by its maker."""
+        """Close the diffusion LM. Whoever created the path scorer closes it."""
         self.lattice_model.close()
 
 

@@ -1,10 +1,10 @@
-"""EAGLE: one layer goes on with the target's hidden states; a static tree of 25 nodes.
+"""EAGLE: one layer extrapolates the target's hidden states; a static tree of 25 nodes.
 
 The tree is mc_sim_7b_63 of SafeAILab/EAGLE's choices.py. See models/heads/eagle for the head.
-Different here: tokens are verified by drawing the target's own at every node, not by rejection
-sampling, and the head adds the same sampling noise; prefix tokens without known hidden states are
-left out of its attention; and of a tree larger than asked for, the nodes likeliest to be reached
-are drafted.
+Differences from the original: tokens are verified by drawing the target's own token at every node,
+not by rejection sampling, and the head adds the same sampling noise; prefix tokens without known
+hidden states are left out of its attention; and if the tree is larger than requested, the nodes
+likeliest to be reached are drafted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""EAGLE-2: EAGLE's head with a tree that follows its confidence.
+"""EAGLE-2: EAGLE's head with a tree shaped by its confidence.
 
 Li et al., EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees (arXiv 2406.16858).
-At each of six levels the ten nodes likeliest to be reached get children; of all nodes found,
-the 59 likeliest are drafted (topK_generate of SafeAILab/EAGLE's cnets1.py, its defaults). What is
-different here is as in `eagle`.
+At each of six levels the ten nodes likeliest to be reached get children; of all these nodes, the 59
+likeliest are drafted (the defaults of topK_generate in SafeAILab/EAGLE's cnets1.py). For
+differences from the original see `eagle`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class DynamicShape:
-    """The nodes likeliest to be reached."""
+    """The tree of the nodes likeliest to be reached."""
 
     def __init__(self, num_candidates: int = 10, max_depth: int = 6, max_nodes: int = 59) -> None:
         self.num_candidates = num_candidates

@@ -1,6 +1,6 @@
 """Drafters that read the target's hidden states.
 
-They observe the target and run beside it, or states come with requests.
+They observe the target and run beside it, or receive the states with requests.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def layers_beside(target: Target) -> TargetLayers:
 
 
 class StateReader:
-    """Observes the verifier in this process, and runs drafters on the hidden states that it kept.
+    """Observes the verifier in this process, and runs drafters on the recorded hidden states.
 
-    It observes every verification, since a prefix may be read before its draft is asked for. A
-    prefix whose states are not known has no draft: one that the target read before this reader
-    existed or, if all states are needed, a hypothetical one.
+    It observes every verification, since a prefix may be read before its draft is requested. A
+    prefix with unknown states has no draft: one that the target read before this reader existed or,
+    if all states are needed, a hypothetical one.
     """
 
     num_top = 0
@@ -67,7 +67,7 @@ class StateReader:
         keeps_all: bool = True,
         max_unknown: int = 0,
     ) -> None:
-        """max_unknown: tokens before a prefix's last whose states may be missing."""
+        """max_unknown: states that may be missing before a prefix's last token."""
         assert target.verifier is not None, "it observes the target in this process"
         self.hidden_layers = hidden_layers
         self._max_unknown = max_unknown
@@ -78,15 +78,15 @@ class StateReader:
         self._verifier.add_observer(self)
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Keep the hidden states of what was committed."""
+        """Keep the hidden states of committed tokens."""
         for one in observations:
             if one.hidden_states:
                 self._features.add(one)
 
     async def run(self, work: Work[T], requests: Sequence[DraftRequest], nothing: T) -> list[T]:
-        """Do the work, in a thread, for the requests whose states are known.
+        """Run `work` in a thread for the requests whose states are known.
 
-        The result of the others is `nothing`. Raises InvalidRequestError before any work,
+        The result for the others is `nothing`. Raises InvalidRequestError before any work,
         DrafterError after.
         """
         for request in requests:
@@ -103,14 +103,14 @@ class StateReader:
         found = [self._features.find(request.prefix, self._max_unknown) for request in requests]
         try:
             return _where_known(work, requests, found, nothing)
-        except Exception as error:  # torch raises anything
+        except Exception as error:  # torch may raise anything
             raise DrafterError(f"the draft heads failed: {error}") from error
 
 
 def _where_known(
     work: Work[T], requests: Sequence[DraftRequest], found: Sequence[Features | None], nothing: T
 ) -> list[T]:
-    """Do the work for the requests whose states were found; the others' result is `nothing`."""
+    """Run `work` for the requests whose states were found; the result for others is `nothing`."""
     known = {place: one for place, one in enumerate(found) if one is not None}
     results = [nothing] * len(requests)
     if known:
@@ -121,10 +121,10 @@ def _where_known(
 
 
 class HeadDrafter:
-    """A Drafter beside the target, of heads that read its last hidden states."""
+    """A Drafter beside the target, with heads that read its last hidden states."""
 
     def __init__(self, target: Target, heads: DraftHeads, *, keeps_all: bool = True) -> None:
-        """keeps_all: False keeps each prefix's last hidden state alone."""
+        """keeps_all: False: keep only each prefix's last hidden state."""
         self._heads = heads
         self._reader = StateReader(target, (LAST_LAYER,), keeps_all=keeps_all)
 
@@ -136,7 +136,7 @@ class HeadDrafter:
         return [replace(draft, draft_seconds=seconds) for draft in drafts]
 
     async def release(self, request_id: str) -> None:
-        """Keep the states, a bounded number: they serve requests with the same beginning."""
+        """Do nothing: the bounded store of states also serves requests with the same beginning."""
 
     def close(self) -> None:
         self._reader.close()
@@ -154,17 +154,17 @@ class HeadLattices:
         return await self._reader.run(self._model.lattices, requests, EMPTY_LATTICE)
 
     async def release(self, request_id: str) -> None:
-        """Keep the states, a bounded number: they serve requests with the same beginning."""
+        """Do nothing: the bounded store of states also serves requests with the same beginning."""
 
     def close(self) -> None:
         self._reader.close()
 
 
 class FedDrafter:
-    """Makes lattices from the hidden states sent to it, and has them searched.
+    """A Drafter that makes lattices from received hidden states, and searches them.
 
-    It keeps the states of the latest prefixes. Each draft says which states are lacking, and is
-    empty if more are lacking than the model's `max_unknown` at the end of the prefix.
+    It keeps the states of the latest prefixes. Each draft says which states are missing, and is
+    empty if more than the model's `max_unknown` are missing at the end of the prefix.
     """
 
     def __init__(self, model: DFlashRunner, path_scorer: PathScorer, target: TargetInfo) -> None:
@@ -190,7 +190,7 @@ class FedDrafter:
         ]
 
     async def release(self, request_id: str) -> None:
-        """Keep the states, a bounded number: they serve requests with the same beginning."""
+        """Do nothing: the bounded store of states also serves requests with the same beginning."""
 
     def close(self) -> None:
         self._worker.close()
@@ -203,13 +203,13 @@ class FedDrafter:
             found = [self._features.find(request.prefix, most) for request in requests]
             whole = [one if one is not None and not one.first else None for one in found]
             lattices = _where_known(self._model.lattices, requests, whole, EMPTY_LATTICE)
-        except Exception as error:  # torch raises anything
+        except Exception as error:  # torch may raise anything
             raise DrafterError(f"the drafter failed: {error}") from error
         num_known = [self._features.num_known(request.prefix[:-1]) for request in requests]
         return lattices, [StatesWanted(self._model.hidden_layers, number) for number in num_known]
 
     def _keep(self, request: DraftRequest) -> None:
-        """Keep the states that came with a request, if they go on with what is known."""
+        """Store the states that came with a request, if they continue the known ones."""
         rows = request.states
         if rows is None or rows.end > len(request.prefix):
             return

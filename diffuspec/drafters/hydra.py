@@ -1,7 +1,7 @@
-"""Hydra: Medusa's tree, with heads that see the tokens drafted before theirs.
+"""Hydra: Medusa's tree, with heads that see the tokens drafted before their own.
 
-See models/heads/hydra for the heads, and `medusa` for the tree and for what is different here: the
-same, but that each node's candidates are its own.
+See models/heads/hydra for the heads, and `medusa` for the tree and the differences from the
+original. Unlike in Medusa, each node has its own candidates.
 """
 
 from __future__ import annotations

@@ -17,11 +17,12 @@ Home: TypeAlias = Literal["process", "coordinator", "verifier"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The target, as far as a drafter needs to know it."""
+    """The facts about the target that a drafter needs."""
 
     info: TargetInfo
-    vocabulary: str | None  # see vocabulary_digest; None: token ids are not compared
-    path: Path | None = None  # the target's directory, with its tokenizer; None: not known here
+    # a vocabulary digest, see `vocabulary_digest`; None: token ids are not compared
+    vocabulary: str | None
+    path: Path | None = None  # the target's directory, with its tokenizer; None: unknown here
     verifier: ObservableVerifier | None = None  # None: it runs in another process
 
 
@@ -29,7 +30,7 @@ class LocalDrafter(Drafter, Protocol):
     """A drafter in this process."""
 
     def close(self) -> None:
-        """End its threads and give back its memory. Nothing is drafted afterwards."""
+        """End its threads and free its memory. Nothing can be drafted afterwards."""
         ...
 
 
@@ -39,31 +40,31 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class DrafterKind(Generic[C]):
-    """How drafters of one kind are made, and what they need where they run.
+    """How to create drafters of one kind, and what they need where they run.
 
-    load: (configuration, target, path scorer, which is None unless needed) -> drafter. Raises
-    ConfigError, ModelLoadError, NgramError. It imports torch itself, if it needs it.
+    load: (configuration, target, path scorer or None if not needed) -> drafter. Raises ConfigError,
+    ModelLoadError, NgramError. It imports torch only when called.
     """
 
     config: type[C]
     load: Callable[[C, Target, PathScorer | None], LocalDrafter]
-    needs_path_scorer: bool  # whether it makes lattices, to be searched here or in another process
-    has_model: bool  # a model that may run on a GPU; its configuration has a key `device`
-    observes: bool = False  # whether it observes verifications: it runs in the verifier's process
-    takes_states: bool = False  # whether the target's hidden states are sent to it
-    import_ahead: Callable[[], None] = _nothing  # imports the modules of `load` ahead of it
+    needs_path_scorer: bool  # it makes lattices, which are searched here or in another process
+    has_model: bool  # it has a model that may run on a GPU; its configuration has a key `device`
+    observes: bool = False  # it observes verifications, and so runs in the verifier's process
+    takes_states: bool = False  # it receives the target's hidden states
+    import_ahead: Callable[[], None] = _nothing  # imports the modules that `load` needs
 
     @property
     def needs_tokens_alone(self) -> bool:
-        """Whether it can draft for a target of which nothing is known but its tokens."""
+        """Whether it can draft for a target of which only the tokens are known."""
         return not (self.observes or self.takes_states)
 
     @property
     def home(self) -> Home:
         """Where it runs when the roles have processes of their own.
 
-        A drafter that observes runs beside the target, one with a model in its own process. Others
-        run in the coordinator's, since their drafts take less time than a message.
+        A drafter that observes runs in the target's process, one with a model in its own process.
+        Others run in the coordinator's process, since their drafts take less time than a message.
         """
         if self.observes:
             return "verifier"

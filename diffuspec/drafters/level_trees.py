@@ -54,7 +54,7 @@ class StaticShape:
 
 
 class LevelTrees:
-    """Drafts with a head and a shape; a DraftHeads."""
+    """Drafts with a head and a shape; implements DraftHeads."""
 
     def __init__(self, head: LevelHead, shape: TreeShape, target: TargetInfo) -> None:
         self._head = head
@@ -73,7 +73,7 @@ class LevelTrees:
         return [drafts[place] for place in range(len(requests))]
 
     def _grow(self, requests: Sequence[DraftRequest]) -> list[DraftNode]:
-        """Return a root for each request, with what was found below it."""
+        """Return a root for each request, with the tree grown below it."""
         roots = [DraftNode() for _ in requests]
         pairs = zip(requests, roots, strict=True)
         level: list[tuple[DraftRequest, list[DraftNode]]] = [(one, [root]) for one, root in pairs]
@@ -109,7 +109,7 @@ def _children(node: DraftNode, depth: int) -> Iterator[tuple[int, float, DraftNo
 
 
 def _widths(node: TemplateNode, ranks: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yield, for each node with children, the ranks that lead to it and its number of children."""
+    """Yield, for each node with children, the ranks on its path and its number of children."""
     if node.children:
         yield ranks, len(node.children)
     for rank, child in enumerate(node.children):

@@ -1,17 +1,17 @@
-"""Lookahead decoding: drafts n-grams that Jacobi iteration finds beside the answer.
+"""Lookahead decoding: drafts n-grams that Jacobi iteration finds alongside the answer.
 
 Fu et al., Break the Sequential Dependency of LLM Inference Using Lookahead Decoding (arXiv
-2402.02057); rule and constants of Spec-Bench's model/lade. A window of W columns and N - 1 rows of
-guesses goes through every verification. The first row is a chain, and the other rows of a column
-are a branch below that column's guess in it, so the whole window is a tree. The target's tokens
-after the last row complete W n-grams for a pool, and become the new last row. Up to G n-grams of
-the pool that follow the last token are verified in the same pass.
+2402.02057); algorithm and constants are those of Spec-Bench's model/lade. A window of W columns and
+N - 1 rows of guesses is part of every verification. The first row is a chain, and the other rows of
+a column are a branch below that column's guess, so the whole window is a tree. The target's tokens
+after the last row complete W n-grams, which go into a pool, and become the new last row. Up to G
+n-grams of the pool that follow the last token are verified in the same pass.
 
-Different here: a guess that is right is accepted like any draft; the pool also takes the n-grams of
-prompt and answer; and there are fewer columns if the nodes or tokens asked for have no room for
-more. The policy `cost_aware` trims the window off, since it is hardly ever accepted, and leaves
-the pool of prompt and answer. To verify all of it, use the policy `fixed` with W + N - 2 tokens or
-more, and max_nodes of 2 * W * (N - 1).
+Differences from the original: a correct guess is accepted like any draft; the pool also takes
+n-grams of prompt and answer; and there are fewer columns if there is no room for more in the
+requested nodes or tokens. The policy `cost_aware` drops the window, since it is hardly ever
+accepted, and keeps the pool of prompt and answer. To verify the whole window, use the policy
+`fixed` with at least W + N - 2 tokens, and max_nodes of 2 * W * (N - 1).
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from diffuspec.core.types import Draft, DraftRequest, TokenIds
 from diffuspec.drafters.kind import DrafterKind, Target
 from diffuspec.drafters.tree_builder import ROOT, TreeBuilder, draft_each
 
-# P(token right | parent right): of the first token of an n-gram by its place in the pool, the
-# latest first; of its other tokens; and of a guess in the window.
+# P(token accepted | parent accepted): for the first token of an n-gram by its rank in the pool,
+# latest first; for its other tokens; and for a guess in the window.
 _FIRST_PRIORS = (0.3, 0.12, 0.08, 0.05)
 _NEXT_PRIOR = 0.6
 _GUESS_PRIOR = 0.015
 
-_MAX_DRAFTS_PER_REQUEST = 32  # drafts that may yet be verified, hypothetical prefixes included
+_MAX_DRAFTS_PER_REQUEST = 32  # drafts that may still be verified, hypothetical prefixes included
 
 
 @dataclass(slots=True)
 class _State:
-    """What is known for one request."""
+    """The window and n-grams of one request."""
 
-    rows: list[list[int]]  # rows 1 to N - 1 of the window, of equal lengths
+    rows: list[list[int]]  # rows 1 to N - 1 of the window, of equal length
     pool: dict[int, OrderedDict[tuple[int, ...], None]] = field(default_factory=dict)
     num_read: int = 0  # tokens of the text whose n-grams are in the pool
 
 
 class LookaheadDrafter:
-    """A Drafter and an Observer of the verifier in this process.
+    """A Drafter that observes the verifier in this process.
 
     The window and the pool of a request are guesses, and may be dropped at any time: if requests
-    are not released, only the latest ones' are kept.
+    are not released, only those of the latest requests are kept.
     """
 
     num_top = 0
@@ -73,11 +73,11 @@ class LookaheadDrafter:
 
     @property
     def is_active(self) -> bool:
-        """Whether a request is drafted for."""
+        """Whether there are requests to draft for."""
         return bool(self._states)
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Take the tokens after the last row of each window that was verified."""
+        """Take the tokens after the last row of each verified window."""
         for one in observations:
             state = self._states.get(self._drafted.pop(one.prefix.tobytes(), ""))
             if state is not None:
@@ -130,7 +130,7 @@ class LookaheadDrafter:
         return state
 
     def _first_rows(self, request: DraftRequest) -> list[list[int]]:
-        """Return a window of one row: tokens of the text at random; none without room for it."""
+        """Return a window of one row of random tokens of the text; empty if it has no room."""
         num_rows = self._config.ngram_tokens - 1
         room = request.num_draft_tokens - num_rows + 1, request.max_nodes // (2 * num_rows)
         num_columns = min(self._config.num_columns, *room)
@@ -138,7 +138,7 @@ class LookaheadDrafter:
         return [random.Random(len(text)).choices(text, k=num_columns)] if num_columns > 0 else []
 
     def _read(self, state: _State, text: TokenIds) -> None:
-        """Put the n-grams of new text into the pool."""
+        """Add the n-grams of new text to the pool."""
         size = self._config.ngram_tokens
         first = max(state.num_read - size + 1, 0)
         new = text[first:].tolist()
@@ -147,7 +147,7 @@ class LookaheadDrafter:
         state.num_read = max(state.num_read, len(text))
 
     def _put(self, state: _State, token_id: int, ngram: tuple[int, ...]) -> None:
-        """Make an n-gram the latest after a token; forget the oldest beyond G."""
+        """Make an n-gram the latest one after a token; drop the oldest beyond G."""
         known = state.pool.setdefault(token_id, OrderedDict())
         known[ngram] = None
         known.move_to_end(ngram)
@@ -155,7 +155,7 @@ class LookaheadDrafter:
             known.popitem(last=False)
 
     def _advance(self, state: _State, one: Observation) -> None:
-        """Complete the columns by the target's tokens; nothing if not all were verified."""
+        """Complete the columns with the target's tokens; do nothing if not all were verified."""
         edges = zip(one.tree.parents, one.tree.token_ids, strict=True)
         nodes = {edge: node for node, edge in enumerate(edges)}
         rows, found = state.rows, list[int]()
@@ -177,7 +177,7 @@ class LookaheadDrafter:
 
 
 def _add_window(builder: TreeBuilder, rows: Sequence[Sequence[int]]) -> None:
-    """Add the first row as a chain, and each column's other rows below its place there."""
+    """Add the first row as a chain, and below each of its tokens the rest of that column."""
     confidence = math.log(_GUESS_PRIOR)
     above: int | None = ROOT
     for column in range(len(rows[0]) if rows else 0):

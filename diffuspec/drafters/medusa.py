@@ -1,10 +1,11 @@
 """Medusa: heads on the target's last hidden state guess the next tokens, all at once.
 
-A static tree over the heads' candidates is the draft: the 63 nodes that the authors found best for
+The draft is a static tree over the heads' candidates: the 63 nodes that the authors found best for
 Vicuna 7B (mc_sim_7b_63 of FasterDecoding/Medusa). The heads do not see each other's tokens. See
-models/heads/medusa for the heads. Different here: tokens are verified exactly, not by typical
-acceptance; the heads add the sampling noise of their positions, so that they guess the tokens that
-are drawn; and of a tree larger than asked for, the nodes likeliest to be reached are drafted.
+models/heads/medusa for the heads. Differences from the original: tokens are verified exactly, not
+by typical acceptance; the heads add the sampling noise of their positions, so that they guess the
+tokens that will be drawn; and if the tree is larger than requested, the nodes likeliest to be
+reached are drafted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The path search of drafters that make lattices."""
+"""The path search used by drafters that make lattices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make_path_search(
 ) -> PathSearch:
     """Load the proxy that a configuration names. Raises NgramError, ModelLoadError.
 
-    target_path: the target's directory, whose tokenizer holds drafts to a structured output.
+    target_path: the target's directory; its tokenizer is needed for structured output.
     """
     proxy: CausalProxy | None = None
     if config.ngram is not None:

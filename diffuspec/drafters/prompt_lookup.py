@@ -1,8 +1,8 @@
-"""Prompt lookup (PLD): what followed the last tokens earlier in the text is drafted again.
+"""Prompt lookup (PLD): drafts what followed the last tokens earlier in the text.
 
-Rule and constants of Spec-Bench's model/pld/pld.py, after Saxena's prompt-lookup-decoding: for n =
-3, 2, 1 take the earliest place where the last n tokens stand and a whole draft follows; without
-such a place there is no draft. There is no model: nothing is loaded, cached or released.
+Algorithm and constants of Spec-Bench's model/pld/pld.py, after Saxena's prompt-lookup-decoding: for
+n = 3, 2, 1 take the earliest occurrence of the last n tokens that is followed by a whole draft; if
+there is none, there is no draft. There is no model: nothing is loaded, cached or released.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from diffuspec.core.types import Draft, DraftRequest, TokenIds
 from diffuspec.drafters.kind import DrafterKind, Target
 from diffuspec.drafters.tree_builder import TreeBuilder, draft_each
 
-# P(token right | parent right) by the number of tokens before it that matched: 1, 2, and so on, the
+# P(token accepted | parent accepted) by the number of matching tokens before it: 1, 2, and so on,
 # drafted ones included. Measured on the embedded pair's questions.
 _PRIORS = (0.28, 0.53, 0.75, 0.87, 0.92)
 _CONFIDENCES = tuple(math.log(prior) for prior in _PRIORS)
 
 
 class PromptLookupDrafter:
-    """Drafts a chain of tokens from the prefix alone."""
+    """Drafts a chain of tokens, using only the prefix."""
 
     def __init__(self, config: PromptLookupConfig, eos_token_ids: Sequence[int]) -> None:
         self._config = config
         self._eos_token_ids = frozenset(eos_token_ids)
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Return one draft per request, in order; an empty one where no place is found."""
+        """Return one draft per request, in order; an empty one if there is no match."""
         return draft_each(requests, self._draft)
 
     async def release(self, request_id: str) -> None:
@@ -51,7 +51,7 @@ class PromptLookupDrafter:
 
 
 def find_repeat(text: TokenIds, max_ngram_tokens: int, num_following: int) -> tuple[int, int]:
-    """Return where a draft of num_following tokens starts in a text, and how many tokens matched.
+    """Return where a draft of num_following tokens starts, and how many tokens matched.
 
     (0, 0): no n-gram at the end of the text occurs earlier with that many tokens after it.
     """

@@ -1,10 +1,10 @@
 """SAM decoding (SAMD): drafts what followed an earlier occurrence of the text's longest suffix.
 
-Rule and constants of Spec-Bench's model/samd without an auxiliary drafter ("sam_only"), after Hu et
-al., SAM Decoding (arXiv 2411.10666). One suffix automaton for each request over its own prompt and
-answer, and one over texts given beforehand, if there are any; a match in these has to be longer by
-a bias. The longer the match, the longer the draft: a chain from the own text, and from the texts a
-tree of what followed most often.
+Algorithm and constants of Spec-Bench's model/samd without an auxiliary drafter ("sam_only"), after
+Hu et al., SAM Decoding (arXiv 2411.10666). Each request has a suffix automaton over its own prompt
+and answer; another one covers the texts given in the configuration, if any, in which a match must
+be longer by a bias. The longer the match, the longer the draft: a chain from the request's own
+text, or a tree of the most frequent continuations in the given texts.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from diffuspec.core.types import Draft, DraftRequest, TokenIds
 from diffuspec.drafters.kind import DrafterKind, Target
 from diffuspec.drafters.tree_builder import TreeBuilder, draft_each
 
-_MAX_MATCH = 64  # tokens compared with the texts; a longer match drafts no more
-TEXT_BIAS = 5  # tokens by which a match in the texts must exceed one in the own text
-_MAX_WIDTH = 8  # nodes at one depth of the tree from the texts
+_MAX_MATCH = 64  # tokens compared with the texts; a longer match does not lengthen the draft
+TEXT_BIAS = 5  # tokens by which a match in the texts must exceed one in the request's own text
+_MAX_WIDTH = 8  # nodes at one depth of a tree from the texts
 
 
 class SuffixAutomatonDrafter:
-    """Drafts from the prefix and the given texts alone.
+    """Drafts using only the prefix and the given texts.
 
-    A request's automaton is a cache: it follows the request's prefix, also a hypothetical one, or
-    is made again if it cannot. If requests are not released, only the latest ones' are kept.
+    A request's automaton is a cache: it is updated to the request's prefix, even a hypothetical
+    one, or rebuilt if that is impossible. If requests are not released, only the latest automata
+    are kept.
     """
 
     def __init__(
@@ -43,14 +44,14 @@ class SuffixAutomatonDrafter:
         max_requests: int,
         texts: Iterable[Sequence[int]],
     ) -> None:
-        """`texts` are lists of token ids; see SuffixAutomatonConfig.texts."""
+        """`texts`: lists of token ids; see SuffixAutomatonConfig.texts."""
         self._config = config
         self._eos_token_ids = frozenset(eos_token_ids)
         self._own = PerRequest(OwnText, max_requests)
         self._texts = _Texts(texts, config.max_text_tokens)
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Return one draft per request, in order; an empty one where nothing matches."""
+        """Return one draft per request, in order; an empty one if nothing matches."""
         await self.read(requests)
         return draft_each(requests, self._draft)
 
@@ -61,7 +62,7 @@ class SuffixAutomatonDrafter:
         self._own.clear()
 
     async def read(self, requests: Sequence[DraftRequest]) -> None:
-        """Follow long prefixes in pieces, and let others use the event loop in between."""
+        """Process long prefixes in pieces, leaving the event loop to others in between."""
         for request in requests:
             own = self._own.of(request.request_id)
             for beginning in own.pieces(text_of(request)):
@@ -69,12 +70,12 @@ class SuffixAutomatonDrafter:
                 await asyncio.sleep(0)
 
     def find(self, request: DraftRequest) -> tuple[Match, Match]:
-        """Return the longest matches of the prefix in its own text and in the texts given."""
+        """Return the longest matches of the prefix in its own text and in the given texts."""
         own = self._own.of(request.request_id).follow(text_of(request))
         return own, self._texts.match(request.prefix)
 
     def draft_after(self, request: DraftRequest, own: Match, given: Match) -> Draft:
-        """Draft what followed the longer of two matches that `find` returned."""
+        """Draft what followed the longer of the two matches that `find` returned."""
         builder = TreeBuilder(request, self._eos_token_ids)
         if given.num_tokens - TEXT_BIAS > own.num_tokens:
             self._texts.grow(builder, given, self._length(given, request))
@@ -89,14 +90,14 @@ class SuffixAutomatonDrafter:
         return self.draft_after(request, *self.find(request))
 
     def _length(self, match: Match, request: DraftRequest) -> int:
-        """Return how many tokens to draft after a match."""
+        """Return the number of tokens to draft after a match."""
         config = self._config
         length = 1 + int(config.draft_tokens_per_match * match.num_tokens)
         return min(length, config.num_draft_tokens, request.num_draft_tokens)
 
 
 class _Texts:
-    """The automaton of texts that were given beforehand."""
+    """The automaton of the given texts."""
 
     def __init__(self, texts: Iterable[Sequence[int]], max_tokens: int) -> None:
         token_ids = (one for text in texts for one in (*text, BOUNDARY))
@@ -104,7 +105,7 @@ class _Texts:
         self._counts = self._automaton.counts()
 
     def match(self, prefix: TokenIds) -> Match:
-        """Return the longest suffix of a prefix that occurs in a text."""
+        """Return the longest suffix of a prefix that occurs in the texts."""
         return self._automaton.match(prefix[-_MAX_MATCH:].tolist())
 
     def grow(self, builder: TreeBuilder, match: Match, num_tokens: int) -> None:
@@ -121,7 +122,7 @@ class _Texts:
 
 
 def load_samd(config: SuffixAutomatonConfig, target: Target) -> SuffixAutomatonDrafter:
-    """Load a drafter with the texts that its configuration names. Raises ConfigError."""
+    """Load a drafter with the texts named in its configuration. Raises ConfigError."""
     texts: Iterable[Sequence[int]] = ()
     if config.texts is not None:
         from diffuspec.text.corpus import CorpusReader  # imports transformers

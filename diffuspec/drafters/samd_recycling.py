@@ -1,8 +1,8 @@
-"""SAM decoding with Token Recycling where nothing matches: the main mode of the SAMD paper.
+"""SAM decoding, with Token Recycling where nothing matches: the main mode of the SAMD paper.
 
-Rule and constants of Spec-Bench's model/samd with `token_recycle` as the auxiliary drafter, after
-Hu et al., SAM Decoding (arXiv 2411.10666): where the end of the text matched five tokens or more,
-the forty tokens after the match are drafted; elsewhere, Token Recycling's tree.
+Algorithm and constants of Spec-Bench's model/samd with `token_recycle` as the auxiliary drafter,
+after Hu et al., SAM Decoding (arXiv 2411.10666): if the last five or more tokens of the text match,
+the forty tokens after the match are drafted; otherwise, Token Recycling's tree.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from diffuspec.drafters.tree_builder import draft_each
 
 
 class SamdRecyclingDrafter:
-    """Asks one of two drafters for each draft; Token Recycling observes the verifier meanwhile."""
+    """Uses one of two drafters for each draft; Token Recycling always observes the verifier."""
 
     def __init__(
         self, samd: SuffixAutomatonDrafter, recycling: TokenRecyclingDrafter, min_match_tokens: int
     ) -> None:
-        """Both drafters are closed with this one."""
+        """Both drafters are closed together with this one."""
         self._samd = samd
         self._recycling = recycling
         self._min_match_tokens = min_match_tokens
@@ -47,7 +47,7 @@ class SamdRecyclingDrafter:
         own, given = self._samd.find(request)
         if max(own.num_tokens, given.num_tokens - TEXT_BIAS) < self._min_match_tokens:
             return self._recycling.draft_one(request)
-        self._recycling.note(request.request_id)  # it learns from this verification, too
+        self._recycling.note(request.request_id)  # it also learns from this verification
         return self._samd.draft_after(request, own, given)
 
 
@@ -56,7 +56,7 @@ def _load(
 ) -> SamdRecyclingDrafter:
     samd = SuffixAutomatonConfig(
         num_draft_tokens=config.num_draft_tokens,
-        draft_tokens_per_match=MAX_DRAFT_TOKENS,  # all of them, however long the match
+        draft_tokens_per_match=MAX_DRAFT_TOKENS,  # all of them, whatever the length of the match
         texts=config.texts,
         max_text_tokens=config.max_text_tokens,
     )

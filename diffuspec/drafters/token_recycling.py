@@ -1,11 +1,12 @@
-"""Token Recycling: the tokens that the target found likely are kept, and drafted the next time.
+"""Token Recycling: remembers tokens that the target found likely, and drafts them later.
 
-A matrix holds, for each token, the eight likeliest tokens that the target gave after it the last
-time; a draft is a static tree over it. Rule and constants of Spec-Bench's
+A matrix holds, for each token, the eight likeliest next tokens when the target last saw it; a draft
+is a static tree over this matrix. Algorithm and constants of Spec-Bench's
 evaluation/inference_recycling.py (template 2.2.2), after Luo et al., Turning Trash into Treasure
-(arXiv 2408.08696). The matrix is kept across requests, and fed by the rows of every tree, accepted
-or not. Different here: a token that the target has not seen yet has no children, where the original
-drafts token 0; and of a tree larger than asked for, the nodes likeliest to be reached are drafted.
+(arXiv 2408.08696). The matrix is kept across requests, and updated from the rows of every tree,
+accepted or not. Differences from the original: a token that the target has not seen yet has no
+children, where the original drafts token 0; and if the tree is larger than requested, the nodes
+likeliest to be reached are drafted.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ TEMPLATE = make_template(
     )
 )
 
-# P(token right | parent right) by rank; that of rank 0 at depths 1, 2 and from 3 on. Measured on
-# the embedded pair's questions.
+# P(token accepted | parent accepted) by rank; that of rank 0 at depths 1, 2 and from 3 on. Measured
+# on the embedded pair's questions.
 _BEST_PRIORS = (0.3, 0.38, 0.6)
 _OTHER_PRIORS = (0.075, 0.038, 0.024, 0.017, 0.013, 0.013, 0.005)
 _CONFIDENCES = [[math.log(prior) for prior in (best, *_OTHER_PRIORS)] for best in _BEST_PRIORS]
 
 
 class TokenRecyclingDrafter:
-    """A Drafter and an Observer of the verifier in this process."""
+    """A Drafter that observes the verifier in this process."""
 
     num_top = NUM_CANDIDATES
     hidden_layers = ()
@@ -54,7 +55,7 @@ class TokenRecyclingDrafter:
         self._eos_token_ids = frozenset(info.eos_token_ids)
         # The likeliest tokens after each token, [vocab_size, NUM_CANDIDATES].
         self._after = np.full((info.vocab_size, NUM_CANDIDATES), _UNKNOWN, np.int32)
-        self._request_ids: dict[str, None] = {}  # requests drafted for, not released; oldest first
+        self._request_ids: dict[str, None] = {}  # unreleased requests with drafts, oldest first
         self._max_requests = info.max_sequences
         self._verifier = verifier
         if verifier is not None:
@@ -62,17 +63,17 @@ class TokenRecyclingDrafter:
 
     @property
     def is_active(self) -> bool:
-        """Whether a request is drafted for."""
+        """Whether there are requests to draft for."""
         return bool(self._request_ids)
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Keep what the target found likely after the token of every row."""
+        """Record the likeliest tokens after the token of every row."""
         for one in observations:
             rows = [int(one.prefix[-1]), *one.tree.token_ids]
             self._after[rows, : one.top_token_ids.shape[1]] = one.top_token_ids
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Return one draft per request, in order; an empty one after a token not seen yet."""
+        """Return one draft per request, in order; an empty one after an unseen token."""
         return draft_each(requests, self.draft_one)
 
     async def release(self, request_id: str) -> None:
@@ -104,7 +105,7 @@ class TokenRecyclingDrafter:
                 yield candidate, confidence, (candidate, child)
 
     def note(self, request_id: str) -> None:
-        """Note that a request is drafted for; forget the oldest if too many are not released."""
+        """Record that a request is drafted for; forget the oldest if too many are not released."""
         self._request_ids[request_id] = None
         if len(self._request_ids) > self._max_requests:
             del self._request_ids[next(iter(self._request_ids))]

@@ -1,4 +1,4 @@
-"""Draft trees grown node by node, as drafters without a lattice make them."""
+"""Grows draft trees node by node, for drafters without a lattice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = -1
 
 S = TypeVar("S")
 Expand: TypeAlias = Callable[[S, int], Iterable[tuple[int, float, S]]]
-"""(state, depth) -> token ids after it, their ln P(right | parent right), the states they lead to.
+"""(state, depth) -> next token ids, their ln P(accepted | parent accepted), their states.
 
 The depth is that of the tokens, 1 below the root.
 """
@@ -26,7 +26,7 @@ The depth is that of the tokens, 1 below the root.
 def draft_each(
     requests: Sequence[DraftRequest], draft: Callable[[DraftRequest], Draft]
 ) -> list[Draft]:
-    """Draft for one request after the other. Each draft has the seconds of the whole batch."""
+    """Draft for one request after the other. Each draft reports the seconds of the whole batch."""
     started = time.perf_counter()
     drafts = [draft(request) for request in requests]
     seconds = time.perf_counter() - started
@@ -44,7 +44,7 @@ class _Candidate(NamedTuple, Generic[S]):
 
 
 class TreeBuilder:
-    """A draft for one request, at most its max_nodes nodes, none below the end of an answer."""
+    """A draft for one request: at most max_nodes nodes, and none after the end of an answer."""
 
     def __init__(self, request: DraftRequest, eos_token_ids: Collection[int]) -> None:
         self._max_nodes = request.max_nodes
@@ -57,10 +57,7 @@ class TreeBuilder:
         return len(self._nodes) >= self._max_nodes
 
     def add(self, parent: int, token_id: int, confidence: float) -> int | None:
-        """Return the node of a token below a parent, added if it is new; None if the tree is full.
-
-        confidence: natural-log P(right | parent right); a node that exists keeps its own.
-        """
+        """by parent and token id"""
         node = self._nodes.get((parent, token_id))
         if node is None and not self.is_full:
             node = self._nodes[parent, token_id] = len(self._nodes)
@@ -72,7 +69,7 @@ class TreeBuilder:
         return token_id in self._ends
 
     def add_chain(self, token_ids: Iterable[int], confidences: Iterable[float]) -> None:
-        """Add tokens below each other from the root on, up to the first that ends the answer."""
+        """Add a chain of tokens below the root, up to the first that ends the answer."""
         parent = ROOT
         for token_id, confidence in zip(token_ids, confidences, strict=False):
             node = self.add(parent, token_id, confidence)
@@ -88,7 +85,7 @@ class TreeBuilder:
         max_depth: int,
         max_width: int | None = None,
     ) -> None:
-        """Add the tokens likeliest to be reached below the root, whose state is given.
+        """Add the tokens likeliest to be reached below the root, which has the given state.
 
         At most max_tokens of them, at most max_width at one depth.
         """
@@ -114,7 +111,7 @@ class TreeBuilder:
                 discover(node, one.depth + 1, one.cost, one.state)
 
     def draft(self) -> Draft:
-        """Return the draft, without its times."""
+        """Return the draft without its times."""
         if not self._nodes:
             return EMPTY_DRAFT
         parents, token_ids = zip(*self._nodes, strict=True)

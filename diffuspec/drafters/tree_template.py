@@ -1,4 +1,4 @@
-"""Static trees: which ranks of a node's candidates are drafted, fixed beforehand."""
+"""Static trees: which ranks of a node's candidates are drafted, fixed in advance."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class TemplateNode(NamedTuple):
-    """A node of a static tree: its children in the order of their ranks."""
+    """A node of a static tree: its children, in order of rank."""
 
     children: tuple[TemplateNode, ...]
 
@@ -15,9 +15,9 @@ class TemplateNode(NamedTuple):
 def make_template(num_children: Sequence[Sequence[int]]) -> TemplateNode:
     """Build a static tree and return its root.
 
-    num_children lists, depth by depth from the root's, the number of children of each node, best
-    ranks first. Nodes left out at the end of a depth have none; a node's rank is its place among
-    its siblings.
+    num_children lists, depth by depth starting at the root's, the number of children of each node,
+    best ranks first. Nodes omitted at the end of a depth have none; a node's rank is its index
+    among its siblings.
     """
     below: list[TemplateNode] = []
     for counts in reversed(num_children):
@@ -28,5 +28,5 @@ def make_template(num_children: Sequence[Sequence[int]]) -> TemplateNode:
 
 
 def num_nodes(node: TemplateNode) -> int:
-    """Return the number of nodes below one."""
+    """Return the number of nodes below a node."""
     return sum(1 + num_nodes(child) for child in node.children)

@@ -1,1 +1,1 @@
-"""The target and the drafter, on transformers' modelling code and a cache of our own."""
+"""The target and the drafter, with transformers' modelling code and our own cache."""

@@ -1,8 +1,8 @@
-"""A causal LM as the drafter (SPS): it drafts a chain, one token and one forward after the other.
+"""A causal LM as the drafter (SPS): it drafts a chain, with one forward per token.
 
 Leviathan et al., Fast Inference from Transformers via Speculative Decoding (arXiv 2211.17192). It
 shapes its logits and adds the sampling noise as the target does, so where the two models agree, so
-do their tokens: a copy of the target is accepted whole, also when tokens are sampled. The model may
+do their tokens: drafts of a copy of the target are always accepted, even in sampling. The model may
 also be a block-causal diffusion LM, which without masks is a causal LM.
 """
 
@@ -51,10 +51,10 @@ class _Chain:
 
 
 class AutoregressiveDrafter:
-    """A Drafter over a causal LM of the target's vocabulary, with a cache of its own.
+    """A Drafter over a causal LM with the target's vocabulary and its own cache.
 
-    Requests are drafted for in one batch; those of one id, hypothetical prefixes, one after the
-    other. Nothing is drafted beyond the model's context. Forwards run in a thread of its own, or
+    Requests form one batch; those with the same id (hypothetical prefixes) are processed one after
+    the other. Nothing is drafted beyond the model's context. Forwards run in a worker thread, or
     inline if the target takes one sequence at a time.
     """
 
@@ -99,7 +99,7 @@ class AutoregressiveDrafter:
         await self._worker.run(self.runner.cache.release, request_id)
 
     def close(self) -> None:
-        """Stop the worker thread after the call that it is running."""
+        """Stop the worker thread after its current call."""
         self._worker.close()
 
     @torch.inference_mode()
@@ -111,8 +111,8 @@ class AutoregressiveDrafter:
                 chains = self._draft_chains([requests[place] for place in places])
                 for place, one in zip(places, chains, strict=True):
                     drafts[place] = self._make_draft(one)
-        except Exception as error:  # torch raises anything
-            for request in requests:  # their cached rows may hold NaNs
+        except Exception as error:  # torch may raise anything
+            for request in requests:  # their cached rows may contain NaNs
                 self.runner.cache.clear(request.request_id)
             raise DrafterError(f"the drafter's forward pass failed: {error}") from error
         seconds = time.perf_counter() - started
@@ -144,7 +144,7 @@ class AutoregressiveDrafter:
         return _Chain(request, length, slot)
 
     def _segment(self, one: _Chain) -> Segment:
-        """Lay out the tokens that are not cached, with the logits of the last one."""
+        """Return a segment with the uncached tokens, and the logits of the last one."""
         start = len(self.runner.cache.tokens(one.slot))
         known = one.request.prefix if not one.token_ids else np.array(one.token_ids[-1:], np.int32)
         token_ids = known[start:] if not one.token_ids else known
@@ -153,7 +153,7 @@ class AutoregressiveDrafter:
         return Segment(one.slot, start, token_ids, positions, "causal", last_row)
 
     def _extend(self, chains: Sequence[_Chain], logits: torch.Tensor) -> None:
-        """Add to every chain the token that the target would draw from its row of the logits."""
+        """Add to every chain the token that the target would draw from its row of logits."""
         rows = torch.cat(
             [self._perturb(one, logits[row : row + 1]) for row, one in enumerate(chains)]
         )

@@ -1,6 +1,6 @@
-"""A small causal LM as the causal proxy of CPS, in place of the n-gram model.
+"""A small causal LM as the causal proxy of CPS, instead of the n-gram model.
 
-The paper allows either. A state is the path since the prefix. One forward scores all states of a
+The paper allows both. A state is the path after the prefix. One forward scores all states of a
 column over the shared, cached prefix.
 """
 
@@ -25,7 +25,7 @@ from diffuspec.models.runner import ModelRunner
 from diffuspec.text.tokenizer import check_tokenizer, load_tokenizer
 
 _MAX_PREFILL_ROWS = 512
-_REQUEST_ID = "proxy"  # the slot of the prefix scored last
+_REQUEST_ID = "proxy"  # slot of the latest prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class _State:
 class CausalLmProxy:
     """`CausalProxy` over a transformers causal LM with the target's token ids.
 
-    Exact: a candidate's score is the model's ln P(token | prefix, path). It costs a forward per
-    column of the lattice, so the model must be far smaller than the drafter.
+    Scores are exact: the model's ln P(token | prefix, path). This takes a forward per column of the
+    lattice, so the model must be far smaller than the drafter.
     """
 
     def __init__(self, runner: ModelRunner, max_context_tokens: int, vocab_size: int) -> None:
@@ -57,7 +57,7 @@ class CausalLmProxy:
     ) -> Self:
         """Load a model directory. Raises ModelLoadError, VocabularyError.
 
-        At most beam_width states, each of the longest draft, can be scored at a time.
+        At most beam_width states, each as long as the longest draft, can be scored at a time.
         """
         checkpoint = inspect_checkpoint(path)
         checkpoint.check_autoregressive("the causal proxy")
@@ -90,7 +90,7 @@ class CausalLmProxy:
         return scores, after
 
     def _segment(self, states: Sequence[_State]) -> Segment:
-        """Lay out the last prefix token and every state's path; paths do not see each other."""
+        """Lay out the last prefix token and every state's path. Paths do not see each other."""
         prefix: TokenIds = np.array(states[0].prefix, np.int32)
         slot, start = self._prefill(prefix)
         paths = [state.path for state in states]

@@ -37,7 +37,7 @@ from diffuspec.models.worker import Worker
 logger = logging.getLogger(__name__)
 
 NUM_SCRATCH_ROWS = 512  # rows per slot for masks and hypothetical tokens
-MAX_PREFILL_ROWS = 512  # rows of one request in one forward, where prefixes are causal
+MAX_PREFILL_ROWS = 512  # rows of one request in one forward, if prefixes are causal
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,15 +48,15 @@ class _Plan:
 
 
 class DiffusionDrafter:
-    """A LatticeModel over a diffusion LM of any attention (see `DiffusionSettings`).
+    """A LatticeModel over a diffusion LM with any kind of attention (see `DiffusionSettings`).
 
-    With the prefix cache, the states of a prefix are exact where no later token changes them, and
-    the rest is computed again. With full attention they come from earlier steps and are recomputed
-    every refresh_every tokens. Requests of one batch with the same id (hypothetical prefixes) share
-    a slot and a forward. Ids unknown to the target, and the mask, are never drafted. Forwards run
-    in a thread of its own, or inline if the target takes one sequence at a time. If it takes more,
-    a drafter with exact prefixes and the cache prefills a long prefix over several calls, and
-    returns empty lattices for it until then.
+    With the prefix cache, the states of a prefix are exact where no later token changes them; the
+    others are recomputed. With full attention they come from earlier steps and are recomputed every
+    refresh_every tokens. Requests of one batch with the same id (hypothetical prefixes) share a
+    slot and a forward. Ids unknown to the target, and the mask, are never drafted. Forwards run in
+    a worker thread, or inline if the target takes one sequence at a time. If it takes more, a
+    drafter with a cache of exact prefixes prefills a long prefix over several calls, and until then
+    returns empty lattices for it.
     """
 
     def __init__(
@@ -82,7 +82,8 @@ class DiffusionDrafter:
         self._num_steps = config.num_refinement_steps
         self._banned = self._banned_columns()
         self._pruning = Pruning(config.candidate_mass, config.max_candidates, target.eos_token_ids)
-        self._refreshed_at: dict[str, int] = {}  # request id -> prefix length at its full pass
+        # request id -> prefix length at its last full forward
+        self._refreshed_at: dict[str, int] = {}
         self._worker = Worker("drafter", is_inline=target.max_sequences == 1)
 
     @classmethod
@@ -109,7 +110,7 @@ class DiffusionDrafter:
     def with_config(self, config: DiffuSpecConfig) -> Self:
         """Return another drafter over the same model and cache, with other settings.
 
-        Only one of them may work at a time.
+        Only one of the two may work at a time.
         """
         return type(self)(self.runner, self._settings, config, self._target, self._max_positions)
 
@@ -125,7 +126,7 @@ class DiffusionDrafter:
         await self._worker.run(self._release, request_id)
 
     def close(self) -> None:
-        """Stop the worker thread after the call that it is running."""
+        """Stop the worker thread after its current call."""
         self._worker.close()
 
     def _check(self, request: DraftRequest) -> None:
@@ -147,14 +148,13 @@ class DiffusionDrafter:
             ready = self._prefill(drafts) if self._prefills_in_pieces else drafts
             found = dict(zip(ready, self._lattices(ready), strict=True)) if ready else {}
             return [found.get(draft, EMPTY_LATTICE) for draft in drafts]
-        except Exception as error:  # torch raises anything
-            for request in requests:  # their cached rows may hold NaNs
+        except Exception as error:  # torch may raise anything
+            for request in requests:  # their cached rows may contain NaNs
                 self.runner.cache.clear(request.request_id)
             raise DrafterError(f"the drafter's forward pass failed: {error}") from error
 
     def _lattices(self, drafts: Sequence[MaskedDraft]) -> list[Lattice]:
-        # Noise and refinement need the logits of all ids; without them, the computed columns
-        # suffice.
+        # Noise and refinement need the logits of all ids; otherwise the computed columns suffice.
         takes_columns = self._num_steps == 1 and all(is_noiseless(one.request) for one in drafts)
         columns = self.runner.columns if takes_columns else None
         is_aligned = self._settings.attention == "block_aligned"
@@ -174,7 +174,7 @@ class DiffusionDrafter:
     def _prefill(self, drafts: Sequence[MaskedDraft]) -> list[MaskedDraft]:
         """Return the drafts with at most MAX_PREFILL_ROWS uncached tokens.
 
-        Of the other requests, the first one has a piece of its prefix prefilled.
+        For the first of the other requests, a piece of the prefix is prefilled.
         """
         cache, behind = self.runner.cache, set[str]()
         long = {d.request.request_id: d.prefix for d in drafts if len(d.prefix) > MAX_PREFILL_ROWS}
@@ -196,7 +196,7 @@ class DiffusionDrafter:
     def _fill(self, drafts: Sequence[MaskedDraft], columns: LogitColumns | None) -> None:
         """Run the model over every draft's prefix and block, and update its logits.
 
-        If columns are given, the logits are those of the columns alone.
+        If columns are given, only their logits are computed.
         """
         groups: dict[str, list[MaskedDraft]] = {}
         for draft in drafts:
@@ -225,7 +225,7 @@ class DiffusionDrafter:
             self.runner.cache.commit(plan.slot, plan.committed, len(plan.committed))
 
     def _banned_columns(self) -> torch.Tensor:
-        """Return the columns of the logits of ids unknown to the target, and of the mask."""
+        """Return the columns of the logits for the mask and for ids unknown to the target."""
         columns = self.runner.columns
         ids = columns.token_ids if columns else torch.arange(self.runner.vocab_size)
         is_banned = (ids >= self._target.vocab_size) | (ids == self._settings.mask_token_id)
@@ -241,7 +241,7 @@ class DiffusionDrafter:
         slot, start = self._acquire(request_id, prefixes, len(shared))
         committed = shared
         if not self._settings.has_exact_prefix:
-            # Prefix rows see the draft after them: rows that several drafts share are not kept.
+            # Prefix rows see the draft after them, so rows that several drafts share are not kept.
             committed = shared if len(group) == 1 else shared[:start]
             if len(group) == 1 and self._is_refresh_due(request_id, start, len(shared)):
                 self._refreshed_at[request_id] = len(shared)
@@ -259,9 +259,9 @@ class DiffusionDrafter:
     def _acquire(
         self, request_id: str, prefixes: Sequence[TokenIds], num_shared: int
     ) -> tuple[int, int]:
-        """Return the slot, and how many of the shared tokens need no row of their own again.
+        """Return the slot, and the number of shared tokens that need not be computed again.
 
-        The last token of a prefix needs one if its row predicts the first drafted token.
+        The last token of a prefix is computed again if its row predicts the first drafted token.
         """
         settings = self._settings
         slot, num_cached = self.runner.cache.acquire(request_id, prefixes[0], num_shared)
@@ -284,9 +284,9 @@ def _joined(drafts: Sequence[MaskedDraft]) -> torch.Tensor:
 
 
 def _cut(prefix: TokenIds, limit: int) -> TokenIds:
-    """Drop the beginning of a prefix that is longer than the limit, half a limit at a time.
+    """Drop the beginning of a prefix that exceeds the limit, half a limit at a time.
 
-    The cut stays at one place while the prefix grows by many tokens, so that cached rows still fit.
+    So the cut stays the same while the prefix grows by many tokens, and cached rows remain valid.
     """
     if len(prefix) <= limit:
         return prefix
@@ -295,6 +295,6 @@ def _cut(prefix: TokenIds, limit: int) -> TokenIds:
 
 
 def _check_mask(mask_token_id: int, vocab_size: int) -> None:
-    """Raises VocabularyError if the drafter has no id for its mask."""
+    """Raise VocabularyError if the drafter has no id for its mask."""
     if not 0 <= mask_token_id < vocab_size:
         raise VocabularyError(f"mask_token_id must be below {vocab_size}, got {mask_token_id}")

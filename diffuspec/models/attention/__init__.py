@@ -1,1 +1,1 @@
-"""Attention of packed rows over a key-value cache of our own."""
+"""Attention of packed rows over our own key-value cache."""

@@ -1,8 +1,8 @@
 """A preallocated key/value cache with one slot per sequence.
 
 A slot remembers the tokens of its rows, so that a prefix shared with a new request need not be
-computed again. Rolling back sets a length; committing a branch of a draft tree moves its rows to
-the front.
+computed again. A rollback sets a length; committing a branch of a draft tree moves its rows to the
+front.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from diffuspec.models.kernels import huge_pages
 from diffuspec.models.kernels.decoder import SlotMemory
 from diffuspec.models.kernels.operations import KEY_BLOCK
 
-# More uncached tokens than this are worth a pass of their own, or a copy of cached rows.
+# Above this number of uncached tokens, an extra forward or a copy of cached rows is worthwhile.
 MANY_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """Sizes of a model's keys and values, the same in every layer."""
+    """The dimensions of a model's keys and values, which are the same in every layer."""
 
     num_layers: int
     num_kv_heads: int  # heads in this process: a tensor-parallel rank holds a share of them
@@ -43,11 +43,11 @@ class Slot:
     index: int
     token_ids: TokenIds  # [max_len]
     length: int = 0
-    request_id: str | None = None  # None: free, its rows may still serve another request
+    request_id: str | None = None  # None: free, but its rows may still serve another request
     last_step: int = -1
 
     def common_prefix(self, prefix: TokenIds) -> int:
-        """Return the number of leading prefix tokens that are cached here."""
+        """Return the number of leading prefix tokens that are cached in this slot."""
         return num_shared_tokens(self.token_ids[: self.length], prefix)
 
 
@@ -97,7 +97,7 @@ class KVCache:
         return self._store.device
 
     def begin_step(self) -> None:
-        """Start a step: slots acquired from now on are not reassigned before the next step."""
+        """Begin a step: slots acquired from now on are not reassigned before the next step."""
         self._step += 1
 
     def acquire(
@@ -107,10 +107,10 @@ class KVCache:
 
         At most max_cached tokens count as cached: by default all but the last, whose row is needed
         for its logits. The longest prefix cached in any slot is reused. A request without a slot
-        takes over the slot that has it, if that is free and holds little else; otherwise it gets
-        the least recently used slot, a free one if there is any, and the rows are copied. For a
-        request with a slot they are copied if that saves much reading. Raises WorkerError if every
-        slot was acquired in this step, or the prefix is longer than a slot.
+        takes over the slot that holds this prefix, if the slot is free and holds little else;
+        otherwise it gets the least recently used slot, preferably a free one, and the rows are
+        copied. For a request with a slot the rows are copied if that saves much computation. Raises
+        WorkerError if every slot was acquired in this step, or the prefix is longer than a slot.
         """
         if len(prefix) > self.max_len:
             raise WorkerError(f"a prefix of {len(prefix)} tokens exceeds {self.max_len} cache rows")
@@ -131,15 +131,15 @@ class KVCache:
         num_in_place: int,
         moved_rows: Sequence[int] = (),
     ) -> None:
-        """Keep rows that the last forward has written after the slot's length.
+        """Keep rows that the last forward wrote after the slot's length.
 
         Rows are counted from that length. The first num_in_place stay where they are; moved_rows
-        (ascending) are moved behind them. token_ids are the tokens of both, in that order.
+        (ascending) are moved after them. token_ids are the tokens of both, in that order.
         """
         slot = self._slots[slot_index]
         start, end = slot.length, slot.length + num_in_place + len(moved_rows)
         moved = list(moved_rows)
-        while moved and moved[0] == num_in_place:  # a chain: these rows are in place already
+        while moved and moved[0] == num_in_place:  # in a chain these rows are already in place
             num_in_place += 1
             del moved[0]
         if moved:
@@ -174,13 +174,13 @@ class KVCache:
     def layers(self, slot_index: int) -> tuple[torch.Tensor, ...]:
         """Return views of a slot: keys of layer 0, values of layer 0, keys of layer 1, ...
 
-        Each is [kv_heads, max_len, head_dim] and writable. The numbers of transposed keys stand in
-        another order in theirs, which then has rows for whole blocks.
+        Each is [kv_heads, max_len, head_dim] and writable. Views of transposed keys have their
+        elements in another order, and rows for whole blocks.
         """
         return self._layers[slot_index]
 
     def write(self, slot_index: int, start: int, rows: Sequence[torch.Tensor]) -> None:
-        """Write a slot's rows from `start` on, [kv_heads, n, head_dim] each, as `rows` has them."""
+        """Write `rows` into a slot from row `start` on, [kv_heads, n, head_dim] each."""
         end, layers = start + rows[0].shape[1], self._layers[slot_index]
         if self.transposes_keys:
             places = torch.arange(start, end)
@@ -193,7 +193,7 @@ class KVCache:
     def rows(self, slot_index: int, end: int) -> torch.Tensor:
         """Return a copy of a slot's rows before `end`, [2 * layers, kv_heads, end, head_dim].
 
-        Keys of layer 0, values of layer 0, keys of layer 1, ..., none of them transposed.
+        The order is keys of layer 0, values of layer 0, keys of layer 1, ...; none are transposed.
         """
         rows = self._tables[slot_index][:, :, :end].clone()
         if self.transposes_keys:
@@ -223,7 +223,7 @@ class KVCache:
         return keys.view(*keys.shape[:2], -1, self.shape.head_dim, KEY_BLOCK)
 
     def _move(self, slot_index: int, rows: Sequence[int], first: int) -> None:
-        """Copy rows, ascending, to the places from `first` on."""
+        """Copy rows (ascending) to the positions from `first` on."""
         source = torch.tensor(rows, device=self.device)
         end = first + len(rows)
         table = self._tables[slot_index]
@@ -254,7 +254,7 @@ class KVCache:
         return slot
 
     def _longest(self, prefix: TokenIds) -> tuple[Slot, int]:
-        """Return the slot that has most of a prefix cached, and how many of its tokens."""
+        """Return the slot that has most of a prefix cached, and the number of cached tokens."""
         shared = [slot.common_prefix(prefix) for slot in self._slots]
         best = max(self._slots, key=lambda slot: shared[slot.index])
         return best, shared[best.index]
@@ -274,5 +274,5 @@ class KVCache:
 
 
 def _whole_blocks(num_rows: int) -> int:
-    """Return the rows of as many blocks of transposed keys as have room for these."""
+    """Return the number of rows in as many blocks of transposed keys as hold these rows."""
     return -(-num_rows // KEY_BLOCK) * KEY_BLOCK

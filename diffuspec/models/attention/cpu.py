@@ -1,7 +1,7 @@
-"""Attention of one segment on a CPU, over the columns that each row sees and no others.
+"""Attention of one segment on a CPU, over only the columns that each row sees.
 
-A row's result does not depend, to the last bit, on what else is in the segment, nor on which of the
-columns before it are new.
+A row's result is bitwise independent of the rest of the segment, and of which of the columns before
+it are new.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _MAX_ROWS = 64  # rows of a chain in one piece
 
 
 def can_attend(like: Tensor) -> bool:
-    """Whether there is a kernel for tensors like this."""
+    """Return whether there is a kernel for tensors like this one."""
     is_known = operations.is_available and like.is_cpu and like.dtype in operations.TYPES
     return is_known and _are_rows_independent(like.dtype)
 
 
 @cache
 def _are_rows_independent(dtype: torch.dtype) -> bool:
-    """Whether rows have the same bits together and alone: compilers may order sums as they like."""
+    """Test whether rows have the same bits together and alone: compilers may reorder sums."""
     if all(_is_row_independent(dtype, num_heads) for num_heads in (1, 2, 3)):
         return True
     logger.warning(
@@ -46,7 +46,7 @@ def _are_rows_independent(dtype: torch.dtype) -> bool:
 
 @torch.inference_mode()
 def _is_row_independent(dtype: torch.dtype, num_heads: int) -> bool:
-    """Compare rows behind a whole block of columns, with heads that share their keys."""
+    """Compare rows after a whole block of columns, with heads that share keys."""
     first, end, dim = 70, 77, 32
     random = torch.Generator().manual_seed(0)
     new = [torch.randn(n, end, dim, generator=random).to(dtype) for n in (num_heads, 1, 1)]
@@ -69,12 +69,12 @@ def _is_row_independent(dtype: torch.dtype, num_heads: int) -> bool:
 
 
 def transposes_keys(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a cache is to have its keys transposed, so that the kernel need not do so."""
+    """Return whether a cache should store its keys transposed, in the kernel's layout."""
     return dtype == torch.float32 and can_attend(torch.empty(0, dtype=dtype, device=device))
 
 
 class CpuAttention(Attention):
-    """The attention of one segment, by the kernel that was compiled on installation."""
+    """The attention of one segment, computed by the compiled kernel."""
 
     def __init__(self, segment: Segment, cache: KVCache) -> None:
         self._layers = cache.layers(segment.slot)
@@ -104,7 +104,7 @@ class CpuAttention(Attention):
 
 
 def pieces(segment: Segment) -> Iterator[VisibleColumns]:
-    """Cut a segment into chains of _MAX_ROWS rows, and its other rows last."""
+    """Split a segment into chains of _MAX_ROWS rows, followed by its other rows."""
     start, count = segment.start, segment.num_chained
     num_left = segment.num_rows - count
     first = 0

@@ -1,8 +1,8 @@
 """Our attention, registered with transformers.
 
-A model loaded with ATTENTION_NAME calls `packed_attention` in every layer. It passes the work on to
-the `Attention` that `run_packed` was given. That object travels in a context variable: some
-families do not hand keyword arguments down to their attention layers.
+A model loaded with ATTENTION_NAME calls `packed_attention` in every layer. This calls the
+`Attention` given to `run_packed`. The object is passed in a context variable, because some model
+families do not pass keyword arguments down to their attention layers.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 ATTENTION_NAME = "diffuspec"
-SELF_TEST_NAME = "diffuspec-self-test"  # the same, but each layer's mask tells its window
+SELF_TEST_NAME = "diffuspec-self-test"  # the same, except that each layer's mask reveals its window
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scoring:
-    """How a layer turns products of queries and keys into weights; most families only scale."""
+    """How a layer turns products of queries and keys into weights; most only scale them."""
 
     scaling: float
-    window: int | None = None  # a row at position p sees positions above p - window only
+    window: int | None = None  # a row at position p sees only positions above p - window
     softcap: float | None = None  # a score s becomes softcap * tanh(s / softcap)
-    sinks: torch.Tensor | None = None  # [heads]: score of a column without value, for each head
+    sinks: torch.Tensor | None = None  # [heads]: score of a column without a value, for each head
 
     @property
     def is_plain(self) -> bool:
@@ -44,7 +44,7 @@ class Projections(NamedTuple):
     value: Tensor  # [kv_heads, T, dim]
 
     def split(self, sizes: Sequence[int]) -> Iterator[Self]:
-        """Yield successive rows, sizes[0] of them first; the sizes add up to T."""
+        """Yield successive groups of rows, sizes[0] of them first; the sizes add up to T."""
         parts = (torch.split(tensor, list(sizes), dim=1) for tensor in self)
         yield from map(type(self), *parts)
 
@@ -53,7 +53,7 @@ class Attention(Protocol):
     """Computes the attention of one forward, layer by layer."""
 
     def attend(self, layer: int, rows: Projections, scoring: Scoring) -> Tensor:
-        """Keep the rows' keys and values; return their attention, [T, heads, dim]."""
+        """Store the rows' keys and values; return the rows' attention, [T, heads, dim]."""
         ...
 
 
@@ -64,7 +64,7 @@ _current: ContextVar[Attention] = ContextVar("attention of the forward under way
 
 @contextlib.contextmanager
 def attending(attention: A) -> Iterator[A]:
-    """Let `packed_attention` pass its work on to this one."""
+    """Make `packed_attention` call this one within the context."""
     token = _current.set(attention)
     try:
         yield attention
@@ -73,7 +73,7 @@ def attending(attention: A) -> Iterator[A]:
 
 
 def current_attention() -> Attention:
-    """Return the attention of the forward under way."""
+    """Return the attention of the running forward."""
     return _current.get()
 
 
@@ -111,8 +111,8 @@ def packed_attention(
     """transformers' attention function: [1, heads, T, dim] -> [1, T, heads, dim].
 
     attention_mask is None in normal forwards; in the self-test it is the mask's window (see
-    `_mask_window`). s_aux are the scores of attention sinks. Raises NotImplementedError for what
-    our kernels do not compute.
+    `_mask_window`). s_aux are the scores of attention sinks. Raises NotImplementedError for
+    anything that our kernels do not support.
     """
     if not getattr(module, "is_causal", True):
         raise NotImplementedError("its attention is not causal")

@@ -1,7 +1,7 @@
 """Packed ragged attention over the cache.
 
-The new rows of all sequences are packed into one sequence, [1, T], without padding them to equal
-lengths. A PackedBatch knows which rows belong to which cache slot.
+The new rows of all sequences are packed into one sequence, [1, T], without padding to equal
+lengths. A PackedBatch records which rows belong to which cache slot.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class PackedBatch(Attention):
     """The `Attention` of one forward: its segments' cache rows and masks, shared by all layers.
 
     The forward has num_padding rows after those of the segments; their output is zero. With a block
-    size, columns are taken in blocks of that size, so that a row's output does not depend, to the
-    last bit, on the number of rows after it. Without one, our own kernels make it depend only on
-    the rows that it sees.
+    size, columns are processed in blocks of that size, so that a row's output is bitwise
+    independent of the number of rows after it. Without a block size, our own kernels make it depend
+    only on the rows that it sees.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class PackedBatch(Attention):
 
     @cached_property
     def pieces(self) -> AttentionPieces | None:
-        """The rows for layers that are one operation; None if there is no kernel for them."""
+        """The rows for fused layers; None if there is no kernel for those."""
         cache = self._cache
         if self._num_padding or not self._has_cpu_kernel:
             return None
@@ -82,5 +82,5 @@ class PackedBatch(Attention):
 
     @cached_property
     def _by_torch(self) -> Sequence[Attention]:
-        """The segments, in layers that no kernel of our own computes."""
+        """The segments, in layers that none of our kernels computes."""
         return [TorchAttention(one, self._cache, self._block_size) for one in self._segments]

@@ -14,9 +14,9 @@ Visible: TypeAlias = Literal["causal", "full"] | int | NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """New rows of one sequence, n of them, written to the slot's rows from `start` on.
+    """The n new rows of one sequence, which are written to the slot's rows from `start` on.
 
-    Each row sees all rows before `start`. `visible` says what rows see of each other:
+    Each row sees all rows before `start`. `visible` says which new rows see each other:
     - "causal": themselves and the rows before them;
     - "full": all n rows;
     - a number m: the first m rows are causal, the rest see all n rows;
@@ -31,7 +31,7 @@ class Segment:
     token_ids: NDArray[np.integer]  # [n]
     positions: NDArray[np.integer]  # [n]
     visible: Visible
-    logit_rows: Sequence[int] | NDArray[np.integer]  # rows whose logits are wanted, in this order
+    logit_rows: Sequence[int] | NDArray[np.integer]  # rows whose logits are returned, in this order
 
     @property
     def num_rows(self) -> int:
@@ -47,7 +47,7 @@ class Segment:
 
     @property
     def num_chained(self) -> int:
-        """Number of leading rows that form a chain which every later row sees."""
+        """Number of leading rows that form a chain seen by every later row."""
         if not isinstance(self.visible, np.ndarray):
             return self.num_causal
         num_rows, num_columns = self.visible.shape

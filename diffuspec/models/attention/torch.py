@@ -1,10 +1,10 @@
 """Attention of one segment by torch's operations, with masks.
 
-There are two kernels: query [heads, rows, dim], keys and values [kv_heads, columns, dim] ->
-[rows, heads, dim]. Heads that share a key head are treated as additional rows of it. Masks are
-additive: 0 where a new row sees a column, -inf where it does not. Columns are some of the cached
-rows before the new ones, then the new rows themselves. With a window, a row at position p sees
-positions above p - window only.
+There are two kernels, both: query [heads, rows, dim], keys and values [kv_heads, columns, dim] ->
+[rows, heads, dim]. Heads that share a key head are treated as additional rows. Masks are additive:
+0 where a new row sees a column, -inf where it does not. Columns are some of the cached rows before
+the new ones, then the new rows themselves. With a window, a row at position p sees positions above
+p - window only.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.interface import Attention, Projections, Scoring
 from diffuspec.models.attention.segment import Segment
 
-MAX_SCORES = 1 << 24  # attention scores held at a time; longer segments go in chunks of rows
-_MAX_CACHED_ELEMENTS = 1 << 14  # larger masks are built for every forward
+# attention scores held at a time; longer segments are processed in chunks of rows
+MAX_SCORES = 1 << 24
+_MAX_CACHED_ELEMENTS = 1 << 14  # larger masks are rebuilt in every forward
 _MAX_CACHED_MASKS = 256
 
 
@@ -64,10 +65,10 @@ def listed_mask(
     num_before: int,
     window: int | None,
 ) -> torch.Tensor:
-    """Return the mask of rows that see each other as `visible` lists, [n, num_before + n] float32.
+    """Return the mask of rows that see each other as in `visible`, [n, num_before + n] float32.
 
-    The num_before columns in front hold positions up to start - 1 and are seen by every row within
-    the window.
+    The first num_before columns hold positions up to start - 1; every row within the window sees
+    them.
     """
     old = np.ones((len(visible), num_before), np.bool_)
     seen = np.concatenate([old, visible], axis=1) if num_before else visible
@@ -83,21 +84,21 @@ class View:
 
     first: int
     num_columns: int
-    mask: torch.Tensor | None  # additive, for the last columns: the first ones are seen by all
+    mask: torch.Tensor | None  # additive, for the last columns; all rows see the first ones
 
 
 class TorchAttention(Attention):
     """The attention of one segment, with any scoring and on any device.
 
-    With a block size, columns are taken in blocks of that size, so that a row's output does not
-    depend, to the last bit, on the number of rows after it.
+    With a block size, columns are processed in blocks of that size, so that a row's output is
+    bitwise independent of the number of rows after it.
     """
 
     def __init__(self, segment: Segment, cache: KVCache, block_size: int | None = None) -> None:
         self._segment, self._block_size = segment, block_size
         self._start, self._end = segment.start, segment.start + segment.num_rows
         self._layers = cache.layers(segment.slot)
-        self._views: dict[int | None, View] = {}  # a view for each window
+        self._views: dict[int | None, View] = {}  # by window
 
     def attend(self, layer: int, rows: Projections, scoring: Scoring) -> Tensor:
         view = self._view(scoring.window)
@@ -123,9 +124,9 @@ class TorchAttention(Attention):
         )
 
     def _view(self, window: int | None) -> View:
-        """Return the view of layers with that window: position p sees positions > p - window.
+        """Return the view of layers with a window: position p sees positions > p - window.
 
-        All rows are at or after the segment's start, so columns further back are left out.
+        All rows are at or after the segment's start, so columns before its window are left out.
         """
         if window is not None and window >= self._end:
             window = None
@@ -150,7 +151,7 @@ class TorchAttention(Attention):
         return View(first, self._end - first, mask)
 
     def _make_block_view(self, first: int, window: int | None, size: int) -> View:
-        """Return a view of whole blocks, with a mask for all of their columns."""
+        """Return a view of whole blocks, with a mask for all their columns."""
         first, end = first // size * size, -(-self._end // size) * size
         mask = torch.full((self._segment.num_rows, end - first), -torch.inf).to(self._layers[0])
         mask[:, : self._end - first] = self._ordered_mask(self._start - first, window)
@@ -169,7 +170,7 @@ def attend(
     mask: Tensor | None,
     scoring: Scoring,
 ) -> Tensor:
-    """Attend in three operations. The mask covers the last columns; the others are seen by all."""
+    """Attend in three operations. The mask covers the last columns; all rows see the others."""
     num_heads, num_rows, dim = query.shape
     num_kv_heads, num_columns, _ = keys.shape
     packed = query.reshape(num_kv_heads, -1, dim)
@@ -196,20 +197,20 @@ def attend_in_blocks(
     scoring: Scoring,
     block_size: int,
 ) -> Tensor:
-    """Attend over one block of columns after another, with a running softmax.
+    """Attend over blocks of columns, one after the other, with a running softmax.
 
-    A masked block leaves a row's running sums as they are, and every product has the same shape
-    whatever the number of columns: the result is the same to the last bit for any number of
-    columns. The mask covers all columns, a multiple of block_size.
+    A masked block does not change a row's running sums, and every product has the same shape
+    whatever the number of columns, so the result is bitwise independent of the number of columns.
+    The mask covers all columns, a multiple of block_size.
     """
     num_heads, num_rows, dim = query.shape
     num_kv_heads, num_columns, _ = keys.shape
     packed = query.reshape(num_kv_heads, -1, dim)
     if scoring.sinks is None:
-        lowest = torch.finfo(torch.float32).min  # finite: the first blocks may be masked
+        lowest = torch.finfo(torch.float32).min  # finite, because the first blocks may be masked
         highest = torch.full((num_kv_heads, packed.shape[1], 1), lowest, device=query.device)
         total = torch.zeros_like(highest)
-    else:  # a column seen already, of weight exp(0) and without a value
+    else:  # like a column seen already, with weight exp(0) and no value
         highest = _for_rows(scoring.sinks, num_kv_heads, num_rows).float()
         total = torch.ones_like(highest)
     output = torch.zeros(packed.shape, device=query.device)
@@ -227,11 +228,11 @@ def attend_in_blocks(
 
 
 def _cap(scores: Tensor, softcap: float | None) -> None:
-    """Keep scores within -softcap and softcap, in place."""
+    """Limit scores to the range -softcap to softcap, in place."""
     if softcap is not None:
         scores.div_(softcap).tanh_().mul_(softcap)
 
 
 def _for_rows(sinks: Tensor, num_kv_heads: int, num_rows: int) -> Tensor:
-    """Return the sinks of rows packed by key head, [kv_heads, heads / kv_heads * rows, 1]."""
+    """Expand the sinks to rows packed by key head, [kv_heads, heads / kv_heads * rows, 1]."""
     return sinks.view(num_kv_heads, -1, 1).expand(-1, -1, num_rows).reshape(num_kv_heads, -1, 1)

@@ -1,7 +1,7 @@
-"""Attention of all segments of a forward on a GPU, in three launches a layer.
+"""Attention of all segments of a forward on a GPU, in three kernel launches per layer.
 
-A row's result does not depend, to the last bit, on what else is in the forward, nor on which of the
-columns before it are new.
+A row's result is bitwise independent of the rest of the forward, and of which of the columns before
+it are new.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from diffuspec.models.kernels.triton.table import (
 )
 from diffuspec.models.kernels.visible_columns import VisibleColumns
 
-with contextlib.suppress(ImportError):  # a torch without Triton: see `can_attend`
+with contextlib.suppress(ImportError):  # torch without Triton: see `can_attend`
     from diffuspec.models.kernels.triton import attention as gpu_attention
 
-_FEW_ROWS = 64  # each has a tile of its own, so that more processors take part
+_FEW_ROWS = 64  # up to this number each row has its own tile, to occupy more multiprocessors
 
 
 def can_attend(like: Tensor) -> bool:
-    """Whether there are kernels for tensors like this."""
+    """Return whether there are kernels for tensors like this one."""
     return like.is_cuda and is_available()
 
 
@@ -51,9 +51,9 @@ class TritonAttention(Attention):
         ]
 
     def step_table(self, group: int) -> ColumnTable | None:
-        """Return the table of a step, see `ColumnTable`; None if this is no step.
+        """Return the table of a step, see `ColumnTable`; None if this is not a step.
 
-        `group` query heads share a key head.
+        `group`: number of query heads that share a key head.
         """
         if len(self._waves) > 1 or self._waves[0].num_rows > MAX_STEP_ROWS:
             return None
@@ -88,18 +88,18 @@ class TableAttention(Attention):
 
 
 class _Wave:
-    """Successive segments; none writes rows that an earlier one sees."""
+    """Successive segments, none of which writes rows that an earlier one sees."""
 
     def __init__(self, segments: Sequence[Segment], cache: KVCache, num_padding: int) -> None:
         self._segments, self._cache, self._num_padding = segments, cache, num_padding
-        self._tables: dict[int, ColumnTable] = {}  # a table for each group
+        self._tables: dict[int, ColumnTable] = {}  # by group
         self.num_rows = sum(segment.num_rows for segment in segments) + num_padding
 
     def attention(self, group: int) -> TableAttention:
         return TableAttention(self._cache, self.table(group))
 
     def table(self, group: int) -> ColumnTable:
-        """Return the table of the rows; `group` query heads share a key head."""
+        """Return the table of the rows. `group`: number of query heads that share a key head."""
         if group not in self._tables:
             layout = _Layout(rows_per_tile(group), self.num_rows <= _FEW_ROWS)
             for segment in self._segments:
@@ -109,7 +109,7 @@ class _Wave:
 
 
 def _waves(segments: Sequence[Segment]) -> Iterator[Sequence[Segment]]:
-    """Split segments before each that writes into rows of its slot that an earlier one wrote."""
+    """Split segments before each one that writes to rows of its slot that an earlier one wrote."""
     ends: dict[int, int] = {}
     first = 0
     for index, segment in enumerate(segments):
@@ -121,11 +121,11 @@ def _waves(segments: Sequence[Segment]) -> Iterator[Sequence[Segment]]:
 
 
 class _Layout:
-    """Lays out the rows of segments in tiles.
+    """Arranges the rows of segments in tiles.
 
-    Chained rows share tiles. Rows of trees have one each, and so have all rows if there are few. In
-    each group of such rows that would fit one tile, the first row's tile computes the splits of
-    columns that all rows of the group see, for all of them.
+    Chained rows share tiles. Rows of trees have a tile each, and so do all rows if there are few.
+    In each group of such rows that would fit into one tile, the first row's tile computes the
+    columns that all rows of the group see, for the whole group.
     """
 
     def __init__(self, rows_per_tile: int, has_few_rows: bool) -> None:
@@ -164,7 +164,7 @@ class _Layout:
     def _add_tiles(
         self, limits: NDArray[np.integer], num_common: int, seen: VisibleColumns | None = None
     ) -> None:
-        """Add a tile for each row; all see the first num_common columns."""
+        """Add a tile for each row; all rows see the first num_common columns."""
         rows = np.arange(len(limits))
         sizes = np.minimum(self._rows_per_tile, len(limits) - rows)
         sizes[rows % self._rows_per_tile != 0] = 0

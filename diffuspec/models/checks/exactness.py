@@ -1,4 +1,4 @@
-"""Tests whether a runner computes a row to the same bits alone and among others."""
+"""Tests whether a runner computes a row to the same bits alone and among other rows."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.runner import ModelRunner
 
-_STEPS = (1, 2, 17, 5, 12)  # rows of each forward; then one of all, for comparison
-_ATTENTION_STEPS = (700, 1, 2, 9, 22, 43, 65, 86, 1, 160)  # enough rows to tell kernels apart
+# rows of each forward; afterwards all rows in one forward, for comparison
+_STEPS = (1, 2, 17, 5, 12)
+# enough rows to reveal differences between kernels
+_ATTENTION_STEPS = (700, 1, 2, 9, 22, 43, 65, 86, 1, 160)
 
 
 @torch.inference_mode()
 def has_independent_rows(runner: ModelRunner) -> bool:
-    """Read some tokens at once and step by step; compare all bits of logits, keys and values.
+    """Process tokens at once and step by step; compare all bits of logits, keys and values.
 
-    The runner must be new; it is left as it was.
+    The runner must be new; its state is restored.
     """
     if not (runner.has_plain_scoring and _attends_rows_alone(runner)):
         return False
@@ -37,7 +39,7 @@ def has_independent_rows(runner: ModelRunner) -> bool:
 
 
 def _attends_rows_alone(runner: ModelRunner) -> bool:
-    """Compare attention of a layer's shape over random rows, at once and in steps."""
+    """Compare attention in a layer's shape over random rows, at once and in steps."""
     num_rows = sum(_ATTENTION_STEPS)
     num_kv_heads, dim = runner.cache.shape.num_kv_heads, runner.cache.shape.head_dim
     dtype, device = runner.cache.dtype, runner.device
@@ -72,7 +74,7 @@ def _bounds(steps: Iterable[int], num_rows: int) -> list[tuple[int, int]]:
 
 def _forward(runner: ModelRunner, start: int, end: int) -> torch.Tensor:
     positions = np.arange(start, end)
-    token_ids = positions * 7919 % runner.vocab_size  # multiples of a prime differ
+    token_ids = positions * 7919 % runner.vocab_size  # spreads token ids over the vocabulary
     return runner.forward(
         [Segment(0, start, token_ids, positions, "causal", np.arange(end - start))]
     )

@@ -1,7 +1,7 @@
-"""The self-test of a model just loaded: runs a few packed rows and checks what its layers ask for.
+"""The self-test of a newly loaded model: runs a few packed rows and checks its attention calls.
 
-It refuses models that would run but answer wrongly: if they place tokens by other means than
-position_ids, or if our kernels do not compute their kind of attention.
+It rejects models that would run but give wrong answers: those that do not place tokens by
+position_ids, or whose kind of attention our kernels do not compute.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from diffuspec.models.attention.interface import (
     run_packed,
 )
 
-_TOKEN_IDS = (1, 2, 3, 4)  # several: the embedding of one may be all zeros
-_FAR = 100  # a position far enough from 0 to turn all but the slowest rotary angles
+_TOKEN_IDS = (1, 2, 3, 4)  # several, since the embedding of one may be all zeros
+_FAR = 100  # a position far enough from 0 to rotate all but the slowest rotary angles
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """Facts about a model that its runner needs."""
 
-    cache: CacheShape  # this process's cache: a tensor-parallel rank has a share of the heads
+    cache: CacheShape  # of this process: a tensor-parallel rank has a share of the heads
     num_heads: int  # query heads in this process
     num_columns: int  # columns of the logits
-    has_plain_scoring: bool  # True if the scoring of every layer is plain; see `Scoring`
+    has_plain_scoring: bool  # whether every layer has plain scoring; see `Scoring`
 
 
 @torch.inference_mode()
@@ -42,7 +42,7 @@ def run_self_test(model: Any, device: torch.device) -> ModelShape:
     """Run the self-test and return the model's shape.
 
     Raises ModelLoadError if the layers are not plain attention of one shape, or tokens are not
-    placed by position_ids; NotImplementedError if a layer's window shows in its mask alone.
+    placed by position_ids; NotImplementedError if only a layer's mask reveals its window.
     """
     recorder = _Recorder()
     token_ids = torch.tensor(_TOKEN_IDS * 3, device=device)
@@ -70,7 +70,7 @@ def run_self_test(model: Any, device: torch.device) -> ModelShape:
 
 
 class _Recorder(Attention):
-    """Records shapes and keys; each row attends to itself only.
+    """Records shapes and keys; each row attends only to itself.
 
     The rows are three copies of the same tokens: at position 0, far away, and at 0 again. The two
     distances are L2 distances between the keys of a copy and of the first, summed over all layers.
