@@ -1,12 +1,12 @@
 """The layout of prefixes and masked blocks as rows of a forward.
 
-Usually a request has one draft. Several hypothetical prefixes of one request begin with the same
+Usually a request has one draft. If it has several hypothetical prefixes, they begin with the same
 tokens: these are laid out once, followed by the rest of each prefix (its tail) and its block. Rows
 of different drafts do not see each other.
 
-Where blocks are aligned to absolute positions, a row sees all of its own block and all earlier
-blocks. So a chain of blocks is one segment for each block, in order: its rows see the rows before
-the segment, and each other. Rows of several drafts are one segment with a matrix.
+If blocks are aligned to absolute positions, a row sees all of its own block and all earlier blocks.
+So a chain of blocks becomes one segment per block, in order: a segment's rows see the rows before
+it, and each other. Rows of several drafts become one segment with a visibility matrix.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DraftSpan(NamedTuple):
 
 
 class JoinedRows(NamedTuple):
-    """The shared rows, then those of each draft."""
+    """The shared rows, followed by those of each draft."""
 
     token_ids: TokenIds
     positions: NDArray[np.integer]
@@ -43,7 +43,7 @@ class JoinedRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotDrafts:
-    """Prefixes and their masks. The cache has the first `start` tokens of the prefixes.
+    """Prefixes and their masks. The cache holds the first `start` tokens of the prefixes.
 
     The prefixes have their first num_shared tokens in common.
     """
@@ -60,9 +60,9 @@ class SlotDrafts:
         return self.num_shared - self.start
 
     def joined(self, blocks: Sequence[TokenIds], is_shifted: bool) -> JoinedRows:
-        """Lay out the drafts with their blocks, which begin with the masks.
+        """Lay out the drafts and their blocks, which begin with the masks.
 
-        Shifted, `start` must be below num_shared if a prefix ends there.
+        If shifted, `start` must be below num_shared when a prefix ends there.
         """
         start, num_shared = self.start, self.num_shared
         token_ids = [self.prefixes[0][start:num_shared]]
@@ -94,11 +94,11 @@ def lay_out(
     settings: DiffusionSettings,
     max_rows: int,
 ) -> Iterator[Segment]:
-    """Lay out the drafts of one slot in segments, together with at most max_rows unshared rows.
+    """Lay out the drafts of one slot in segments of at most max_rows unshared rows.
 
-    A draft of more rows is laid out alone. Segments run in order: the first ones compute the
-    shared rows, and the others see them in the cache. start is the number of tokens cached, and
-    num_shared the number of leading tokens that all prefixes share, in whole blocks.
+    A larger draft is laid out alone. Segments run in order: the first ones compute the shared rows,
+    and the others see them in the cache. start is the number of tokens cached, and num_shared the
+    number of leading tokens that all prefixes share, in whole blocks.
     """
     shared = num_shared if settings.has_exact_prefix else start
     make = lay_out_drafts if settings.attention == "block_aligned" else _lay_out
@@ -126,9 +126,9 @@ def feed(
     max_rows: int,
     settings: DiffusionSettings,
 ) -> int:
-    """Feed and commit at most max_rows tokens of a longer prefix; return how many are cached then.
+    """Run and commit at most max_rows tokens of a longer prefix; return the number then cached.
 
-    `start`, the number of those cached, is made the slot's length.
+    Sets the slot's length to `start`, the number of cached tokens.
     """
     runner.cache.truncate(slot, start)
     token_ids = prefix[start : start + settings.num_settled(max_rows)]
@@ -146,12 +146,13 @@ def feed(
 def _lay_out(drafts: SlotDrafts, settings: DiffusionSettings) -> Iterator[Segment]:
     """Lay out drafts in one segment.
 
-    Shifted, a token's row predicts the next token: the logits of draft position 1 come from the row
-    of the last prefix token, those of position i from the row of block token i - 1. The row of the
-    last block token is seen by the others, but its logits are not used. Not shifted, the logits of
-    position i come from the row of block token i. Block-causal: prefix rows see the rows before
-    them, block rows the prefix and all of their block. Full: every row sees all of its draft, so
-    that no new prefix row can be shared (num_shared is start).
+    If shifted, a token's row predicts the next token: the logits of draft position 1 come from the
+    row of the last prefix token, those of position i from the row of block token i - 1. The other
+    rows see the row of the last block token, but its logits are not used. If not shifted, the
+    logits of position i come from the row of block token i. With block-causal attention, prefix
+    rows see the rows before them, and block rows see the prefix and all of their block. With full
+    attention, every row sees all of its draft, so no new prefix row can be shared (num_shared is
+    start).
     """
     if len(drafts.prefixes) == 1:
         yield _lay_out_one(drafts, settings)
@@ -192,15 +193,15 @@ def _visible_rows(
 
 
 def _make_causal(visible: NDArray[np.bool_], first: int, last: int, end: int) -> None:
-    """Hide the columns after each row from it, for rows first to last, up to column `end`."""
+    """For rows first to last, hide the columns after the row itself, up to column `end`."""
     for row in range(first, last):
         visible[row, row + 1 : end] = False
 
 
 def fill_block(num_known: int, masks: TokenIds, settings: DiffusionSettings) -> TokenIds:
-    """Return a draft's rows after num_known tokens, with masks up to the end of its last block.
+    """Return a draft's tokens after num_known tokens, with masks up to the end of its last block.
 
-    These models are trained on, and generate, whole blocks of masks.
+    These models are trained on whole blocks of masks, and generate them.
     """
     num_missing = -(num_known + len(masks)) % settings.block_size
     filling = np.full(num_missing, settings.mask_token_id, masks.dtype)
@@ -210,9 +211,9 @@ def fill_block(num_known: int, masks: TokenIds, settings: DiffusionSettings) -> 
 def lay_out_chain(
     token_ids: TokenIds, slot: int, start: int, block_size: int, logits: range
 ) -> Iterator[Segment]:
-    """Lay out tokens at the positions from `start` on, where `logits` are positions, too.
+    """Lay out tokens at the positions from `start` on; `logits` are also positions.
 
-    The cache has the rows before `start`. If that is inside a block, they know all of the block.
+    The cache has the rows before `start`. If `start` is inside a block, they have seen all of it.
     """
     end = start + len(token_ids)
     for block in range(start // block_size * block_size, end, block_size):
@@ -247,7 +248,7 @@ def lay_out_drafts(drafts: SlotDrafts, settings: DiffusionSettings) -> Iterator[
 
 
 def _visible_in_blocks(rows: JoinedRows, num_common: int, block_size: int) -> NDArray[np.bool_]:
-    """Return the visibility matrix of common rows, then of several drafts."""
+    """Return the visibility matrix of common rows and several drafts."""
     positions = rows.positions
     visible = np.zeros((len(positions), len(positions)), np.bool_)
     visible[:, :num_common] = True

@@ -1,4 +1,4 @@
-"""Parts that drafters share: checks of vocabulary and requests, rounds, and sampling noise."""
+"""Shared parts of drafters: checks of vocabulary and requests, rounds, and sampling noise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from diffuspec.text.tokenizer import unknown_token_id
 
 
 def check_vocabulary(num_ids: int, vocab_size: int) -> None:
-    """Raises VocabularyError if a drafter of vocab_size ids lacks some of the target's num_ids."""
+    """Raise VocabularyError if a drafter's vocabulary lacks some of the target's num_ids ids."""
     if num_ids > vocab_size:
         raise VocabularyError(
             f"the target knows {num_ids} token ids, the drafter only {vocab_size}: "
@@ -36,7 +36,7 @@ def check_draft_request(request: DraftRequest, num_ids: int) -> None:
 
 
 def draft_rounds(requests: Sequence[DraftRequest], max_ids: int) -> Iterator[list[int]]:
-    """Yield the places of requests to draft for together: different ids, at most max_ids."""
+    """Yield indices of requests to draft together: different ids, at most max_ids."""
     left = list(range(len(requests)))
     while left:
         chosen: dict[str, int] = {}
@@ -48,16 +48,16 @@ def draft_rounds(requests: Sequence[DraftRequest], max_ids: int) -> Iterator[lis
 
 
 def is_noiseless(request: DraftRequest) -> bool:
-    """Whether the request takes the target's likeliest tokens, by its logits as they are."""
+    """Return whether the request takes the argmax of unshaped logits."""
     return request.sampling.is_greedy and not request.sampling.shapes_logits
 
 
 def with_noise(
     logits: torch.Tensor, request: DraftRequest, eos_token_ids: Sequence[int]
 ) -> torch.Tensor:
-    """Shape a block's logits [k, V] and add the target's own sampling noise.
+    """Shape a block's logits, [k, V], and add the target's own sampling noise.
 
-    Their likeliest tokens are then guesses of the tokens that the target draws, not of its mode.
+    The likeliest tokens then guess the tokens that the target will draw, not its mode.
     """
     if is_noiseless(request):
         return logits

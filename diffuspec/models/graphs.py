@@ -1,7 +1,7 @@
-"""Steps of a model as CUDA graphs: one launch instead of hundreds.
+"""Runs steps of a model as CUDA graphs: one launch instead of hundreds.
 
-To launch the kernels one by one takes longer than small models need to run them, and as long as
-large ones need.
+Launching the kernels one by one takes longer than running them for small models, and as long as
+running them for large models.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.interface import run_packed
 from diffuspec.models.kernels.triton.table import MAX_STEP_ROWS, SPLIT, ColumnTable
 
-_NUM_ROWS = (16, 32, 64, 128, 192, MAX_STEP_ROWS)  # rows of the captured steps, padding included
+_NUM_ROWS = (16, 32, 64, 128, 192, MAX_STEP_ROWS)  # rows of the captured steps, including padding
 
 
 class _Shape(NamedTuple):
     num_rows: int
-    num_splits: int  # splits of the columns of attention
+    num_splits: int  # number of splits of attention's columns
 
 
 class _Graph(NamedTuple):
@@ -34,12 +34,12 @@ class _Graph(NamedTuple):
 class StepGraphs:
     """Runs the steps of a model on a GPU, in layers with plain scoring.
 
-    No other thread may use the GPU while they are captured.
+    No other thread may use the GPU during capture.
     """
 
     @torch.inference_mode()
     def __init__(self, model: torch.nn.Module, cache: KVCache) -> None:
-        """Raises RuntimeError for a model with operations that cannot be captured, as a wait is."""
+        """Raises RuntimeError if the model has operations that cannot be captured, like waits."""
         self._model, self._cache = model, cache
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[_Shape, _Graph] = {}
@@ -58,7 +58,7 @@ class StepGraphs:
         """Return logits, [T, V] float32; None if there is no graph for this shape.
 
         rows [3 * T]: token ids and positions of all rows, then the rows whose logits are wanted.
-        The table is None if this is no step.
+        table: None if this is not a step.
         """
         if table is None or len(rows) != 3 * table.num_rows:
             return None
@@ -71,12 +71,12 @@ class StepGraphs:
         return self._logits[: table.num_rows].to(torch.float32, copy=True)
 
     def _empty_step(self, num_rows: int, num_columns: int) -> tuple[torch.Tensor, ColumnTable]:
-        """Return the inputs of a step of padding, shaped as if its rows saw num_columns columns."""
+        """Return inputs that consist of padding, shaped as if the rows saw num_columns columns."""
         rows = torch.zeros(3 * num_rows, dtype=torch.int64, device=self._cache.device)
         return rows, ColumnTable.of_padding(num_rows, num_columns, self._cache.device)
 
     def _capture(self, rows: torch.Tensor, table: ColumnTable) -> _Graph:
-        self._run(rows, table)  # compiles its kernels
+        self._run(rows, table)  # compiles the kernels
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             self._logits[: table.num_rows].copy_(self._run(rows, table))

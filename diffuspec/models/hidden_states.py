@@ -1,4 +1,4 @@
-"""Takes the hidden states of chosen layers out of a model's forwards."""
+"""Extracts the hidden states of chosen layers from a model's forwards."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from diffuspec.core.types import StateRows
 
 
 class HiddenStates:
-    """Hidden states of the rows that a runner computes, in the order of its forwards.
+    """The hidden states of the rows that a runner computes, in the order of its forwards.
 
-    Hooks are on the model only while `record` is open, so other forwards cost nothing.
+    The model has hooks only inside `record`, so other forwards cost nothing.
     """
 
     def __init__(self, layers: Sequence[int]) -> None:
         self._parts: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
-        self._latest: dict[int, torch.Tensor] = {}  # layer: states of the latest forward, [B, T, H]
+        # by layer: states of the latest forward, [B, T, H]
+        self._latest: dict[int, torch.Tensor] = {}
 
     @contextlib.contextmanager
     def record(self, model: Any) -> Iterator[None]:
-        """Take the hidden states of the one forward inside."""
-        decoder = model.get_decoder()  # OPT's head calls this one, not the base model around it
+        """Record the hidden states of the single forward inside the context."""
+        # OPT's head calls the decoder directly, not the base model around it
+        decoder = model.get_decoder()
         lists = (child for child in decoder.children() if isinstance(child, nn.ModuleList))
         layers: Any = next(lists)
         handles = []
@@ -41,16 +43,16 @@ class HiddenStates:
                 handle.remove()
 
     def keep(self, rows: slice) -> None:
-        """Keep these rows of the latest forward; the others are padding, or known already."""
+        """Keep these rows of the latest forward; the others are padding, or already known."""
         for layer, parts in self._parts.items():
-            parts.append(self._latest.pop(layer)[0, rows])  # the only sequence of the batch
+            parts.append(self._latest.pop(layer)[0, rows])  # the batch's only sequence
 
     def batch(self, layer: int) -> torch.Tensor:
         """Return a layer's hidden states in the latest forward, [B, T, H], instead of `keep`."""
         return self._latest.pop(layer)
 
     def rows(self, layer: int) -> torch.Tensor:
-        """Return all rows kept of a layer, [num_rows, H]; [0] before any forward."""
+        """Return all kept rows of a layer, [num_rows, H]; [0] before any forward."""
         parts = self._parts[layer]
         return parts[0] if len(parts) == 1 else torch.cat(parts or [torch.empty(0)])
 
@@ -63,7 +65,7 @@ class HiddenStates:
 
 
 def state_rows(first: int, layers: Sequence[torch.Tensor], max_bytes: int) -> StateRows:
-    """Return hidden states of successive tokens as bytes, as many as fit, at least one.
+    """Return hidden states of successive tokens as bytes: as many as fit, at least one.
 
     layers: [T, H] each.
     """
@@ -74,6 +76,6 @@ def state_rows(first: int, layers: Sequence[torch.Tensor], max_bytes: int) -> St
 
 
 def states_of(rows: StateRows) -> torch.Tensor:
-    """Return the hidden states that bytes hold, [T, layers * H] bfloat16."""
+    """Return the hidden states stored in bytes, [T, layers * H] bfloat16."""
     numbers = np.frombuffer(rows.data, "<i2").astype(np.int16)
     return torch.from_numpy(numbers).view(torch.bfloat16).reshape(rows.dims)

@@ -1,4 +1,4 @@
-"""Read the directory of a trained draft head: config.json and one file of weights."""
+"""Reads the directory of a trained draft head: config.json and a file of weights."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class HeadCheckpoint:
 
     @classmethod
     def read(cls, path: Path, pickled: Sequence[str]) -> Self:
-        """Read the first file there is of model.safetensors and those named, which are pickled.
+        """Read model.safetensors or, if it is missing, the first of the pickled files named.
 
-        Only tensors are read from these: nothing in them is executed. Matrices may be stored as
-        int8, as `drafter train` does. Raises ModelLoadError.
+        Only tensors are read from pickled files: nothing in them is executed. Matrices may be
+        stored as int8, as `drafter train` does. Raises ModelLoadError.
         """
         if not path.is_dir():
             what = "is a file" if path.exists() else "does not exist"
@@ -41,14 +41,14 @@ class HeadCheckpoint:
         raise ModelLoadError(f"{path} has no weights: model.safetensors or {' or '.join(pickled)}")
 
     def number(self, key: str, default: int | None = None) -> int:
-        """Return a positive number of config.json. Raises ModelLoadError."""
+        """Return a positive number from config.json. Raises ModelLoadError."""
         value = self.config.get(key, default)
         if not isinstance(value, int) or value < 1:
             raise ModelLoadError(f"{self.path}: {key} must be 1 or more, got {value!r}")
         return value
 
     def check_size(self, key: str, found: object, wanted: int) -> None:
-        """Raises ModelLoadError unless a number of config.json is the target's."""
+        """Raise ModelLoadError unless a number in config.json equals the target's."""
         if found != wanted:
             raise ModelLoadError(
                 f"{self.path} was trained for another target: its {key} is {found!r}, the "
@@ -56,7 +56,7 @@ class HeadCheckpoint:
             )
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        """Return a tensor of a shape. Raises ModelLoadError if there is none."""
+        """Return a tensor of a given shape. Raises ModelLoadError if there is none."""
         tensor = self.weights.get(name)
         if tensor is None:
             raise ModelLoadError(f"{self.path} has no weights {name}")
@@ -68,7 +68,7 @@ class HeadCheckpoint:
         return tensor
 
     def fill(self, module: nn.Module, prefix: str = "") -> None:
-        """Load the tensors named after the module's own, with a prefix. Raises ModelLoadError."""
+        """Load the tensors named like the module's own, after a prefix. Raises ModelLoadError."""
         for name, parameter in module.named_parameters():
             parameter.data = self.take(prefix + name, *parameter.shape).to(parameter.dtype)
 
@@ -78,7 +78,7 @@ def _read_weights(file: Path) -> dict[str, torch.Tensor]:
         if file.suffix == ".safetensors":
             return load_file(file)
         weights = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # safetensors and torch raise anything
+    except Exception as error:  # safetensors and torch may raise anything
         raise ModelLoadError(f"{file} cannot be read as tensors alone: {error}") from error
     if not isinstance(weights, Mapping):
         raise ModelLoadError(f"{file} holds a {type(weights).__name__}, not named tensors")

@@ -1,16 +1,17 @@
 """The DFlash drafter: a block-diffusion model that reads the target's hidden states.
 
 Chen et al., DFlash: Block Diffusion for Flash Speculative Decoding (arXiv 2602.06036). Its layers
-are those of Qwen3. A block is the last token and masks; every row guesses the token at its own
-place. The tokens before the block do not pass through these layers: `fc` joins the hidden states of
-some of the target's layers at each token, and every layer here makes its key and value out of that.
+are those of Qwen3. A block consists of the last token and masks; every row guesses the token at its
+own position. The tokens before the block do not pass through these layers: `fc` combines the hidden
+states of some of the target's layers at each token, and every layer here computes its key and value
+from the result.
 
 A checkpoint's config.json has one of three layouts:
 
 - z-lab/dflash, also read by vLLM and SGLang: the keys of a Qwen3 model, and DFlash's own among them
   or below `dflash_config`.
 - vLLM's speculators: the model's keys below `transformer_layer_config`.
-- transformers: all keys on one level, and other names of tensors.
+- transformers: all keys on one level, and different tensor names.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _MODEL_KEYS = (
     "sliding_window",
 )
 _TRANSFORMERS_TYPE = "muse_glimmer_assistant"
-# Keys of variants that compute something else, each with the value that keeps to the paper.
+# Keys of variants that compute something else, each with the value that matches the paper.
 _OTHER_FUNCTIONS = {
     "input_embedding_scale": 1.0,
     "output_multiplier": 1.0,
@@ -75,8 +76,8 @@ class DFlashSettings:
     """A drafter's sizes. Layers are counted from 0."""
 
     model: Qwen3Config
-    target_layer_ids: tuple[int, ...]  # layers of the target whose outputs the drafter reads
-    block_size: int  # rows of a block: the last token, and masks
+    target_layer_ids: tuple[int, ...]  # the target's layers whose outputs the drafter reads
+    block_size: int  # rows of a block: the last token and masks
     mask_token_id: int
     causal_layers: tuple[bool, ...]  # True for layers whose rows do not see later rows of a block
 
@@ -122,7 +123,7 @@ class DFlashSettings:
 
 
 def default_layer_ids(num_target_layers: int, count: int) -> list[int]:
-    """Return the target's layers to read where a checkpoint names none: evenly spread ones."""
+    """Return evenly spaced layers of the target, for checkpoints that name none."""
     if count == 1:
         return [num_target_layers // 2]
     last = max(num_target_layers - 3, 1)
@@ -132,7 +133,7 @@ def default_layer_ids(num_target_layers: int, count: int) -> list[int]:
 def _layer_ids(own: Mapping[str, Any], num_target_layers: int, num_layers: int) -> Sequence[Any]:
     if "target_layer_ids" in own:
         return list(own["target_layer_ids"])
-    if "aux_hidden_state_layer_ids" in own:  # speculators' 0 is the input of the first layer
+    if "aux_hidden_state_layer_ids" in own:  # in speculators 0 is the input of the first layer
         return [layer - 1 for layer in own["aux_hidden_state_layer_ids"]]
     return default_layer_ids(num_target_layers, num_layers)
 
@@ -149,17 +150,17 @@ def _model_config(
     known = {key: fields[key] for key in _MODEL_KEYS if fields.get(key) is not None}
     types: Sequence[str] = known.get("layer_types", ())
     try:
-        if fields.get("model_type") == _TRANSFORMERS_TYPE:  # its window has one token more
+        if fields.get("model_type") == _TRANSFORMERS_TYPE:  # its window includes one token more
             known["sliding_window"] += 1
         return Qwen3Config(**known, use_sliding_window="sliding_attention" in types)
-    except Exception as error:  # such as values of the wrong type
+    except Exception as error:  # for example values of the wrong type
         raise ModelLoadError(f"{checkpoint.path}: config.json cannot be used: {error!r}") from error
 
 
 def _is_causal(own: Mapping[str, Any], fields: Mapping[str, Any], layer: int) -> bool:
     """Return whether a layer's blocks are causal.
 
-    Unless the checkpoint says so, those of layers with a window are, but not in transformers'
+    If the checkpoint does not say so, layers with a window are causal, except in transformers'
     layout.
     """
     for key in ("is_causal", "causal"):
@@ -172,7 +173,7 @@ def _is_causal(own: Mapping[str, Any], fields: Mapping[str, Any], layer: int) ->
 
 
 class DFlashModel(nn.Module):
-    """The drafter alone, with the names of the checkpoint's tensors."""
+    """The drafter without the target's layers; its tensors have the checkpoint's names."""
 
     def __init__(self, settings: DFlashSettings) -> None:
         super().__init__()
@@ -211,9 +212,10 @@ class DFlashModel(nn.Module):
         return CacheShape(len(self.layers), num_heads, config.head_dim)
 
     def context(self, features: torch.Tensor, positions: torch.Tensor) -> list[torch.Tensor]:
-        """Return the keys and values of tokens before a block, out of their states [T, ids * H].
+        """Return the keys and values of tokens before a block, from their states [T, ids * H].
 
-        Those of the first layer, then of the next, [kv_heads, T, head_dim] each.
+        The list has the first layer's key and value, then the next layer's, [kv_heads, T, head_dim]
+        each.
         """
         states = self.hidden_norm(self.fc(features))
         if self._context_layer is None:
@@ -232,7 +234,7 @@ class DFlashModel(nn.Module):
     def forward(
         self, embedded: torch.Tensor, positions: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
-        """Embeddings of blocks' rows, [T, H] -> states for the target's head, [T, H]."""
+        """Map embeddings of blocks' rows, [T, H], to states for the target's head, [T, H]."""
         hidden = embedded.unsqueeze(0)
         angles = self.rotary_emb(hidden, positions.unsqueeze(0))
         with attending(attention):
@@ -246,7 +248,7 @@ class DFlashModel(nn.Module):
         return shape.num_kv_heads, shape.head_dim
 
     def _context_weights(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the weights and biases of all layers' keys and values, joined into one layer's."""
+        """Return the weights and biases of all layers' keys and values, joined into one layer."""
         parts: list[Any] = []
         for layer in self.layers:
             attention: Any = layer.self_attn
@@ -255,7 +257,7 @@ class DFlashModel(nn.Module):
         return torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None
 
     def _fuse_context(self) -> None:
-        """Make all layers' keys and values one product from now on."""
+        """From now on compute all layers' keys and values as one product."""
         weight, bias = self._context_weights()
         layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
         layer.weight = nn.Parameter(weight.detach())
@@ -264,14 +266,14 @@ class DFlashModel(nn.Module):
         self._context_layer = layer
 
     def _take_head(self, checkpoint: HeadCheckpoint, target: TargetLayers) -> None:
-        """Take the checkpoint's own head, if it has one, over some or all of the target's ids."""
+        """Load the checkpoint's own head, if any, for some or all of the target's ids."""
         if "lm_head.weight" not in checkpoint.weights:
             return
         num_columns = len(checkpoint.weights["lm_head.weight"])
         self.head = nn.Linear(target.hidden_size, num_columns, bias=False)
         self.head.weight.data = checkpoint.take("lm_head.weight", num_columns, target.hidden_size)
         ids = torch.arange(num_columns)
-        if "d2t" in checkpoint.weights:  # the target's ids less the columns' numbers
+        if "d2t" in checkpoint.weights:  # the target's ids minus the column numbers
             ids = ids + checkpoint.take("d2t", num_columns)
         if not 0 <= int(ids.min()) <= int(ids.max()) < target.vocab_size:
             raise ModelLoadError(

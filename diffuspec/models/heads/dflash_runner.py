@@ -1,8 +1,8 @@
-"""Runs a DFlash drafter beside its target, with a cache of its own.
+"""Runs a DFlash drafter beside its target, with its own cache.
 
-A slot's row j is of the token `first` + j of a prefix: keys and values that were made of the
-target's hidden states. The rows of a block stand behind them until the next draft. A block begins
-with the tokens whose states are not known: the last one, and those of a hypothetical prefix.
+Row j of a slot belongs to token `first` + j of a prefix: its keys and values are computed from the
+target's hidden states. The rows of a block follow until the next draft. A block begins with the
+tokens whose states are unknown: the last one, and those of a hypothetical prefix.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from diffuspec.models.heads.head_runner import HeadRunner
 from diffuspec.models.heads.target_layers import TargetLayers, by_padded_rows
 from diffuspec.models.kernels.operations import most_probable
 
-MAX_CONTEXT_ROWS = 2048  # rows of hidden states that are read at a time
+MAX_CONTEXT_ROWS = 2048  # rows of hidden states read at a time
 
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """The drafts of one request id: for a prefix, or for hypothetical ones that go on with it.
+    """The drafts of one request id: for a prefix, or for its hypothetical continuations.
 
-    All have the same tokens with known states.
+    The tokens with known states are the same in all of them.
     """
 
     requests: list[DraftRequest]
@@ -54,7 +54,7 @@ class _Session:
         return self.requests[0].prefix[self.features.first : self.num_known]
 
     def takes(self, request: DraftRequest, features: Features) -> bool:
-        """Whether a request of the same id can be drafted for here."""
+        """Return whether a request with the same id can be drafted in this session."""
         end = features.first + len(features.states)
         mine = self.requests[0].prefix[: self.num_known]
         same = (features.first, end) == (self.features.first, self.num_known)
@@ -63,7 +63,7 @@ class _Session:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Block:
-    """The rows of one draft: the tokens whose states are not known, and masks."""
+    """The rows of one draft: the tokens with unknown states, and masks."""
 
     session: _Session
     request: DraftRequest
@@ -81,7 +81,7 @@ class _Block:
 
 
 class DFlashRunner(HeadRunner):
-    """Makes lattices of known hidden states; a StateReader finds these."""
+    """Makes lattices from known hidden states, which a StateReader provides."""
 
     def __init__(
         self, model: DFlashModel, layers: TargetLayers, target: TargetInfo, pruning: Pruning
@@ -95,7 +95,7 @@ class DFlashRunner(HeadRunner):
     def lattices(
         self, requests: Sequence[DraftRequest], features: Sequence[Features]
     ) -> list[Lattice]:
-        """Return one lattice per request, in order, of block_size - 1 positions at most."""
+        """Return one lattice per request, in order, of at most block_size - 1 positions."""
         found: dict[int, Lattice] = {}
         left = list(range(len(requests)))
         while left:
@@ -117,13 +117,13 @@ class DFlashRunner(HeadRunner):
 
     @property
     def max_unknown(self) -> int:
-        """Most prefix tokens without known states, before the last, that a block can begin with."""
+        """Most prefix tokens without known states, before the last token, that fit into a block."""
         return self._block_size - 2
 
     def _joins(
         self, sessions: dict[str, _Session], request: DraftRequest, features: Features
     ) -> bool:
-        """Add a request to the sessions of a forward, if it can be drafted for with them."""
+        """Add a request to the sessions of a forward, if it can be drafted with them."""
         session = sessions.get(request.request_id)
         if session is None and len(sessions) < self._cache.num_slots:
             sessions[request.request_id] = _Session([request], features)
@@ -147,7 +147,7 @@ class DFlashRunner(HeadRunner):
         return _Block(session, request, token_ids, len(given))
 
     def _read(self, sessions: Sequence[_Session]) -> None:
-        """Put keys and values of the prefixes' new rows into the cache."""
+        """Write keys and values of the prefixes' new rows into the cache."""
         while new := [one for one in sessions if one.num_cached < len(one.token_ids)]:
             parts, room = [], MAX_CONTEXT_ROWS
             for session in new:
@@ -178,7 +178,7 @@ class DFlashRunner(HeadRunner):
             session.num_cached, first = rows.stop, last
 
     def _guess(self, blocks: Sequence[_Block]) -> list[Lattice]:
-        """Run blocks, and make lattices of their logits."""
+        """Run blocks, and make lattices from their logits."""
         padding = self._padding(self._block_size * len(blocks))
         attention = _BlockAttention(self._model, self._cache, blocks, padding)
         token_ids = np.concatenate([block.token_ids for block in blocks])
@@ -199,7 +199,7 @@ class DFlashRunner(HeadRunner):
         return build_lattices(*found, lengths, self._pruning, keeps)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """Return logits of the target's ids, [R, V] float32; -inf where nothing is drafted."""
+        """Return logits over the target's ids, [R, V] float32; -inf for ids never drafted."""
         model, num_ids = self._model, self._target.vocab_size
         if model.head is None or model.token_ids is None:
             logits = self._layers.logits(hidden)
@@ -215,9 +215,9 @@ class DFlashRunner(HeadRunner):
 
 
 class _BlockAttention(Attention):
-    """Attention of blocks: rows see the prefix, and all of their block or what is before.
+    """Attention of blocks: rows see the prefix, and all of their block or its earlier rows.
 
-    Blocks of one session stand at the same rows of its slot, one after the other.
+    Blocks of one session use the same rows of its slot, one after the other.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """The EAGLE head: one decoder layer that extrapolates the target's hidden states.
 
 Li et al., EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty (arXiv 2401.15077).
-Its row for a token takes the token's embedding and the hidden state of the token before, joined by
-`fc`, and guesses the token's own hidden state. The target's head makes tokens out of the guess, and
-the next row takes it instead of a true state. Checkpoints are those of SafeAILab/EAGLE, EAGLE-1 and
-2 (`pytorch_model.bin`, or the same tensors as safetensors).
+Its row for a token takes the token's embedding and the previous token's hidden state, combined by
+`fc`, and guesses the token's own hidden state. The target's head turns the guess into tokens, and
+the next row uses it instead of a true state. It reads the checkpoints of SafeAILab/EAGLE, EAGLE-1
+and 2 (`pytorch_model.bin`, or the same tensors as safetensors).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EAGLE_3 = ("d2t", "midlayer.self_attn.q_proj.weight")  # tensors that EAGLE-1 a
 
 
 class EagleHead(nn.Module):
-    """The head alone, with the names of the checkpoint's tensors."""
+    """The head alone; its tensors have the checkpoint's names."""
 
     def __init__(self, config: LlamaConfig | Qwen2Config, has_fc_bias: bool) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class EagleHead(nn.Module):
             raise ModelLoadError(f"{path} is an EAGLE-3 head; EAGLE-1 and 2 are supported")
         if checkpoint.number("num_hidden_layers", default=1) != 1:
             raise ModelLoadError(f"{path}: an EAGLE head has one layer, config.json says otherwise")
-        if "embed_tokens.weight" in weights:  # the target's own are used
+        if "embed_tokens.weight" in weights:  # the target's own embeddings are used
             checkpoint.take("embed_tokens.weight", target.vocab_size, target.hidden_size)
         has_bias = "layers.0.self_attn.q_proj.bias" in weights
         model = cls(_layer_config(checkpoint, target, has_bias), "fc.bias" in weights)
@@ -71,7 +71,7 @@ class EagleHead(nn.Module):
         positions: torch.Tensor,
         attention: Attention,
     ) -> torch.Tensor:
-        """Embeddings of tokens and states of those before, [T, H] each -> guessed states, [T, H].
+        """Map tokens' embeddings and the states before them to guessed states, all [T, H].
 
         positions [T] are those of the states.
         """
@@ -90,11 +90,11 @@ def _rotary(config: LlamaConfig | Qwen2Config) -> nn.Module:
 def _layer_config(
     checkpoint: HeadCheckpoint, target: TargetLayers, has_bias: bool
 ) -> LlamaConfig | Qwen2Config:
-    """Return the configuration of its layer, Llama's, or with biases Qwen2's."""
+    """Return the configuration of its layer: Llama's or, with biases, Qwen2's."""
     fields = {k: v for k, v in checkpoint.config.items() if k not in ("architectures", "dtype")}
     checkpoint.check_size("hidden_size", fields.get("hidden_size"), target.hidden_size)
     family = Qwen2Config if has_bias else LlamaConfig
     try:
         return family(**{**fields, "num_hidden_layers": 1, "layer_types": None})
-    except Exception as error:  # such as values of the wrong type
+    except Exception as error:  # for example values of the wrong type
         raise ModelLoadError(f"{checkpoint.path}: config.json cannot be used: {error!r}") from error

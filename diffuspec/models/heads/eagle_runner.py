@@ -1,8 +1,7 @@
-"""Runs an EAGLE head beside its target, with a cache of its own.
+"""Runs an EAGLE head beside its target, with its own cache.
 
-Row j of a prefix takes the token j + 1 and the hidden state of token j. Rows of known states stay
-in the cache; those of drafted tokens, which take guessed states, stand behind them until the next
-draft.
+Row j of a prefix takes token j + 1 and the hidden state of token j. Rows with known states stay in
+the cache; those of drafted tokens, which use guessed states, follow them until the next draft.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ MAX_PREFILL_ROWS = 512  # rows of one request in one forward
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """The rows of one request's draft. A slot's row 0 is that of token `first`."""
+    """The rows of one request's draft. Row 0 of a slot is that of token `first`."""
 
     request: DraftRequest
     features: Features
     slot: int
-    num_cached: int  # rows of the prefix that are cached
-    num_drafted: int = 0  # rows behind those of the prefix
+    num_cached: int  # cached rows of the prefix
+    num_drafted: int = 0  # rows after those of the prefix
     output: torch.Tensor | None = None  # [H], output of the prefix's last row
 
     @property
@@ -46,10 +45,10 @@ class _Session:
 
 @dataclass(slots=True, eq=False)
 class _HeadInputs:
-    """Rows of several requests for one forward of the head."""
+    """The rows of several requests in one forward of the head."""
 
     segments: list[Segment] = field(default_factory=list)
-    states: list[torch.Tensor] = field(default_factory=list)  # [rows of the segment, H] each
+    states: list[torch.Tensor] = field(default_factory=list)  # one for each segment, [rows, H]
 
 
 class EagleRunner(HeadRunner):
@@ -91,7 +90,7 @@ class EagleRunner(HeadRunner):
         return [[next(found) for _ in nodes] for _, nodes in below]
 
     def _read(self, sessions: Sequence[_Session]) -> None:
-        """Run rows of the prefixes that are not cached, at most MAX_PREFILL_ROWS of each."""
+        """Run uncached rows of the prefixes, at most MAX_PREFILL_ROWS of each."""
         rows = _HeadInputs()
         for session in sessions:
             start = session.num_cached
@@ -109,7 +108,7 @@ class EagleRunner(HeadRunner):
             self._cache.commit(session.slot, token_ids, segment.num_rows)
 
     def _guess(self, below: Sequence[tuple[_Session, Sequence[DraftNode]]]) -> None:
-        """Run the rows of drafted tokens, which give each node its output."""
+        """Run the rows of drafted tokens, which gives each node its output."""
         rows = _HeadInputs()
         for session, nodes in below:
             rows.segments.append(_segment(session, nodes))
@@ -136,7 +135,7 @@ class EagleRunner(HeadRunner):
 
 
 def _segment(session: _Session, nodes: Sequence[DraftNode]) -> Segment:
-    """Lay out rows of nodes, each seeing the prefix, the nodes above it and itself."""
+    """Lay out rows of nodes; each sees the prefix, the nodes above it and itself."""
     first, num_rows = session.num_drafted, session.num_drafted + len(nodes)
     visible = np.zeros((len(nodes), num_rows), np.bool_)
     for row, node in enumerate(nodes):

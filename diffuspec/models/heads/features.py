@@ -1,8 +1,8 @@
-"""Hidden states of the latest verified prefixes, found again by their tokens.
+"""Hidden states of the latest verified prefixes, found by their tokens.
 
-A head drafts for a prefix from the states of its tokens. They are known for what the target
-computed while it was observed; tokens that it had cached before have none, unless another prefix
-that began alike was observed. A state that is not known costs drafts; it changes no answer.
+A head drafts for a prefix from the states of its tokens. States are known for tokens that the
+target computed while it was observed; tokens cached before that have none, unless another observed
+prefix had the same beginning. An unknown state costs drafts but changes no answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MIN_ROWS = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """Hidden states of successive tokens of a prefix, from its token `first` on."""
+    """Hidden states of successive tokens of a prefix, from token `first` on."""
 
     first: int
     states: torch.Tensor  # [num_tokens - first, D]
@@ -29,11 +29,11 @@ class Features:
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """Tokens, and the states of those from `first` on. A row of the table is written once."""
+    """Tokens, and the states of those from `first` on. A row of the table is written only once."""
 
     token_ids: TokenIds
     first: int
-    table: torch.Tensor  # [rows, D]; it has more rows than there are states, to grow
+    table: torch.Tensor  # [rows, D]; it has spare rows to grow
 
     def states(self, end: int) -> torch.Tensor:
         return self.table[: end - self.first]
@@ -51,21 +51,21 @@ class _Sequence:
 
 
 class FeatureStore:
-    """Keeps the latest sequences of tokens, and the states of all or some of their tokens.
+    """Keeps the latest sequences of tokens, and the states of all or some of these tokens.
 
-    A sequence that continues a stored one extends it; for one that branches off, the common part is
-    copied. Safe for several threads.
+    A sequence that continues a stored one extends it; if it branches off, the common part is
+    copied. Thread-safe.
     """
 
     def __init__(self, num_sequences: int, keeps_all: bool = True) -> None:
-        """keeps_all: False keeps each sequence's last state alone."""
+        """keeps_all: False: keep only each sequence's last state."""
         self._num_sequences = num_sequences
         self._keeps_all = keeps_all
         self._sequences: list[_Sequence] = []  # least recently used first
         self._lock = threading.Lock()
 
     def add(self, one: Observation) -> None:
-        """Keep the states of the prefix's tokens and of those accepted after it."""
+        """Store the states of the prefix's tokens and of those accepted after it."""
         num_tail = len(one.prefix) - one.num_cached
         accepted = [one.tree.token_ids[node] for node in one.accepted_nodes]
         token_ids = np.concatenate([one.prefix, np.array(accepted, np.int32)])
@@ -74,7 +74,7 @@ class FeatureStore:
         self.extend(token_ids, one.num_cached, states)
 
     def extend(self, token_ids: TokenIds, start: int, states: torch.Tensor) -> None:
-        """Keep the states of these tokens from `start` on."""
+        """Store the states of these tokens from `start` on."""
         with self._lock:
             sequence, states = self._continued(token_ids, start, states)
             if len(states):
@@ -86,9 +86,9 @@ class FeatureStore:
             del self._sequences[: -self._num_sequences]
 
     def find(self, prefix: TokenIds, max_unknown: int = 0) -> Features | None:
-        """Return the known states of a prefix; the last token has none before the coming step.
+        """Return the known states of a prefix; its last token has none before the next step.
 
-        None if more than max_unknown tokens before the last one have none either.
+        None if more than max_unknown other tokens at its end have no states.
         """
         token_ids = prefix[:-1]
         with self._lock:
@@ -104,7 +104,7 @@ class FeatureStore:
             return Features(best.first, best.states(most))
 
     def num_known(self, token_ids: TokenIds) -> int:
-        """Return how many leading tokens have known states."""
+        """Return the number of leading tokens with known states."""
         with self._lock:
             whole = (one for one in self._sequences if one.first == 0)
             return max((num_shared_tokens(one.token_ids, token_ids) for one in whole), default=0)
@@ -112,9 +112,9 @@ class FeatureStore:
     def _continued(
         self, token_ids: TokenIds, start: int, states: torch.Tensor
     ) -> tuple[_Sequence, torch.Tensor]:
-        """Return the sequence to extend, stored, copied or new, and the states that it lacks.
+        """Return the sequence to extend (stored, copied or new) and the states that it lacks.
 
-        A stored one is taken out. states are those of the tokens from `start` on.
+        A stored one is removed from the store. states: those of the tokens from `start` on.
         """
         lengths = [(num_shared_tokens(one.token_ids, token_ids), one) for one in self._sequences]
         known = [(num, one) for num, one in lengths if one.first <= start <= num]

@@ -1,4 +1,4 @@
-"""The base of the runners of draft heads: the target's layers, and a cache of the head's own."""
+"""The base class of the runners of draft heads: the target's layers, and the head's own cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from diffuspec.models.runner import padded_size
 
 
 class HeadRunner:
-    """The base of runners of heads. On a CPU, forwards have few numbers of rows: see `_padding`."""
+    """The base class of head runners. On a CPU, only a few batch sizes occur: see `_padding`."""
 
     def __init__(
         self,
@@ -23,22 +23,22 @@ class HeadRunner:
         shape: CacheShape,
         num_scratch_rows: int,
     ) -> None:
-        """Scratch rows of a slot stand behind a whole sequence, for tokens that are drafted."""
+        """Scratch rows of a slot follow a whole sequence, for drafted tokens."""
         self._layers = layers
         self._target = target
         num_rows = target.max_model_len + num_scratch_rows
         self._cache = KVCache(shape, target.max_sequences, num_rows, layers.dtype, layers.device)
 
     def _padding(self, num_rows: int) -> int:
-        """Return the number of rows to add to a forward, as `ModelRunner` does."""
+        """Return the number of padding rows of a forward, as `ModelRunner` does."""
         return padded_size(num_rows) - num_rows if self._layers.device.type == "cpu" else 0
 
     def _padded(self, values: TokenIds, padding: int) -> torch.Tensor:
-        """Return token ids or positions on the head's device, with zeros for the padding."""
+        """Return token ids or positions on the head's device, padded with zeros."""
         padded = np.pad(values.astype(np.int64), (0, padding))
         return torch.from_numpy(padded).to(self._layers.device)
 
     def _padded_states(self, states: torch.Tensor, padding: int) -> torch.Tensor:
-        """Return hidden states, [T, H], in the head's type on its device, with zeros as well."""
+        """Return hidden states, [T, H], in the head's type on its device, padded with zeros."""
         states = states.to(self._layers.device, self._layers.dtype)
         return functional.pad(states, (0, 0, 0, padding))

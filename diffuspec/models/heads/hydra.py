@@ -1,10 +1,11 @@
-"""Hydra heads: Medusa heads that see the tokens drafted before theirs.
+"""Hydra heads: Medusa heads that see the tokens drafted before their own.
 
 Ankner et al., Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding (arXiv 2402.05109).
-Head i takes the target's last hidden state and the embeddings of the last token and of the i
-tokens drafted after it; its first residual block makes one hidden state of them. Checkpoints are
-those of zankner/Hydra with grounded heads (`hydra_lm_head.pt`, or the same tensors as safetensors);
-those without `hydra_lm_head` share the target's head. Hydra++ (`prefix-mlp`) is not supported.
+Head i takes the target's last hidden state and the embeddings of the last token and of the i tokens
+drafted after it; its first residual block combines them into one hidden state. It reads the
+checkpoints of zankner/Hydra with grounded heads (`hydra_lm_head.pt`, or the same tensors as
+safetensors); those without `hydra_lm_head` share the target's head. Hydra++ (`prefix-mlp`) is not
+supported.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ PICKLED = ("hydra_lm_head.pt",)
 
 
 class HydraHeads(nn.Module):
-    """The heads alone, with the names of the checkpoint's tensors."""
+    """The heads alone; their tensors have the checkpoint's names."""
 
     def __init__(
         self, num_heads: int, num_blocks: int, hidden_size: int, vocab_size: int | None
     ) -> None:
-        """vocab_size: None shares the target's head."""
+        """vocab_size: None: share the target's head."""
         super().__init__()
         self.hydra_mlp = nn.ModuleList(
             nn.Sequential(
@@ -43,7 +44,7 @@ class HydraHeads(nn.Module):
             )
             for head in range(num_heads)
         )
-        self.shares_head = vocab_size is None  # True: the target's head makes the logits
+        self.shares_head = vocab_size is None  # the target's head computes the logits
         if vocab_size is not None:
             self.hydra_lm_head = nn.ModuleList(
                 nn.Linear(hidden_size, vocab_size) for _ in range(num_heads)
@@ -72,7 +73,7 @@ class HydraHeads(nn.Module):
         return target.place(model)
 
     def forward(self, head: int, inputs: torch.Tensor) -> torch.Tensor:
-        """[R, (head + 2) * H]: state, and embeddings of the last token and those after it.
+        """inputs: [R, (head + 2) * H], the state and the tokens' embeddings.
 
         Returns the head's output, [R, V or H].
         """
@@ -81,7 +82,7 @@ class HydraHeads(nn.Module):
 
 
 class HydraDraftModel:
-    """A LevelHead: Hydra heads beside their target. Below the last head there is nothing."""
+    """A LevelHead: Hydra heads beside their target. Nothing is below the last head's level."""
 
     def __init__(self, heads: HydraHeads, layers: TargetLayers, target: TargetInfo) -> None:
         self._heads = heads

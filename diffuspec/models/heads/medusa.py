@@ -2,9 +2,9 @@
 
 Cai et al., Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads (arXiv
 2401.10774). Head i is a few residual blocks, x + SiLU(Wx + b), and a linear layer to the
-vocabulary; it guesses the token i + 1 places after the one that the target's own head gives.
-Checkpoints are those of FasterDecoding/Medusa: `medusa_lm_head.pt`, or the same tensors as
-safetensors. Those without the linear layers share the target's head.
+vocabulary; it guesses the token i + 1 positions after that of the target's own head. It reads the
+checkpoints of FasterDecoding/Medusa: `medusa_lm_head.pt`, or the same tensors as safetensors. Those
+without the linear layers share the target's head.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PICKLED = ("medusa_lm_head.pt",)
 
 
 class ResidualBlock(nn.Module):
-    """R(x) + SiLU(Wx + b); R is linear where the input is wider than the output, else x."""
+    """R(x) + SiLU(Wx + b); R is linear if the input is wider than the output, otherwise x."""
 
     def __init__(self, hidden_size: int, num_inputs: int = 1) -> None:
         super().__init__()
@@ -43,12 +43,12 @@ class ResidualBlock(nn.Module):
 
 
 class MedusaHeads(nn.Module):
-    """The heads alone; `heads` has the names of the checkpoint's tensors."""
+    """The heads alone; the tensors of `heads` have the checkpoint's names."""
 
     def __init__(
         self, num_heads: int, num_blocks: int, hidden_size: int, vocab_size: int | None
     ) -> None:
-        """vocab_size: None shares the target's head."""
+        """vocab_size: None: share the target's head."""
         super().__init__()
         heads = []
         for _ in range(num_heads):
@@ -57,7 +57,7 @@ class MedusaHeads(nn.Module):
                 blocks.append(nn.Linear(hidden_size, vocab_size, bias=False))
             heads.append(nn.Sequential(*blocks))
         self.heads = nn.ModuleList(heads)
-        self.shares_head = vocab_size is None  # True: the target's head makes the logits
+        self.shares_head = vocab_size is None  # the target's head computes the logits
 
     @classmethod
     def load(cls, path: Path, target: TargetLayers) -> Self:
@@ -72,7 +72,7 @@ class MedusaHeads(nn.Module):
         return target.place(model)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Hidden states [B, H] -> each head's output [B, num_heads, V or H]."""
+        """Map hidden states, [B, H], to each head's output, [B, num_heads, V or H]."""
         return torch.stack([head(states) for head in self.heads], dim=1)
 
 
@@ -88,7 +88,7 @@ class MedusaDraftModel:
     def candidates(
         self, requests: Sequence[DraftRequest], states: Sequence[torch.Tensor], count: int
     ) -> list[list[Candidates]]:
-        """Return the `count` likeliest tokens by every head, for each request.
+        """Return the `count` likeliest tokens of every head, for each request.
 
         states: the hidden state of each prefix's last token but one, [H].
         """

@@ -1,4 +1,4 @@
-"""Candidates by a head's logits, and the nodes of a draft tree that it grows level by level."""
+"""Candidates from a head's logits, and the nodes of a draft tree grown level by level."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from diffuspec.core.types import DraftRequest
 from diffuspec.models.heads.features import Features
 from diffuspec.models.kernels.operations import most_probable
 
-Candidates: TypeAlias = list[tuple[int, float]]  # token ids, ln P(right); likeliest first
+Candidates: TypeAlias = list[tuple[int, float]]  # token ids and ln P(accepted); likeliest first
 
 
 class Place(NamedTuple):
-    """Where a row's token would stand."""
+    """The position of a row's token, and the drafted tokens before it."""
 
     request: DraftRequest
     position: int  # absolute index of the token
-    path: Sequence[int]  # tokens drafted before it, as far as the head knows them
+    path: Sequence[int]  # drafted tokens before it, as far as the head knows them
 
 
 def likeliest_after(
@@ -32,8 +32,8 @@ def likeliest_after(
 ) -> list[Candidates]:
     """Return each row's likeliest tokens, with the request's own sampling noise.
 
-    There are `count` of them, or fewer where top-k and top-p leave fewer. logits [R, V] are in the
-    order of the places; those of one request stand together.
+    There are `count` of them, or fewer if top-k and top-p leave fewer. logits [R, V] are in the
+    order of `places`; those of one request are adjacent.
     """
     logits = logits.float()
     logits[:, target.vocab_size :] = -torch.inf
@@ -63,12 +63,12 @@ def _perturbed(
 class DraftNode:
     """A token that may be drafted; the root of a tree is the last prefix token."""
 
-    logprob: float = 0.0  # ln P(right | parent right)
-    score: float = 0.0  # ln P(right and all above it right)
-    path: tuple[int, ...] = ()  # tokens from below the root to this one
+    logprob: float = 0.0  # ln P(accepted | parent accepted)
+    score: float = 0.0  # ln P(this and all nodes above accepted)
+    path: tuple[int, ...] = ()  # tokens from the root's child down to this one
     ranks: tuple[int, ...] = ()  # ranks of the tokens of `path` among their siblings
-    rows: tuple[int, ...] = ()  # the head's rows of the nodes from below the root to this one
-    output: torch.Tensor | None = None  # the head's output at this node, if the head keeps it
+    rows: tuple[int, ...] = ()  # the head's rows for the nodes of `path`
+    output: torch.Tensor | None = None  # the head's output at this node, if it keeps outputs
     above: DraftNode | None = None
     children: list[DraftNode] = field(default_factory=list)
 
@@ -77,7 +77,7 @@ class DraftNode:
         return self.path[-1]
 
     def grow(self, candidates: Candidates) -> list[DraftNode]:
-        """Add the candidates as children, and return these."""
+        """Add the candidates as children, and return the new nodes."""
         self.children = [
             DraftNode(
                 logprob,
@@ -102,8 +102,8 @@ class LevelHead(Protocol):
         ...
 
     def candidates(self, level: Level, count: int) -> list[list[Candidates]]:
-        """Return the `count` likeliest tokens below each node of each request that has begun.
+        """Return the `count` likeliest tokens below each node of each request passed to `begin`.
 
-        The nodes of a request are of one depth: the root, and then some below the last ones.
+        The nodes of a request have one depth: first the root, then children of earlier nodes.
         """
         ...

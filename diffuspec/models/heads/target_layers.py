@@ -1,4 +1,4 @@
-"""The parts of the target that draft heads share with it: its embeddings and its head."""
+"""The layers of the target that draft heads use: its embeddings and its head."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Head = TypeVar("Head", bound=nn.Module)
 
 @dataclass(frozen=True, slots=True)
 class TargetLayers:
-    """The target's layers that a head calls and must fit. Hidden states are [..., hidden_size]."""
+    """The target's layers that a head calls and must match. Hidden states: [..., hidden_size]."""
 
     embed: Callable[[torch.Tensor], torch.Tensor]  # token ids -> embeddings
     head: Callable[[torch.Tensor], torch.Tensor]  # hidden states -> logits; see `logits`
@@ -39,11 +39,11 @@ class TargetLayers:
         return by_padded_rows(self.head, states).float()
 
     def place(self, head: Head) -> Head:
-        """Return a head on the target's device, in its type, for inference alone."""
+        """Return a head on the target's device, in its type, in inference mode."""
         return head.to(self.device, self.dtype).eval().requires_grad_(False)
 
     def place_decoder(self, head: Head, rotary_emb: nn.Module) -> Head:
-        """Place a head of decoder layers, on a CPU as our fast layers; angles stay in float32."""
+        """Place a head of decoder layers, on a CPU as our fast layers. Angles stay in float32."""
         head = self.place(head)
         head.rotary_emb = rotary_emb.to(self.device)
         if self.device.type == "cpu":
@@ -55,7 +55,7 @@ class TargetLayers:
 def by_padded_rows(
     layer: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor
 ) -> torch.Tensor:
-    """Apply a layer to rows; on a CPU to one of few numbers of rows, as `ModelRunner` does."""
+    """Apply a layer to rows, on a CPU padded to a few sizes as in `ModelRunner`."""
     num_rows = len(inputs)
     if inputs.device.type == "cpu":
         inputs = functional.pad(inputs, (0, 0, 0, padded_size(num_rows) - num_rows))
@@ -63,7 +63,7 @@ def by_padded_rows(
 
 
 def target_layers(verifier: ObservableVerifier, path: Path | None) -> TargetLayers:
-    """Return the layers of the verifier's model; where it is split over ranks, read from `path`.
+    """Return the layers of the verifier's model; if it is split over ranks, read them from `path`.
 
     Raises ModelLoadError.
     """

@@ -1,1 +1,1 @@
-"""Model directories made from files of other formats."""
+"""Creates model directories from files of other formats."""

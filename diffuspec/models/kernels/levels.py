@@ -1,4 +1,4 @@
-"""The generation of the processor by which products on a CPU are computed: see cpu/level.h."""
+"""The level of instruction sets used for products on a CPU: see cpu/level.h."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def level() -> str:
 
 
 def use_level(name: str) -> None:
-    """Compute products by a level of this machine, for models that are loaded from now on.
+    """Use a level of this machine for models that are loaded from now on.
 
     Raises ConfigError if the machine lacks it.
     """
@@ -42,7 +42,7 @@ def use_level(name: str) -> None:
 
 @functools.cache
 def use_wanted_level() -> None:
-    """Use the level that the environment asks for, once in a process. Raises ConfigError."""
+    """Use the level that the environment requests, once per process. Raises ConfigError."""
     wanted = wanted_cpu_level()
     if wanted is not None:
         use_level(wanted)

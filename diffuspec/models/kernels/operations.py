@@ -1,9 +1,9 @@
-"""Norms, rotary positions, gated activations and attention over rows, and their likeliest columns.
+"""Norms, rotary embeddings, gated activations, attention and top-k over rows.
 
-torch needs some 40 operations for this part of a decoder layer, and a step of few rows spends as
-long on starting them as on reading the weights. A row's result does not depend on the other rows,
-to the last bit. Tensors are of one of TYPES, and contiguous unless a docstring says otherwise. They
-are on the CPU; norms, rotations and gates also run on a GPU.
+torch needs about 40 operations for this part of a decoder layer, and a step with few rows spends as
+long on starting them as on reading the weights. A row's result is bitwise independent of the other
+rows. Tensors have one of TYPES, and contiguous unless a docstring says otherwise. They are on the
+CPU; norms, rotations and gates also run on a GPU.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from diffuspec.models.kernels.visible_columns import VisibleColumns
 
 try:
     from diffuspec.models.kernels import _cpu
-except ImportError:  # it was installed without a C++ compiler
+except ImportError:  # installed without a C++ compiler
     is_available = False
 else:
     is_available = True
 
-with contextlib.suppress(ImportError):  # a torch without Triton: see `can_run_on`
+with contextlib.suppress(ImportError):  # torch without Triton: see `can_run_on`
     from diffuspec.models.kernels.triton import operations as gpu
 
-KEY_BLOCK = 16  # columns whose keys are transposed together: kLanes of cpu/vectors.h
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # numbers of cpu/numbers.h
+KEY_BLOCK = 16  # columns whose keys are transposed together: kLanes in cpu/vectors.h
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # numbering of cpu/numbers.h
 
 
 def norm(inputs: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -71,9 +71,9 @@ def _normalise(
 def rotate(
     rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, num_heads: int, dim: int
 ) -> None:
-    """Turn the first num_heads * dim numbers of each row, [T, W], by its angles, [T, dim].
+    """Rotate the first num_heads * dim numbers of each row, [T, W], by its angles, [T, dim].
 
-    Each head's halves are turned against each other, as by transformers' `rotate_half`.
+    The two halves of each head are rotated together, like transformers' `rotate_half`.
     """
     if rows.is_cuda:
         gpu.rotate(rows, cos, sin, num_heads, dim)
@@ -117,12 +117,12 @@ def attend(
     window: int | None,
     has_transposed_keys: bool = False,
 ) -> None:
-    """Write keys and values of the rows into the cache, and their attention into the output.
+    """Write the rows' keys and values into the cache, and their attention into the output.
 
     query [heads, T, dim], key and value [kv_heads, T, dim] of the whole segment, in any order of
-    the first two dimensions; keys and values [kv_heads, max_len, dim] of the cache; output
-    [T, heads, dim]. With a window, a row at position p sees columns above p - window only. With
-    has_transposed_keys, keys of the cache are transposed in blocks, [max_len / KEY_BLOCK, dim,
+    the first two dimensions; keys and values [kv_heads, max_len, dim] of the cache; output [T,
+    heads, dim]. With a window, a row at position p sees only columns above p - window. With
+    has_transposed_keys, keys in the cache are transposed in blocks, [max_len / KEY_BLOCK, dim,
     KEY_BLOCK], and all tensors are float32.
     """
     if query.stride(2) != 1:
@@ -163,11 +163,11 @@ def most_probable(
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Return the token ids of each row's largest logits, and their logprobs, [N, count] each.
 
-    logits [N, V]; the largest come first. A count above V is V. column_ids: the id of each of the V
-    columns, unless they are 0 to V - 1.
+    logits [N, V]; the largest come first. If count exceeds V, it counts as V. column_ids: the ids
+    of the V columns; by default 0 to V - 1.
 
-    torch takes one pass over the logits for their softmax and several for a top-k, and starts half
-    a dozen operations; on a CPU there is a kernel that reads them twice.
+    torch passes over the logits once for the softmax and several times for the top-k, in half a
+    dozen operations; the CPU kernel reads them twice.
     """
     count = min(count, logits.shape[-1])
     if is_available and logits.device.type == "cpu":

@@ -1,16 +1,16 @@
-"""Products of rows and a weight matrix on a CPU, packed in the order in which it is read.
+"""Products of rows with a weight matrix on a CPU, packed in reading order.
 
-A step has few rows, so most of its time goes into reading weights: packed, they arrive at the speed
-of memory, in a third of the time of oneDNN's layout. A row's output does not depend on the other
-rows, to the last bit. There are kernels for
+A step has few rows, so most of its time goes into reading weights: packed weights arrive at the
+speed of memory, three times as fast as in oneDNN's layout. A row's output is bitwise independent of
+the other rows. There are kernels for
 
 - bfloat16 on processors with AMX: 16 rows take little longer than one;
 - float32 with AVX2 (x86-64-v3), AVX-512 and VNNI, or NEON (aarch64), to the same bits; weights are
-  kept in 16 bits if that changes none of them, as in most checkpoints, which were saved in 16 bits;
+  kept in 16 bits if that is exact, as for most checkpoints, which were saved in 16 bits;
 - bfloat16 with AVX-512's bfloat16 instructions, twice as fast as float32.
 
-In int8 there is half as much to read. Rows are then rounded to 8 bits of their largest number as
-well: good enough for drafts, which change no token.
+int8 halves the amount to read. Rows are then also rounded, to 8 bits relative to their largest
+number: good enough for drafts, which change no token.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from diffuspec.models.kernels import huge_pages, operations
 if operations.is_available:
     from diffuspec.models.kernels import _cpu
 
-_PART = 512  # outputs that are packed at a time; whole blocks
+_PART = 512  # outputs packed at a time: whole blocks
 
 
 def has_tiles() -> bool:
-    """Whether this processor multiplies tiles, and the system lets this process use them."""
+    """Return whether this processor has tiles, and the system lets this process use them."""
     return operations.is_available and _cpu.has_tiles()
 
 
 def has_vectors() -> bool:
-    """Whether this processor multiplies float32 numbers, and those of 8 bits, by vectors."""
+    """Return whether this processor has our vector kernels for float32 and int8."""
     return operations.is_available and _cpu.has_vectors()
 
 
 def has_bfloat16_vectors() -> bool:
-    """Whether this processor multiplies bfloat16 by vectors of AVX-512, too."""
+    """Return whether this processor also has AVX-512 instructions for bfloat16."""
     return operations.is_available and _cpu.has_bfloat16_vectors()
 
 
 def can_multiply(dtype: torch.dtype, allow_int8: bool = False) -> bool:
-    """Whether this processor has products of our own in a type; see `MatrixProduct`."""
+    """Return whether this processor has our own products in a type; see `MatrixProduct`."""
     if dtype == torch.bfloat16 and (has_tiles() or has_bfloat16_vectors()):
         return True
     return has_vectors() and (dtype == torch.float32 or (allow_int8 and dtype in operations.TYPES))
@@ -69,7 +69,7 @@ class Matrix(ctypes.Structure):
 
 
 class Int8Matrix(NamedTuple):
-    """A weight divided by the scales of its outputs. Rows are rounded to 8 bits, too."""
+    """A weight divided by the scales of its outputs. Rows are rounded to 8 bits as well."""
 
     numbers: Tensor  # int8, [outputs, inputs]
     scales: Tensor  # float32, [outputs]
@@ -85,10 +85,10 @@ class MatrixProduct:
         allow_int8: bool = False,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Inputs and outputs are of a type, by default the weight's.
+        """dtype: of inputs and outputs; by default the weight's.
 
-        With allow_int8, the product is computed in int8. A product in float32 may have a weight in
-        16 bits.
+        With allow_int8, the product is computed in int8. A float32 product may have a 16-bit
+        weight.
         """
         if allow_int8 and isinstance(weight, Tensor):
             dtype, weight = dtype or weight.dtype, _to_int8(weight)
@@ -122,7 +122,7 @@ class MatrixProduct:
         self._address = ctypes.addressof(self.matrix)
 
     def _packed(self, weight: Tensor) -> Tensor:
-        """Return a weight in the layout, packed in parts, so that it is not in memory once more."""
+        """Return a weight in the layout, packed in parts to avoid a second copy in memory."""
         input_size = 1 if self._scales is not None else self._type.itemsize
         block, starts = self._layout.block, range(0, max(1, len(weight)), _PART)
         shape = self._layout.pack(weight[:1], input_size).shape
@@ -135,11 +135,11 @@ class MatrixProduct:
 
     @property
     def weight(self) -> Tensor:
-        """The weight in torch's layout, [outputs, inputs]; slow."""
+        """The weight in torch's layout, [outputs, inputs]. Slow: it is unpacked."""
         return self.rows(torch.arange(self.num_outputs)).to(self._type)
 
     def rows(self, outputs: Tensor) -> Tensor:
-        """Return the weights of some outputs as they are stored, [outputs, inputs]."""
+        """Return the weights of some outputs as stored, [outputs, inputs]."""
         rows = self._layout.unpack(self._weights, outputs)[:, : self._num_inputs]
         return rows if self._scales is None else rows * self._scales[outputs, None]
 
@@ -160,7 +160,7 @@ class MatrixProduct:
 
 
 def _in_16_bits(weight: Tensor) -> Tensor:
-    """Return a float32 weight in a type of 16 bits if its numbers stay as they are, else itself."""
+    """Return a float32 weight in 16 bits if that is exact, else unchanged."""
     for dtype in (torch.bfloat16, torch.float16):
         narrow = weight.to(dtype)
         if torch.equal(narrow.float(), weight):
@@ -176,13 +176,13 @@ def _to_int8(weight: Tensor) -> Int8Matrix:
 class _Tiles:
     """[blocks, steps, 2, 16, 16, group].
 
-    A tile has 16 lines, each of which holds a group of four bytes of inputs for each of 16 outputs.
-    A step takes the tiles of 32 outputs that are multiplied with the same inputs.
+    The layout for tiles. A tile has 16 lines, each with a group of four bytes of inputs for each of
+    16 outputs. A step has the tiles of 32 outputs that are multiplied with the same inputs.
     """
 
     lanes = 16
-    block = 2 * lanes  # outputs of a block
-    line = 64  # bytes of inputs that a tile holds for each output
+    block = 2 * lanes  # outputs in a block
+    line = 64  # bytes of inputs in a tile for each output
 
     @classmethod
     def pack(cls, weight: Tensor, input_size: int) -> Tensor:
@@ -200,9 +200,9 @@ class _Tiles:
 
 
 class _Vectors:
-    """[blocks, steps, 64, group]: a step takes a group of four bytes of inputs for 64 outputs."""
+    """[blocks, steps, 64, group]: a step has a group of four bytes of inputs for 64 outputs."""
 
-    block = 64  # outputs of a block
+    block = 64  # outputs in a block
 
     @classmethod
     def pack(cls, weight: Tensor, input_size: int) -> Tensor:

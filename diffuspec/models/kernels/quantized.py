@@ -1,15 +1,15 @@
 """Weights that stay quantised in memory, and their products on a CPU.
 
-A weight is `number * scale + offset`, computed in float32: numbers are whole, of 4 or 8 bits, and
-each output has a scale and an offset for each group of its inputs. Scales are numbers of 16 bits
-(or float32); or several groups share one, which a whole number of each group multiplies. So are
-offsets, or they are `-zero * scale`. Formats are filled in without any rounding. A product has the
-bits of one with the same weights in float32, and a row's do not depend on the other rows.
+A weight is `number * scale + offset`, computed in float32: numbers are integers of 4 or 8 bits, and
+each output has a scale and an offset for each group of its inputs. Scales are 16-bit numbers (or
+float32); or several groups share one, multiplied by an integer of each group. Offsets are stored in
+the same ways, or are `-zero * scale`. Formats are converted without any rounding. A product has the
+same bits as one with the same weights in float32, and a row's result is independent of the other
+rows.
 
-Where activations are quantised, too (dynamic quantisation, as in llama.cpp and OpenVINO), each run
-of 32 inputs of a row is rounded to 127 steps of its largest number, and whole numbers are
-multiplied, which is faster, most of all for several rows. A row's bits do not depend on the other
-rows then either.
+With activations quantised as well (dynamic quantisation, as in llama.cpp and OpenVINO), each run of
+32 inputs of a row is rounded to 8 bits relative to its largest number, and integers are multiplied.
+That is faster, especially for several rows. A row's bits are still independent of the other rows.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from torch.nn.functional import pad
 from diffuspec.models.kernels import huge_pages, operations
 from diffuspec.models.kernels.products import Matrix, MatrixProduct
 
-MAX_GROUP = 256  # inputs
-_BLOCK = 64  # outputs that are computed together
-_SLICE = 1 << 18  # weights that are unpacked at a time: more would be kept by malloc
+MAX_GROUP = 256  # inputs in a group, at most
+_BLOCK = 64  # outputs computed together
+_SLICE = 1 << 18  # weights unpacked at a time: malloc would keep larger buffers
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the weights of a format are stored."""
+    """How a format stores its weights."""
 
-    bits: int  # size of a number: 4 bits without a sign, or 8 with one
-    group: int  # inputs
+    bits: int  # bits of a number: 4 unsigned, or 8 signed
+    group: int  # inputs in a group
     ratio: int = 1  # groups that share a scale, which their codes multiply
-    zero: int = 0  # the number that stands for 0, where there are no offsets or zeros of groups
+    zero: int = 0  # the number that stands for 0, without offsets or zeros of groups
     scale_type: torch.dtype = torch.float16
 
 
 class Groups(NamedTuple):
-    """The weights of some outputs, [outputs, inputs], and of their groups, [outputs, groups]."""
+    """The weights of some outputs, [outputs, inputs], and their groups, [outputs, groups]."""
 
     numbers: Tensor  # uint8 or int8
     scales: Tensor  # [outputs, groups / ratio]
@@ -78,7 +78,7 @@ class QuantizedMatrix:
     """A matrix, [outputs, inputs], in blocks of 64 outputs."""
 
     def __init__(self, layout: Layout, shape: tuple[int, ...], slices: Iterable[Groups]) -> None:
-        """The slices are successive outputs, each but the last a multiple of 64 of them."""
+        """slices: successive outputs, in multiples of 64 except for the last."""
         self.layout, (self.num_outputs, self.num_inputs) = layout, shape
         num_blocks = -(-self.num_outputs // _BLOCK)
         packed = (self._packed(one) for one in slices)
@@ -96,7 +96,7 @@ class QuantizedMatrix:
         return sum(field.nbytes for field in self._fields if field is not None)
 
     def structure(self, first_output: int) -> _Part:
-        """Return its addresses, as a part of a matrix with other outputs before it."""
+        """Return the matrix's addresses, as a part of a larger one with other outputs before it."""
         layout = self.layout
         return _Part(
             *(None if field is None else field.data_ptr() for field in self._fields),
@@ -123,7 +123,7 @@ class QuantizedMatrix:
             numbers = torch.stack((numbers & 15, numbers >> 4), -1).flatten(1)
         parts = numbers.view(len(outputs), -1, layout.group).float()
         scales = _of_groups(supers, codes, layout.ratio)[:, :, None]
-        if super_offsets is None:  # only the product rounds, whatever type scales have
+        if super_offsets is None:  # only the product rounds, whatever the type of the scales
             moved = parts - (layout.zero if zeros is None else zeros[:, :, None])
             return (moved * scales).flatten(1)
         offsets = _of_groups(super_offsets, offset_codes, layout.ratio)
@@ -166,7 +166,7 @@ class QuantizedProduct(MatrixProduct):
 
     @property
     def weight(self) -> Tensor:
-        """The weight in torch's layout, [outputs, inputs]; slow."""
+        """The weight in torch's layout, [outputs, inputs]. Slow: it is unpacked."""
         matrices = self.matrices
         rows = [matrix.rows(torch.arange(matrix.num_outputs)) for matrix in matrices]
         return torch.cat(rows).to(self._type)
@@ -175,10 +175,10 @@ class QuantizedProduct(MatrixProduct):
 def joined_blocks(
     slices: Iterable[Sequence[Tensor | None]], make_whole: Callable[[Tensor], Tensor]
 ) -> list[Tensor | None]:
-    """Return fields, [blocks, ...] each, from successive slices of their blocks.
+    """Return fields, [blocks, ...] each, assembled from slices of their blocks.
 
-    Slices are made and copied one by one, so that no field is in memory twice. make_whole returns a
-    tensor with room for all blocks, given a field of the first slice.
+    Slices are created and copied one by one, so that no field is in memory twice. make_whole
+    returns a tensor for all blocks, given a field of the first slice.
     """
     wholes: list[Tensor | None] = []
     end = 0
@@ -194,12 +194,12 @@ def joined_blocks(
 
 
 def slice_size(num_inputs: int) -> int:
-    """Return how many outputs a slice of a matrix has at best."""
+    """Return the preferred number of outputs in a slice of a matrix."""
     return max(1, _SLICE // num_inputs // _BLOCK) * _BLOCK
 
 
 def can_multiply(dtype: torch.dtype) -> bool:
-    """Whether products of quantised weights were compiled, for inputs of a type."""
+    """Return whether products of quantised weights were compiled for inputs of a type."""
     return operations.is_available and dtype in operations.TYPES
 
 
@@ -210,13 +210,13 @@ def _of_groups(supers: Tensor, codes: Tensor | None, ratio: int) -> Tensor:
 
 
 def _in_blocks(field: Tensor) -> Tensor:
-    """Return [outputs, N] as [blocks, N, 64]; missing outputs are 0."""
+    """Return [outputs, N] as [blocks, N, 64], padded with 0."""
     padded = pad(field, (0, 0, 0, -len(field) % _BLOCK))
     return padded.view(-1, _BLOCK, field.shape[1]).transpose(1, 2)
 
 
 def _words(numbers: Tensor, bits: int) -> Tensor:
-    """Return [outputs, inputs] numbers in words of 32 bits, the first inputs lowest."""
+    """Return [outputs, inputs] numbers in 32-bit words, the first inputs in the lowest bits."""
     numbers = numbers.contiguous()
     if bits == 4:
         pairs = numbers.view(torch.int16)

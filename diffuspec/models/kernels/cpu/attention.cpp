@@ -13,28 +13,27 @@
 namespace kernels {
 namespace {
 
-constexpr int kLine = 64;        // bytes that are fetched together
-constexpr int kSecondLevel = 2;  // the cache into which they are fetched
+constexpr int kLine = 64;        // bytes of a cache line
+constexpr int kSecondLevel = 2;  // the cache level for prefetching
 
-// Has the processor fetch an array in advance. GCC leaves out calls of what does no more than this,
-// unless it is inlined.
+// Prefetches an array. GCC drops calls of a function that does nothing else, unless it is inlined.
 INLINE void fetch(const char* from, int64_t size) {
   for (int64_t i = 0; i < size; i += kLine) __builtin_prefetch(from + i, 0, kSecondLevel);
 }
 
-// What a thread computes with, kept from one head to the next.
+// The buffers of a thread, reused from one head to the next.
 struct Memory {
   BlockSums sums;
   Columns columns;
-  Gathered gathered;            // columns before `base` since its block began, then those listed
-  std::vector<int32_t> listed;  // these
+  Gathered gathered;            // columns before `base` in its block, then the listed ones
+  std::vector<int32_t> listed;  // the listed columns
 };
 
-// The attention of the query heads that share one key head. Queries stand in the order in which the
-// call takes its rows.
+// The attention of the query heads that share one key head. Queries are in the call's order of
+// rows.
 class HeadAttention {
  public:
-  // Meanwhile the keys and values of the head that is computed next are fetched.
+  // Meanwhile the keys and values of the next head are prefetched.
   HeadAttention(
       const Type& type, const Attention& call, int kv_head, const Attention* next_call, int next_head,
       Memory& memory)
@@ -68,8 +67,8 @@ class HeadAttention {
     return call_.window ? std::max(0, call_.lists.positions[row] + 1 - call_.window) : 0;
   }
 
-  // Has kLanes columns fetched of what is read after this head. The processor fetches by itself what
-  // follows within a page of 4 KiB, but heads lie further apart.
+  // Prefetches kLanes columns of the next head. The hardware prefetches within a page of 4 KiB, but
+  // heads are further apart.
   INLINE void fetch_next(int column) const {
     if (!next_keys_) return;
     const int64_t width = call_.dim * type_.size;
@@ -87,7 +86,7 @@ class HeadAttention {
     }
   }
 
-  void add_whole_blocks() {  // all rows see them, but for windows
+  void add_whole_blocks() {  // all rows see them, except for windows
     columns_.reset(type_, 1, call_.dim);
     int lowest = call_.base;
     for (int row = 0; row < call_.num_rows; ++row) lowest = std::min(lowest, first_column(row));
@@ -103,8 +102,8 @@ class HeadAttention {
     }
   }
 
-  // Rows whose lists begin with each other's go together: in a chain these are all rows, in a tree
-  // those of a path.
+  // Rows are processed together if one's list begins with the other's: in a chain all rows, in a
+  // tree those of a path.
   void add_listed_columns() {
     const int start = call_.base / kBlock * kBlock, num_before = call_.base - start;
     for (int i = 0; i < num_before; i += kLanes) fetch_next(start + i);
@@ -138,7 +137,7 @@ class HeadAttention {
     return place;
   }
 
-  // Whether a row lists the columns that follow those before `base`.
+  // Whether a row lists the columns that directly follow those before `base`.
   bool lists_next(int row) const {
     const int32_t* columns = call_.lists.columns + call_.lists.starts[row];
     for (int i = 0; i < call_.lists.counts[row]; ++i)
@@ -153,8 +152,8 @@ class HeadAttention {
     gathered_.put_values(0, num_before, value(start));
   }
 
-  // Gathers the columns that a row lists, but for those that stand there. Returns the first place that
-  // has changed, 0 at first.
+  // Gathers the columns that a row lists, except those already gathered. Returns the first changed
+  // index, initially 0.
   int gather(int row, int num_before) {
     const int32_t* columns = call_.lists.columns + call_.lists.starts[row];
     const int32_t* end = columns + call_.lists.counts[row];
@@ -171,7 +170,7 @@ class HeadAttention {
     return is_first ? 0 : num_before + (next - columns);
   }
 
-  // Adds block b of what stands there to the rows of a path that see something of it.
+  // Adds block b of the gathered columns to the rows of a path that see any of it.
   void add_to_path(int first, int end, int num_before, int num_whole, int b) {
     for (int place = first; place < end; ++place)
       see(place, num_whole + b, num_before + call_.lists.counts[row_at(place)] - b * kBlock);
@@ -183,7 +182,7 @@ class HeadAttention {
     add(first, end - first, b);
   }
 
-  // Lets the row at a place see a block's columns before `end`.
+  // Makes a block's columns before `end` visible to the row at a place.
   void see(int place, int block, int end) {
     const auto within = [](int column) { return std::min(std::max(column, 0), kBlock); };
     const int first = within(first_column(row_at(place)) - block * kBlock);
@@ -211,15 +210,15 @@ class HeadAttention {
   const Type& type_;
   const Attention& call_;
   const int kv_head_, group_;
-  char *keys_, *values_;                  // of this head
-  const char *next_keys_ = nullptr, *next_values_ = nullptr;  // of the next one
+  char *keys_, *values_;                  // this head's
+  const char *next_keys_ = nullptr, *next_values_ = nullptr;  // the next head's
   BlockSums& sums_;
   Columns& columns_;
   Gathered& gathered_;
   std::vector<int32_t>& listed_;
 };
 
-// Copies rows' keys and values of a head into the cache.
+// Copies the keys and values of rows for one head into the cache.
 void keep(const Type& type, const Attention& call, int kv_head) {
   char* keys = at(call.keys, type, kv_head * call.cache_head_stride);
   char* values = at(call.values, type, kv_head * call.cache_head_stride);
@@ -238,7 +237,7 @@ void keep(const Type& type, const Attention& call, int kv_head) {
   }
 }
 
-constexpr int64_t kWorthAThread = 1 << 22;  // multiplications
+constexpr int64_t kWorthAThread = 1 << 22;  // multiplications that are worth a thread
 
 int64_t num_products(const Attention& call) {
   const int64_t num_columns = int64_t{call.base} + call.num_rows;
@@ -257,7 +256,8 @@ void attend(const Type& type, const Attention* calls, int num_calls, int num_thr
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
   {
 #pragma omp for
-    for (int task = 0; task < num_tasks; ++task)  // all of them first: rows see those of other calls
+    // all copies come first: rows may see those of other calls
+    for (int task = 0; task < num_tasks; ++task)
       keep(type, calls[task / num_heads], task % num_heads);
 #pragma omp for schedule(dynamic)
     for (int task = 0; task < num_tasks; ++task) {

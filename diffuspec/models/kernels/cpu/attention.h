@@ -1,8 +1,8 @@
 // Attention of rows over the columns of a cache.
 //
-// Row r sees all columns before `base`, then those that it lists, which stand for it at base,
-// base + 1, and so on: the branches of a draft tree take turns at these places. Columns are taken in
-// blocks of kBlock, counted from column 0, with a running softmax.
+// Row r sees all columns before `base`, then those in its list, which for this row are at positions
+// base, base + 1, and so on: the branches of a draft tree share these positions. Columns are
+// processed in blocks of kBlock, counted from column 0, with a running softmax.
 
 #pragma once
 
@@ -12,14 +12,15 @@
 
 namespace kernels {
 
-constexpr int kBlock = 64;  // columns that are taken together
+constexpr int kBlock = 64;  // columns processed together
 
 struct Lists {
-  const int32_t* order;  // in which rows are taken: those that list the same columns together
-  const int32_t *starts, *counts, *columns;  // row r lists columns[starts[r]], ..., counts[r] of them
-  const int32_t* positions;                  // of the rows, for windows
+  const int32_t* order;  // order of processing: rows with the same list are adjacent
+  // row r lists columns[starts[r]], ...; counts[r] columns in all
+  const int32_t *starts, *counts, *columns;
+  const int32_t* positions;                  // positions of the rows, for windows
 
-  // Whether the list of the row at a place of the order begins with that of the row before it.
+  // Whether the list of the row at a place begins with that of the row before it in the order.
   bool goes_on(int place) const {
     const int before = order[place - 1], row = order[place];
     const int32_t* list = columns + starts[before];
@@ -35,12 +36,13 @@ struct Attention {
   int num_rows, num_heads, num_kv_heads, dim, start, base;
   Lists lists;
   float scaling;
-  int window;  // 0: none
-  bool has_transposed_keys;  // in the cache, in float32: in blocks of kLanes columns, [dim, kLanes] each
+  int window;  // 0: no window
+  // whether float32 keys of the cache are in blocks of kLanes columns, [dim, kLanes] each
+  bool has_transposed_keys;
 };
 
-// Writes keys and values of all calls' rows into their caches, then their attention into the outputs.
-// They are of one model: calls differ in their rows and caches alone.
+// Writes the keys and values of all calls' rows into their caches, then their attention into the
+// outputs. All calls are for one model and differ only in rows and caches.
 void attend(const Type& type, const Attention* calls, int num_calls, int num_threads);
 
 }  // namespace kernels

@@ -1,4 +1,4 @@
-// What products by vectors of any width share: blocks of outputs, and rows rounded to 8 bits.
+// Shared by vector products of any width: blocks of outputs, and rows rounded to 8 bits.
 
 #pragma once
 
@@ -10,26 +10,26 @@
 
 namespace kernels {
 
-constexpr int kBlock = 64;  // outputs that are computed together
-constexpr int kChunk = 64;  // steps, whose weights stay in the first-level cache
-constexpr int64_t kWorthAThread = 1 << 18;  // weights
+constexpr int kBlock = 64;  // outputs computed together
+constexpr int kChunk = 64;  // steps whose weights fit into the first-level cache
+constexpr int64_t kWorthAThread = 1 << 18;  // weights that are worth a thread
 
 inline int divided_up(int count, int size) { return (count + size - 1) / size; }
 
-// The sums of rows with a block of outputs: row r's begin at `to + r * stride`.
+// The sums of rows with a block of outputs: those of row r begin at `to + r * stride`.
 template <class Sum>
 struct Sums {
   Sum* to;
   int64_t stride;
-  const Sum* first;  // what they begin with, or null: they have begun
+  const Sum* first;  // initial values, or null if the sums have been initialised
 
-  // Those of the outputs from one of the block on.
+  // The sums for the outputs from one of the block on.
   Sums from(int output) const {
     return {to + output, stride, first ? first + output : nullptr};
   }
 };
 
-// Calls `compute(block)` for all blocks, in as many threads as that is worth.
+// Calls `compute(block)` for all blocks, in as many threads as are worthwhile.
 template <class Compute>
 void for_each_block(const Matrix& matrix, int num_threads, Compute compute) {
   const int num_blocks = divided_up(matrix.num_outputs, kBlock);
@@ -39,7 +39,7 @@ void for_each_block(const Matrix& matrix, int num_threads, Compute compute) {
   for (int block = 0; block < num_blocks; ++block) compute(block);
 }
 
-// Writes a row's numbers of a block of outputs, [kBlock].
+// Writes a row's results for a block of outputs, [kBlock].
 inline void write_row(
     const Type& type, const Product& call, int row, int block, const float* numbers) {
   const int first = block * kBlock, count = std::min(kBlock, call.matrix.num_outputs - first);
@@ -47,7 +47,7 @@ inline void write_row(
   type.narrow(numbers, at(call.outputs, type, place), count);
 }
 
-// Writes those of all rows, [num_rows, kBlock].
+// Writes the results of all rows, [num_rows, kBlock].
 inline void write(const Type& type, const Product& call, int block, const float* numbers) {
   for (int row = 0; row < call.num_rows; ++row, numbers += kBlock)
     write_row(type, call, row, block, numbers);
@@ -61,7 +61,7 @@ void multiply_float32_blocks(const Product& call, int num_threads, AddUp add_up)
     const int first = block * kBlock;
     float* outputs = reinterpret_cast<float*>(call.outputs) + first;
     Sums<float> sums{outputs, matrix.num_outputs, matrix.biases + first};
-    Numbers padded;  // of a block that has more outputs than the matrix
+    Numbers padded;  // padded biases of a block with more outputs than the matrix has
     if (first + kBlock > matrix.num_outputs) {
       padded.resize(size_t(call.num_rows) * kBlock);
       sums.to = padded.data();
@@ -72,10 +72,10 @@ void multiply_float32_blocks(const Product& call, int num_threads, AddUp add_up)
   });
 }
 
-// Rows divided so that the largest number of each becomes 127, plus 128.
+// Rows scaled so that the largest magnitude of each becomes 127, plus 128.
 class RoundedRows {
  public:
-  // Rounds `count` numbers, which are padded with zeros to a multiple of kPadding; returns the scale.
+  // Rounds `count` numbers, padded with zeros to a multiple of kPadding; returns the scale.
   using Round = float (*)(const float* numbers, int count, uint8_t* to);
   static constexpr int kPadding = 16;
 
@@ -101,7 +101,7 @@ class RoundedRows {
 };
 
 // Computes rounded rows block by block: `add_up(block, sums)` adds the products to int32 sums, and
-// `unround(sums, scale, scales, biases, outputs)` makes outputs of a row's.
+// `unround(sums, scale, scales, biases, outputs)` converts a row's sums to outputs.
 template <class AddUp, class Unround>
 void multiply_int8_blocks(
     const Type& type, const Product& call, const RoundedRows& inputs, int num_threads,
@@ -125,8 +125,8 @@ void multiply_int8_blocks(
 // Computes float32 rows, or rows rounded to 8 bits, with weights of any type.
 //
 // Kernels have kinds Float32, Float32WithBfloat16, Float32WithFloat16 and Int8, for which
-// `add_up<Kind>(call, block, inputs, num_steps, sums)` adds up all steps of a call's rows with a
-// block of outputs, and the functions `round_row` and `unround` of the two classes above.
+// `add_up<Kind>(call, block, inputs, num_steps, sums)` sums all steps of a call's rows with a block
+// of outputs, and the functions `round_row` and `unround` used above.
 template <class Kernels>
 void multiply_by(const Type& type, const Product& call, int num_threads) {
   const Matrix& matrix = call.matrix;

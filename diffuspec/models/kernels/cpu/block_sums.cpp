@@ -11,15 +11,15 @@ namespace {
 
 static_assert(kBlock == 4 * kLanes);
 
-// Which of a block's columns are seen: from kSeen[kBlock - n] on, not the first n; from
-// kSeen[2 * kBlock - n] on, the first n alone.
+// Masks of visible columns in a block: starting at kSeen[kBlock - n], all but the first n; starting
+// at kSeen[2 * kBlock - n], only the first n.
 const std::vector<int32_t> kSeen = [] {
   std::vector<int32_t> seen(3 * kBlock, 0);
   std::fill_n(&seen[kBlock], kBlock, -1);
   return seen;
 }();
 
-// The numbers where all bits of `first` and `last` are set, -infinity where none is, even for NaN.
+// The numbers where all bits of `first` and `last` are set, elsewhere -infinity, even for NaN.
 template <class Vector>
 INLINE Vector where_seen(Vector numbers, const int32_t* first, const int32_t* last) {
   using Bits = decltype(numbers < numbers);
@@ -28,7 +28,8 @@ INLINE Vector where_seen(Vector numbers, const int32_t* first, const int32_t* la
   return read<Vector>(&bits);
 }
 
-// Scales a query's scores, -infinity for columns that it does not see, and keeps its highest so far.
+// Scales a query's scores, sets -infinity for columns that it does not see, and updates its
+// maximum.
 template <class Registers>
 INLINE void find_highest(BlockSums& sums, int query, int num_scores, float scaling, float* scores) {
   using Vector = typename VectorOf<Registers::kNumbers>::Floats;
@@ -50,7 +51,7 @@ INLINE void find_highest(BlockSums& sums, int query, int num_scores, float scali
   sums.highest[query] = std::max(sums.highest[query], largest_of(largest));
 }
 
-// Makes weights of a query's scores, and returns their sum.
+// Turns a query's scores into weights, and returns their sum.
 template <class Registers>
 INLINE float weigh(float* scores, int num_scores, float offset) {
   using Vector = typename VectorOf<Registers::kNumbers>::Floats;
@@ -67,8 +68,8 @@ INLINE float weigh(float* scores, int num_scores, float offset) {
   return sum_of(totals);
 }
 
-// Makes weights of the scores of N queries, [N, kBlock], and adds them to their totals. Writes the
-// factors by which the queries' sums so far shrink.
+// Turns the scores of N queries, [N, kBlock], into weights and adds them to their totals. Writes
+// the factors by which the queries' earlier sums shrink.
 template <class Registers, int N>
 INLINE void weigh_rows(
     BlockSums& sums, int query, int num_scores, float scaling, float scores[][kBlock],
@@ -93,7 +94,8 @@ template <class Registers, int N>
 INLINE void add_values(
     BlockSums& sums, int query, const float weights[][kBlock], const float* shrink,
     const float* values) {
-  int first = kBlock, shared = kBlock;  // columns that all queries see, but for windows, until `shared`
+  // all queries see columns from `first` to before `shared`, except for windows
+  int first = kBlock, shared = kBlock;
   for (int i = 0; i < N; ++i) {
     first = std::min(first, sums.first[query + i]);
     shared = std::min(shared, sums.end[query + i]);
@@ -105,7 +107,7 @@ INLINE void add_values(
       &weights[0][first], kBlock, values + int64_t{first} * stride, kLanes, stride, shared - first,
       outputs, stride, false, shrink};
   multiply_few_rows<Registers, N>(call, 0, num_vectors);
-  for (int i = 0; i < N; ++i) {  // a column that a query does not see must not show, even if it is NaN
+  for (int i = 0; i < N; ++i) {  // invisible columns must have no effect, even if they are NaN
     const int end = sums.end[query + i];
     if (end <= shared) continue;
     SmallProduct rest{

@@ -8,17 +8,18 @@
 
 namespace kernels {
 
-// Of some queries: sums of weighted values, [queries, padded dim], each query's highest score and the
-// sum of its weights.
+// For some queries: sums of weighted values, [queries, padded dim], each query's highest score and
+// the sum of its weights.
 struct BlockSums {
-  void reset(int count, int width);  // of the queries
+  void reset(int count, int width);  // count and width of the queries
 
-  // Adds a block of columns, as `Columns` has them, to the sums of `count` queries from `query` on.
+  // Adds a block of columns, in the layout of `Columns`, to the sums of `count` queries from
+  // `query` on.
   void add(int query, int count, const float* keys, const float* values, float scaling);
 
   int dim = 0, stride = 0;
   Numbers queries, outputs, highest, totals;
-  std::vector<int> first, end;  // the columns that each query sees of the block that is added
+  std::vector<int> first, end;  // the columns of the current block that each query sees
 };
 
 }  // namespace kernels

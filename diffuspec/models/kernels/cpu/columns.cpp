@@ -5,13 +5,13 @@
 namespace kernels {
 namespace {
 
-// Takes numbers of two rows in turns, from one of each on.
+// Takes numbers of two rows alternately, starting with one of each.
 template <int kFirst, int... kPlaces>
 INLINE Floats in_turns(Floats one, Floats other, std::integer_sequence<int, kPlaces...>) {
   return picked<(kFirst + kPlaces / 2 + kPlaces % 2 * kLanes)...>(one, other);
 }
 
-// Interleaves each row of the first half with its fellow of the second half.
+// Interleaves each row of the first half with the corresponding row of the second half.
 INLINE void interleave(const Floats* rows, Floats* turned) {
   constexpr std::make_integer_sequence<int, kLanes> places;
 #pragma GCC unroll 8
@@ -42,7 +42,7 @@ void Columns::reset(const Type& type, int num_blocks, int dim) {
   dim_ = dim;
   stride_ = padded(dim);
   size_ = int64_t{kBlock} * stride_;
-  turned_.resize(num_blocks * size_);  // the last columns' padding included
+  turned_.resize(num_blocks * size_);  // including the padding of the last columns
   group_.resize(kLanes * stride_);
   if (!lies_ready()) widened_.resize(num_blocks * size_);
 }

@@ -1,4 +1,4 @@
-// Columns of a cache in float32, in the order in which attention reads them.
+// The columns of a cache in float32, in the order in which attention reads them.
 
 #pragma once
 
@@ -8,18 +8,18 @@
 
 namespace kernels {
 
-// Block after block: keys transposed, [kBlock / kLanes, dim, kLanes], and values, [kBlock, padded dim].
+// Blocks with transposed keys, [kBlock / kLanes, dim, kLanes], and values, [kBlock, padded dim].
 class Columns {
  public:
-  // Makes room for blocks, of which nothing is known.
+  // Makes room for blocks with undefined content.
   void reset(const Type& type, int num_blocks, int dim);
 
-  // Put successive columns, the first of them at a multiple of kLanes. Values that lie ready stay where
-  // they are, and must lie there as long as they are read: each call has them from the same array.
+  // Store successive columns, the first at a multiple of kLanes. Values already in this layout are
+  // not copied and must stay in memory while they are read; all calls must then use the same array.
   void put_keys(int64_t place, int count, const char* keys);
   void put_values(int64_t place, int count, const char* values);
 
-  // Uses keys that are transposed already, where they are.
+  // Uses keys that are already transposed, without a copy.
   void use_keys(const float* turned) { keys_ = turned; }
 
   const float* keys(int block) const { return keys_ + block * (kBlock * dim_); }
@@ -27,7 +27,7 @@ class Columns {
 
  private:
   bool lies_ready() const { return type_ == &kTypes[kFloat32] && stride_ == dim_; }
-  void turn_keys(int64_t place, int count, const char* keys);  // of at most kLanes columns
+  void turn_keys(int64_t place, int count, const char* keys);  // at most kLanes columns
 
   const Type* type_ = nullptr;
   int dim_ = 0, stride_ = 0;

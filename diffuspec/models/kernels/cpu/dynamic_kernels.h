@@ -1,23 +1,23 @@
-// Products of quantised rows by vectors of one width. `dynamic_products.cpp` includes this in a
-// namespace for each kind of processor, behind the definitions of what differs:
+// Products of quantised rows with vectors of one width. `dynamic_products.cpp` includes this in a
+// namespace for each kind of processor, after defining what differs:
 //
 // - ON_LEVEL and ON_LEVEL_INLINE: the attributes of functions for these processors;
 // - kWidth: numbers in a vector; kRows: rows whose sums with kVectors of outputs fill the registers;
-// - `add<kBits>(sums, weights, numbers)`: adds the products of four numbers, with signs, and four
-//   weights of each output, without, to sums of 32 bits.
+// - `add<kBits>(sums, weights, numbers)`: adds the products of four signed numbers and four
+//   unsigned weights of each output to 32-bit sums.
 
 using Reals = typename VectorOf<kWidth>::Floats;
 using Wholes = typename VectorOf<kWidth>::Ints;
 
-// Weights of one group and kVectors of outputs.
+// The weights of one group for kVectors of outputs.
 struct Weights {
   const int32_t* words;
   const float* scales;
-  const float* offsets;  // null: all weights are `zero` too high
-  int zero, count;       // count: inputs
+  const float* offsets;  // null: `zero` is subtracted from all weights
+  int zero, count;       // count: number of inputs
 };
 
-// Some successive rows, from one of their runs on.
+// Successive rows, starting at one of their runs.
 struct Rows {
   Rows(const QuantizedRows& all, int first, int input) : all(all), first(first), input(input) {}
   const int32_t* words(int row) const { return all.words(first + row) + input / 4; }
@@ -28,7 +28,7 @@ struct Rows {
   const int first, input;
 };
 
-// Multiplies the words of a run of N rows.
+// Multiplies the words of a run with N rows.
 template <int kBits, int N>
 ON_LEVEL_INLINE void add_run(
     const int32_t* weights, int count, Ahead& ahead, const Rows& rows, Wholes (&found)[N][kVectors]) {
@@ -36,7 +36,7 @@ ON_LEVEL_INLINE void add_run(
 #pragma GCC unroll 6
   for (int i = 0; i < N; ++i) numbers[i] = rows.words(i);
   Ahead rest = ahead;
-  constexpr int kParts = 8 / kBits;  // of a word: those of 8 bits have a sign, which is flipped
+  constexpr int kParts = 8 / kBits;  // numbers in a word; the sign bit of 8-bit numbers is flipped
   for (int i = 0; i < count; i += 4 * kParts, weights += kBlock) {
     rest.fetch();
 #pragma GCC unroll 4
@@ -60,7 +60,7 @@ ON_LEVEL_INLINE void add_run(
 template <int kBits, int N>
 ON_LEVEL_INLINE void add_group(const Weights& weights, Ahead& ahead, const QuantizedRows& all,
                                int first_row, int first_input, float* sums) {
-  constexpr int kHigher = kBits == 8 ? 128 : 0;  // weights are read so much too high
+  constexpr int kHigher = kBits == 8 ? 128 : 0;  // offset of weights as they are read
   for (int input = 0; input < weights.count; input += all.run) {
     const Rows rows(all, first_row, first_input + input);
     Wholes found[N][kVectors];

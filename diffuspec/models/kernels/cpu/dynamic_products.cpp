@@ -17,20 +17,22 @@
 namespace kernels {
 namespace {
 
-constexpr int kRun = 32;  // inputs that share a scale of a row, where that divides a group
+constexpr int kRun = 32;  // inputs that share a scale of a row, if it divides a group
 constexpr int kMaxRun = 256;
-constexpr int kRowsAtATime = 96;  // whose sums with a block of outputs stay in the first-level cache
+// rows whose sums with a block of outputs fit into the first-level cache
+constexpr int kRowsAtATime = 96;
 
 typedef int8_t Bytes __attribute__((vector_size(kLanes)));
 
-// Rounds the runs of a row; `parts_words`: see QuantizedRows::words.
+// Quantises the runs of a row; for `parts_words` see QuantizedRows::words.
 FOR_EVERY_CPU void quantize(const float* inputs, int num_inputs, int run, bool parts_words, int8_t* to,
                             float* scales, int32_t* sums) {
   alignas(64) float padding[kMaxRun + kLanes] = {};
   for (; num_inputs > 0; num_inputs -= run, inputs += run, to += run) {
     const float* from = inputs;
     if (run % kLanes) from = std::copy_n(inputs, run, padding) - run;
-    Ints largest[1] = {};  // as bits, which are in the order of the numbers; those of NaN are the largest
+    // compared as bits, which have the same order as the numbers; NaN is the largest
+    Ints largest[1] = {};
     for (int i = 0; i < run; i += kLanes)
       largest[0] = larger(read<Ints>(from + i) & 0x7fffffff, largest[0]);
     const int32_t bits = largest_of(largest);
@@ -78,7 +80,7 @@ template <int kBits>
 ON_LEVEL_INLINE VectorOf<8>::Ints add(
     VectorOf<8>::Ints sums, VectorOf<8>::Ints weights, int32_t numbers) {
   const __m256i four = (__m256i)weights, all = _mm256_set1_epi32(numbers);
-  if constexpr (kBits == 4) {  // products of pairs fit into 16 bits
+  if constexpr (kBits == 4) {  // sums of two products fit into 16 bits
     const __m256i pairs = _mm256_maddubs_epi16(four, all);
     return sums + (VectorOf<8>::Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
   }

@@ -43,7 +43,7 @@ FOR_EVERY_CPU void turn(
 }
 
 template <class Registers>
-INLINE void silu(float* numbers, int width) {  // a multiple of kLanes
+INLINE void silu(float* numbers, int width) {  // width: a multiple of kLanes
   using Vector = typename VectorOf<Registers::kNumbers>::Floats;
   for (int i = 0; i < width; i += Registers::kNumbers) {
     const Vector x = read<Vector>(numbers + i);
@@ -67,7 +67,7 @@ ON_NARROW_REGISTERS void silu_narrow(float* numbers, int width) {
 }
 void silu_other(float* numbers, int width) { silu<OtherRegisters>(numbers, width); }
 
-// Returns where a row is computed: where it stands if that is whole vectors of float32, else `room`.
+// Returns where to compute a row: in place if it consists of whole float32 vectors, else in `room`.
 float* place(const Type& type, void* row, int width, Numbers& room) {
   if (&type == &kTypes[kFloat32] && width % kLanes == 0) return static_cast<float*>(row);
   room.resize(padded(width));
@@ -77,7 +77,7 @@ float* place(const Type& type, void* row, int width, Numbers& room) {
 }  // namespace
 
 void add(const Type& type, const Sum& call) {
-  constexpr int kPart = 1024;  // numbers at a time
+  constexpr int kPart = 1024;  // numbers processed at a time
   Numbers sums_room, other_room;
   for (int first = 0; first < call.count; first += kPart) {
     const int count = std::min(kPart, call.count - first);
@@ -105,7 +105,7 @@ void normalise(const Type& type, const Norm& call) {
       type.widen(at(call.sums, type, first), row, width);
     }
     scale(row, width, call.epsilon);
-    type.narrow(row, outputs, width);  // families round before they multiply by the weight
+    type.narrow(row, outputs, width);  // model families round before they multiply by the weight
     type.widen(outputs, row, width);
     multiply(row, weight, width);
     type.narrow(row, outputs, width);
@@ -135,7 +135,7 @@ void gate(const Type& type, const Gate& call) {
     float* gates = place(type, outputs, width, gates_room);
     type.widen(at(call.inputs, type, first), gates, width);
     activate(gates, padded(width));
-    type.narrow(gates, outputs, width);  // families round before they multiply
+    type.narrow(gates, outputs, width);  // model families round before they multiply
     type.widen(outputs, gates, width);
     multiply(gates, widened(type, at(call.inputs, type, first + width), width, values_room), width);
     type.narrow(gates, outputs, width);

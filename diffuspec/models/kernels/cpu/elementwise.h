@@ -24,7 +24,7 @@ struct Norm {
 void normalise(const Type& type, const Norm& call);
 
 struct Rotation {
-  void* rows;  // turned in place
+  void* rows;  // rotated in place
   const void *cos, *sin;
   int num_rows, row_stride, num_heads, dim;
 };
@@ -32,7 +32,7 @@ struct Rotation {
 void rotate(const Type& type, const Rotation& call);
 
 struct Gate {
-  const void* inputs;  // [num_rows, 2 * width]: gates, then the values that they scale
+  const void* inputs;  // [num_rows, 2 * width]: gates, then the values to be multiplied
   void* outputs;
   int num_rows, width;
 };

@@ -1,5 +1,5 @@
-// Weights fetched into the second-level cache before they are needed. Some processors read them faster
-// so, others slower: see `trials.h`.
+// Prefetching of weights into the second-level cache. On some processors this is faster, on others
+// slower: see `trials.h`.
 
 #pragma once
 
@@ -9,8 +9,9 @@
 
 namespace kernels {
 
-// A range of memory that is fetched in equal shares, one in each step of a computation. A processor has
-// room for few fetches at a time: it waits for many at once, and computes beside an even stream.
+// A range of memory that is prefetched in equal shares, one in each step of a computation. A
+// processor has room for only a few outstanding fetches: many at once would stall it, but an even
+// stream overlaps with computing.
 class Ahead {
  public:
   Ahead() = default;  // an empty range
@@ -20,7 +21,7 @@ class Ahead {
       : next_(static_cast<const char*>(first)),
         share_(int((num_bytes + num_steps - 1) / num_steps)) {}
 
-  // Starts to fetch the next share.
+  // Prefetches the next share.
   INLINE void fetch() {
     for (int byte = 0; byte < share_; byte += kLine) __builtin_prefetch(next_ + byte, 0, kSecondLevel);
     next_ += share_;

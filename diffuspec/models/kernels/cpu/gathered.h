@@ -1,4 +1,4 @@
-// Rows of a cache in float32 or 16 bits, copied one after another.
+// Rows of a cache in float32 or 16 bits, copied into adjacent memory.
 
 #pragma once
 
@@ -10,17 +10,17 @@
 
 namespace kernels {
 
-// Where a column's key begins among transposed keys; its numbers stand kLanes apart.
+// Where a column's key begins among transposed keys; its numbers are kLanes apart.
 INLINE int64_t turned_place(int64_t column, int dim) {
   return column / kLanes * kLanes * dim + column % kLanes;
 }
 
-// Copies numbers that stand at these distances.
+// Copies numbers with these strides.
 INLINE void copy_apart(const float* from, int from_stride, float* to, int to_stride, int count) {
   for (int i = 0; i < count; ++i) to[i * to_stride] = from[i * from_stride];
 }
 
-// Rows of a cache that stand elsewhere in it, one after another.
+// Scattered rows of a cache, copied into adjacent memory.
 struct Gathered {
   void reset(const Type& type, int count, int width) {
     dim = width;
@@ -35,7 +35,7 @@ struct Gathered {
   void put_values(int place, int count, const char* from) {
     std::memcpy(&values[place * size], from, count * size);
   }
-  void put_turned_keys(int count, const float* from) {  // at place 0, in whole blocks
+  void put_turned_keys(int count, const float* from) {  // whole blocks, at place 0
     std::memcpy(turned_keys.data(), from, sizeof(float) * padded(count) * dim);
   }
   void put_turned_key(int place, const float* from) {
@@ -43,9 +43,9 @@ struct Gathered {
   }
 
   int dim = 0;
-  size_t size = 0;  // of a row, in bytes
+  size_t size = 0;  // bytes of a row
   std::vector<char> keys, values;
-  Numbers turned_keys;  // in whole blocks, instead of `keys`
+  Numbers turned_keys;  // whole blocks, instead of `keys`
 };
 
 }  // namespace kernels

@@ -11,13 +11,13 @@
 namespace kernels {
 namespace {
 
-constexpr int kColumns = 4 * kLanes;  // whose largest number tells whether to look at each
+constexpr int kColumns = 4 * kLanes;  // a group whose maximum tells whether to look at each number
 
-// A row as whole blocks of kColumns.
+// A row as whole blocks of kColumns numbers.
 struct Blocks {
   int count;
   const float* row;
-  const float* last;  // the last block, filled up with -infinity
+  const float* last;  // the last block, padded with -infinity
 
   const float* at(int block) const { return block + 1 < count ? row + block * kColumns : last; }
 };
@@ -41,7 +41,7 @@ INLINE float find_highest(const Blocks& blocks, float* highest) {
   return *std::max_element(highest, highest + blocks.count);
 }
 
-// Returns the sum of e^(number - highest); NaN if one of them is NaN.
+// Returns the sum of e^(number - highest); NaN if any number is NaN.
 template <class Registers>
 INLINE float sum_up(const Blocks& blocks, float highest) {
   using Vector = typename VectorOf<Registers::kNumbers>::Floats;
@@ -79,7 +79,7 @@ float sum_other(const Blocks& blocks, float highest) {
   return sum_up<OtherRegisters>(blocks, highest);
 }
 
-// Returns a number that no less than `count` numbers of the row reach.
+// Returns a threshold that at least `count` numbers of the row reach.
 float reached_by(int count, const Numbers& highest) {
   if (count > static_cast<int>(highest.size())) return -kInfinity;
   Numbers sorted(highest);

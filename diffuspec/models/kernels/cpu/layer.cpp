@@ -10,15 +10,17 @@
 namespace kernels {
 namespace {
 
-constexpr int kRowsOfThread = 256;  // of a prompt at a time: what is computed of them stays in the cache
-constexpr int kWorthAThread = 32;   // rows: more of them are divided among threads, else each product
+// rows of a prompt processed at a time, so that intermediate results stay in the cache
+constexpr int kRowsOfThread = 256;
+// more rows than this are divided among threads; otherwise each product uses threads
+constexpr int kWorthAThread = 32;
 
-// Takes rows through layers.
+// Runs rows through layers.
 class Decoding {
  public:
   explicit Decoding(const Batch& batch) : batch_(batch), type_(*batch.type) {}
 
-  // Takes the inputs, which may be the batch's outputs, through a layer, into the outputs.
+  // Runs the inputs, which may be the batch's outputs, through a layer into the outputs.
   void run(const Layer& layer, const void* inputs) {
     layer_ = &layer;
     inputs_ = inputs;
@@ -33,7 +35,8 @@ class Decoding {
  private:
   using Bytes = std::vector<char>;
 
-  // Successive rows, counted from the chunk's first, which a thread takes through a part of the layer.
+  // Successive rows, counted from the chunk's first, that one thread runs through a part of the
+  // layer.
   struct Rows {
     int first, count, num_threads;
   };
@@ -65,7 +68,7 @@ class Decoding {
 
   void fit(Bytes& rows, int width) const { rows.resize(size_t(num_rows_) * width * type_.size); }
 
-  // Calls `compute(rows)` for all rows, in as many threads as they are worth.
+  // Calls `compute(rows)` for all rows, in as many threads as are worthwhile.
   template <class Compute>
   void for_each_part(Compute compute) const {
     const int num_parts = batch_.num_threads;
@@ -95,7 +98,7 @@ class Decoding {
                    layer.num_heads + layer.num_kv_heads, layer.dim});
   }
 
-  // Computes what comes behind attention.
+  // Computes everything after attention.
   void use_attended(const Rows& rows) {
     const Layer& layer = *layer_;
     char *added = of(added_, rows, hidden_), *sums = of(sums_, rows, hidden_);
@@ -110,7 +113,7 @@ class Decoding {
     add(type_, {sums, added, outputs, rows.count * hidden_});
   }
 
-  // The rows among those of the chunk, or of the batch.
+  // The given rows of the chunk's or the batch's array.
   char* of(Bytes& chunk, const Rows& rows, int width) const {
     return at(chunk.data(), type_, int64_t{rows.first} * width);
   }
@@ -136,7 +139,7 @@ class Decoding {
                    rows.num_threads);
   }
 
-  // Pieces write all their rows before any of them reads, unless they write the same ones.
+  // Pieces write all their rows before any of them reads, unless they write the same rows.
   void attend(int first_piece, int end_piece) {
     for (int i = first_piece; i < end_piece; ++i) {
       if (i == first_piece || writes_rows_of(first_piece, i)) {
@@ -153,7 +156,7 @@ class Decoding {
     calls_.clear();
   }
 
-  // Whether a piece writes rows of the cache that one from `first` on writes, too.
+  // Whether a piece writes rows of the cache that an earlier piece from `first` on also writes.
   bool writes_rows_of(int first, int piece) const {
     const Piece& own = batch_.pieces[piece];
     return std::any_of(batch_.pieces + first, batch_.pieces + piece, [&](const Piece& other) {

@@ -1,4 +1,4 @@
-// Decoder layers of the Llama family, where their products are those of `products.h`.
+// Decoder layers of the Llama family whose products are those of `products.h`.
 
 #pragma once
 
@@ -10,9 +10,9 @@
 namespace kernels {
 
 struct Layer {
-  const void* input_norm;                // [hidden], before attention, or null
+  const void* input_norm;                // [hidden], before attention; may be null
   const void* output_norm;               // [hidden], before the gated layers
-  const void *query_norm, *key_norm;     // [dim], or null
+  const void *query_norm, *key_norm;     // [dim]; may be null
   Matrix qkv, output, gate_up, down;
   int index, num_heads, num_kv_heads, dim, window;
   float epsilon, scaling;
@@ -20,23 +20,23 @@ struct Layer {
 
 // Successive rows of one sequence: see `Attention`.
 struct Piece {
-  char *keys, *values;     // of the sequence in layer 0
+  char *keys, *values;     // those of the sequence in layer 0
   int64_t layer_stride;    // bytes between layers
   int64_t head_stride;     // numbers between heads
   int64_t has_transposed_keys;  // see `Attention`
   Lists lists;
-  int first_row, num_rows, start, base;  // start: of the first row in the cache
+  int first_row, num_rows, start, base;  // start: index of the first row in the cache
 };
 
 struct Batch {
   const Type* type;
-  const void *inputs, *cos, *sin;  // [num_rows, hidden], [num_rows, dim] twice
+  const void *inputs, *cos, *sin;  // inputs [num_rows, hidden]; cos and sin [num_rows, dim]
   void* outputs;                   // [num_rows, hidden]
   const Piece* pieces;
   int num_pieces, num_rows, num_threads;
 };
 
-// Takes the rows through successive layers.
+// Runs the rows through successive layers.
 void decode(const Layer* layers, int num_layers, const Batch& batch);
 
 }  // namespace kernels

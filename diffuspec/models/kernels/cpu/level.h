@@ -1,4 +1,4 @@
-// The generation of the processor by which products are computed.
+// The level of instruction sets used for products.
 
 #pragma once
 
@@ -12,12 +12,12 @@ enum Level {
   kTiled = 5,   // AMX
 };
 
-Level own_level();  // of this machine
-Level level();      // the one in use: the machine's own, or a lower one
+Level own_level();  // the highest level of this machine
+Level level();      // the level in use: the machine's own, or a lower one
 void use_level(Level lower);
 
 bool has_tiles();
 bool has_vectors();           // of any width
-bool has_bfloat16_vectors();  // wide ones that multiply bfloat16
+bool has_bfloat16_vectors();  // wide vectors that multiply bfloat16
 
 }  // namespace kernels

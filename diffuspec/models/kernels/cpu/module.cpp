@@ -1,8 +1,8 @@
 // Operations over the rows of one forward on a CPU, as a Python module.
 //
-// A row's result does not depend, to the last bit, on the other rows: each goes through the same
-// operations in the same order, wherever it stands. `operations.py`, `products.py` and `decoder.py`
-// say what each function computes; its arguments are trusted here.
+// A row's result is bitwise independent of the other rows: each goes through the same operations in
+// the same order, wherever it is. `operations.py`, `products.py` and `decoder.py` document each
+// function; arguments are not checked here.
 
 #include "attention.h"
 #include "elementwise.h"

@@ -30,7 +30,7 @@ ON_LEVEL_INLINE __m128i load_16_bits(const uint16_t* from) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
 }
 
-// At each step one number of a row is multiplied with one of each output.
+// Each step multiplies one number of a row with one of each output.
 struct Float32 {
   using Sum = float;
   using Input = float;
@@ -45,7 +45,7 @@ struct Float32 {
   }
 };
 
-// The same with weights that lie in memory in 16 bits, and are widened as they are read.
+// The same with weights in 16 bits, widened as they are read.
 struct Float32WithBfloat16 : Float32 {
   using Weight = uint16_t;
   ON_LEVEL_INLINE static __m256 load_weights(const Weight* from) {
@@ -61,12 +61,12 @@ struct Float32WithFloat16 : Float32 {
   }
 };
 
-// Of each four bytes, the even ones and the odd ones as numbers of 16 bits.
+// The even and the odd ones of every four bytes, as 16-bit numbers.
 struct Pairs {
   __m256i even, odd;
 };
 
-// At each step four numbers of a row, each 128 too high, are multiplied with four of each output.
+// Each step multiplies four numbers of a row, offset by 128, with four of each output.
 struct Int8 {
   using Sum = int32_t;
   using Input = int32_t;
@@ -76,11 +76,11 @@ struct Int8 {
   ON_LEVEL_INLINE static void store(int32_t* to, __m256i sum) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), sum);
   }
-  ON_LEVEL_INLINE static Pairs load_weights(const Weight* from) {  // with signs
+  ON_LEVEL_INLINE static Pairs load_weights(const Weight* from) {  // signed
     const __m256i bytes = load_eight(from);
     return {_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), _mm256_srai_epi16(bytes, 8)};
   }
-  ON_LEVEL_INLINE static Pairs spread(Input numbers) {  // without
+  ON_LEVEL_INLINE static Pairs spread(Input numbers) {  // unsigned
     const __m256i bytes = _mm256_set1_epi32(numbers);
     return {_mm256_and_si256(bytes, _mm256_set1_epi16(0xff)), _mm256_srli_epi16(bytes, 8)};
   }

@@ -22,7 +22,7 @@ constexpr int kGroup = 6;
 constexpr bool kHoldsWeights = true;
 constexpr bool kFetches = false;
 
-// At each step one number of a row is multiplied with one of each output.
+// Each step multiplies one number of a row with one of each output.
 struct Float32 {
   using Sum = float;
   using Input = float;
@@ -38,7 +38,7 @@ struct Float32 {
   }
 };
 
-// The same with weights that lie in memory in 16 bits, and are widened as they are read.
+// The same with weights in 16 bits, widened as they are read.
 struct Float32WithBfloat16 : Float32 {
   using Weight = uint16_t;
   ON_LEVEL_INLINE static float32x4_t load_weights(const Weight* from) {
@@ -53,12 +53,12 @@ struct Float32WithFloat16 : Float32 {
   }
 };
 
-// Of each four bytes, the even ones and the odd ones as numbers of 16 bits.
+// The even and the odd ones of every four bytes, as 16-bit numbers.
 struct Pairs {
   int16x8_t even, odd;
 };
 
-// At each step four numbers of a row, each 128 too high, are multiplied with four of each output.
+// Each step multiplies four numbers of a row, offset by 128, with four of each output.
 struct Int8 {
   using Sum = int32_t;
   using Input = int32_t;
@@ -66,11 +66,11 @@ struct Int8 {
   static constexpr int kRows = 3;
   ON_LEVEL_INLINE static int32x4_t load(const int32_t* from) { return vld1q_s32(from); }
   ON_LEVEL_INLINE static void store(int32_t* to, int32x4_t sum) { vst1q_s32(to, sum); }
-  ON_LEVEL_INLINE static Pairs load_weights(const Weight* from) {  // with signs
+  ON_LEVEL_INLINE static Pairs load_weights(const Weight* from) {  // signed
     const int16x8_t bytes = vreinterpretq_s16_s32(load(from));
     return {vshrq_n_s16(vshlq_n_s16(bytes, 8), 8), vshrq_n_s16(bytes, 8)};
   }
-  ON_LEVEL_INLINE static Pairs spread(Input numbers) {  // without
+  ON_LEVEL_INLINE static Pairs spread(Input numbers) {  // unsigned
     const uint16x8_t bytes = vreinterpretq_u16_s32(vdupq_n_s32(numbers));
     return {vreinterpretq_s16_u16(vandq_u16(bytes, vdupq_n_u16(0xff))),
             vreinterpretq_s16_u16(vshrq_n_u16(bytes, 8))};

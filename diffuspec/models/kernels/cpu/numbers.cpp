@@ -43,7 +43,8 @@ FOR_EVERY_CPU void widen_float16(const void* from, float* to, int count) {
   const uint16_t* halves = static_cast<const uint16_t*>(from);
   for (int i = 0; i < count; ++i) {
     const uint32_t bits = halves[i], magnitude = (bits & 0x7fff) << 13;
-    const uint32_t scaled = bits_of(float_of(magnitude) * 0x1p112f);  // subnormal numbers, too
+    // handles subnormal numbers too
+    const uint32_t scaled = bits_of(float_of(magnitude) * 0x1p112f);
     const uint32_t found = (bits & 0x7c00) == 0x7c00 ? magnitude | 0x7f800000 : scaled;
     to[i] = float_of(found | (bits & 0x8000) << 16);
   }

@@ -1,4 +1,4 @@
-// Numbers as they lie in memory: float32, bfloat16 and float16, all computed with as float32.
+// Number formats in memory: float32, bfloat16 and float16; all computation is in float32.
 
 #pragma once
 
@@ -13,11 +13,11 @@ using Numbers = std::vector<float>;
 struct Type {
   size_t size;
   void (*widen)(const void* from, float* to, int count);
-  void (*narrow)(const float* from, void* to, int count);  // to the nearest, ties to even
+  void (*narrow)(const float* from, void* to, int count);  // rounds to nearest, ties to even
 };
 
 enum TypeIndex { kFloat32, kBfloat16, kFloat16 };
-extern const Type kTypes[];  // by TypeIndex
+extern const Type kTypes[];  // indexed by TypeIndex
 
 inline const char* at(const void* array, const Type& type, int64_t index) {
   return static_cast<const char*>(array) + index * static_cast<int64_t>(type.size);
@@ -27,7 +27,7 @@ inline char* at(void* array, const Type& type, int64_t index) {
   return static_cast<char*>(array) + index * static_cast<int64_t>(type.size);
 }
 
-// The float32 numbers of an array: itself if it holds such, else widened into `room`.
+// An array's numbers in float32: the array itself if it has that type, else widened into `room`.
 inline const float* widened(const Type& type, const void* from, int count, Numbers& room) {
   if (&type == &kTypes[kFloat32]) return static_cast<const float*>(from);
   room.resize(count);

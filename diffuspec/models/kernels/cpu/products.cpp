@@ -9,13 +9,15 @@
 namespace kernels {
 namespace {
 
-constexpr int kMostRows = 256;  // at a time, so that they stay in the second-level cache
-// Rows of each thread from which on threads divide the rows, and not the blocks of outputs, of which a
-// small matrix has too few to divide them evenly. Each thread then reads all weights.
+constexpr int kMostRows = 256;  // rows at a time, so that they stay in the second-level cache
+// From this number of rows per thread on, threads divide the rows rather than the blocks of
+// outputs, of which a small matrix has too few for an even division. Each thread then reads all
+// weights.
 constexpr int kWorthAThread = 128;
-constexpr int kFewRows = 16;  // Products of more have time to fetch, and do.
-constexpr int64_t kWorthFetching = 1 << 18;  // weights
-constexpr int kSizes = 27;  // doublings of multiplications, below 2^27: larger products are divided always
+constexpr int kFewRows = 16;  // products of more rows have time to prefetch, and always do
+constexpr int64_t kWorthFetching = 1 << 18;  // weights that are worth prefetching
+// powers of two of the number of multiplications, below 2^27: larger products are always divided
+constexpr int kSizes = 27;
 
 void multiply_some(const Type& type, const Product& call, int num_threads) {
   if (call.matrix.num_parts) multiply_quantized(type, call, num_threads);
@@ -25,10 +27,10 @@ void multiply_some(const Type& type, const Product& call, int num_threads) {
   else multiply_by_neon_vectors(type, call, num_threads);
 }
 
-// Products are of one row or of few, with weights that are quantised or not.
+// Indexed by whether a product has several rows, and whether its weights are quantised.
 Trials fetchings[2][2];
-// Of products by doublings of their multiplications: to wake other threads takes longer than to compute
-// a small product alone, on some machines a hundred times as long as on others.
+// Indexed by the power of two of the number of multiplications. Waking other threads takes longer
+// than computing a small product, on some machines a hundred times as long as on others.
 Trials threadings[2][kSizes];
 
 void multiply_in_threads(const Type& type, const Product& call, int num_threads) {

@@ -1,4 +1,4 @@
-// Products of rows and a matrix, which `products.py` packs in the order in which it is read.
+// Products of rows with a matrix, which `products.py` packs in reading order.
 
 #pragma once
 
@@ -10,12 +10,14 @@ struct Part;  // see `quantized_products.h`
 
 struct Matrix {
   const char* weights;     // in blocks of outputs: see `tile_products.h` and `vector_products.h`
-  const float* scales;     // of outputs, where the weights are int8, else null
-  const float* biases;     // these arrays are as long as the blocks have outputs
-  const int32_t* offsets;  // of int8 sums by vectors, which take inputs 128 too high; else null
+  const float* scales;     // scales of the outputs if the weights are int8, else null
+  const float* biases;     // these arrays have the padded number of outputs
+  // corrections of int8 sums of vectors, which offset inputs by 128; else null
+  const int32_t* offsets;
   int num_inputs, num_outputs;
   int weight_type;  // TypeIndex of weights that are not int8
-  int num_parts;    // of a matrix that stays quantised: only biases and sizes count besides
+  // parts of a quantised matrix; then only biases and sizes of this struct are used
+  int num_parts;
   const Part* parts;
 };
 
@@ -24,10 +26,10 @@ struct Product {
   const char* inputs;  // [num_rows, num_inputs]
   char* outputs;       // [num_rows, num_outputs]
   int num_rows;
-  bool fetches = false;  // weights before they are needed
+  bool fetches = false;  // whether to prefetch weights
 };
 
-// By tiles where there are any for the type, else by vectors.
+// Uses tiles if there are any for the type, else vectors.
 void multiply(const Type& type, const Product& call, int num_threads);
 
 }  // namespace kernels

@@ -1,4 +1,4 @@
-// What the module needs of Python: reading arguments, and working without its lock.
+// Python support of the module: reading arguments, and releasing the interpreter's lock.
 
 #pragma once
 
@@ -42,7 +42,7 @@ PyObject* without_lock(Work work) {
   Py_BEGIN_ALLOW_THREADS
   try {
     work();
-  } catch (const std::exception&) {  // no memory, no thread
+  } catch (const std::exception&) {  // no memory, or no thread
     has_failed = true;
   }
   Py_END_ALLOW_THREADS

@@ -1,4 +1,4 @@
-// The scales of weights that stay quantised, as products read them.
+// The scales of quantised weights, as products read them.
 
 #pragma once
 
@@ -11,9 +11,9 @@
 
 namespace kernels {
 
-constexpr int kAhead = 8192;  // bytes between a weight and what is fetched before it is needed
+constexpr int kAhead = 8192;  // distance in bytes of prefetching
 
-// A block of a part's outputs, group after group.
+// The scales of a block of a part's outputs, group by group.
 class Groups {
  public:
   Groups(const Part& part, int num_inputs, int block)
@@ -26,7 +26,7 @@ class Groups {
   const int32_t* weights(int group) const { return part_.weights + (place_ + group) * words_; }
   int size() const { return part_.group; }
 
-  // What is fetched while a group is read in `num_parts` parts.
+  // What to prefetch while a group is read in `num_parts` parts.
   Ahead ahead(int group, bool fetches, int num_parts) const {
     if (!fetches) return {};
     const char* here = reinterpret_cast<const char*>(weights(group));
@@ -35,7 +35,7 @@ class Groups {
 
   bool has_offsets() const { return part_.super_offsets || part_.zeros; }
 
-  // Reads the scales of the next group, and its offsets if it has any.
+  // Reads the scales of the next group, and its offsets if there are any.
   INLINE void read_next(int group) {
     const int super = group / part_.ratio, number = super % kSupers;
     if (number == 0 && group % part_.ratio == 0) {
@@ -50,7 +50,7 @@ class Groups {
         offsets_[i] = scales[i] * -part_.zeros[(place_ + group) * kBlock + i];
   }
 
-  // Makes the offsets of a group that has none.
+  // Computes the offsets of a group without stored offsets.
   INLINE void complete_offsets() {
     if (has_offsets()) return;
     for (int i = 0; i < kBlock; ++i) offsets_[i] = scales[i] * -part_.zero;
@@ -60,7 +60,7 @@ class Groups {
   const float* offsets = offsets_;
 
  private:
-  static constexpr int kSupers = 2;  // that are widened together
+  static constexpr int kSupers = 2;  // supers widened together
 
   INLINE void widen(const uint8_t* from, int super, float* to) {
     const Type& type = kTypes[part_.scale_type];
@@ -68,7 +68,7 @@ class Groups {
     type.widen(from + (place_ / part_.ratio + super) * kBlock * type.size, to, count);
   }
 
-  // Returns what groups share, multiplied by their codes if there are any.
+  // Returns the shared numbers, multiplied by the groups' codes if there are any.
   INLINE const float* multiplied(const float* supers, const int8_t* codes, int group, float* to) const {
     if (!codes) return supers;
     codes += (place_ + group) * kBlock;

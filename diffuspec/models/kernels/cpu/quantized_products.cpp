@@ -21,11 +21,12 @@ struct Vectors {
   using Whole = typename VectorOf<kCount>::Ints;
 };
 
-// Returns one of the numbers of some words, which hold 32 / kBits of them, the first lowest.
+// Returns one of the numbers in some words, which hold 32 / kBits of them, the first in the lowest
+// bits.
 template <class V, int kBits>
 INLINE typename V::Numbers number_of(typename V::Whole words, int place) {
 #if !defined(__clang__)
-  if constexpr (kBits == 4 && V::kCount == 16) {  // looked up: only the lowest bits count
+  if constexpr (kBits == 4 && V::kCount == 16) {  // a table look-up that uses only the lowest bits
     constexpr typename V::Numbers kAll = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     return __builtin_shuffle(kAll, words >> kBits * place);
   }
@@ -35,7 +36,8 @@ INLINE typename V::Numbers number_of(typename V::Whole words, int place) {
   return __builtin_convertvector(number, typename V::Numbers);
 }
 
-// Calls `use(input, weights)` for a group's inputs and kVectors vectors of outputs, from one on.
+// Calls `use(input, weights)` for a group's inputs and kVectors vectors of outputs, from `first`
+// on.
 template <class V, int kBits, int kVectors, class Use>
 INLINE void for_each_weight(const Groups& groups, int group, int first, Ahead& ahead, Use use) {
   using Numbers = typename V::Numbers;
@@ -45,7 +47,7 @@ INLINE void for_each_weight(const Groups& groups, int group, int first, Ahead& a
     scale[v] = read<Numbers>(groups.scales + first + v * V::kCount);
     offset[v] = read<Numbers>(groups.offsets + first + v * V::kCount);
   }
-  constexpr int kInputs = 32 / kBits;  // of a word
+  constexpr int kInputs = 32 / kBits;  // numbers in a word
   const int32_t* from = groups.weights(group) + first;
   Ahead rest = ahead;
   for (int i = 0; i < groups.size(); i += kInputs, from += kBlock) {
@@ -65,7 +67,7 @@ INLINE void for_each_weight(const Groups& groups, int group, int first, Ahead& a
   ahead = rest;
 }
 
-// Adds a group's products to the sums of N rows, without writing weights.
+// Adds a group's products to the sums of N rows, without storing unpacked weights.
 template <class V, int kBits, int N>
 INLINE void add_group(
     const Groups& groups, int group, Ahead& ahead, const float* inputs, int64_t stride,
@@ -96,7 +98,7 @@ INLINE void add_group(
   }
 }
 
-// Writes a group's weights, [group, kBlock].
+// Writes a group's unpacked weights, [group, kBlock].
 template <class V, int kBits>
 INLINE void widen(const Groups& groups, int group, Ahead& ahead, float* to) {
   constexpr int kVectors = 4, kPart = kVectors * V::kCount;
@@ -111,7 +113,7 @@ INLINE void widen(const Groups& groups, int group, Ahead& ahead, float* to) {
   }
 }
 
-// Adds up all inputs of N rows with a block of outputs; sums are [N, kBlock].
+// Sums all inputs of N rows with a block of outputs; sums are [N, kBlock].
 template <class Registers, int kBits, int N>
 INLINE void add_few(
     const Part& part, int block, const float* inputs, const Product& call, float* sums) {
@@ -202,7 +204,7 @@ void multiply_quantized(const Type& type, const Product& call, int num_threads) 
   const int64_t num_weights = int64_t{matrix.num_inputs} * matrix.num_outputs;
   const int num_working = std::min<int64_t>(num_threads, 1 + num_weights / kWorthAThread);
   std::vector<std::shared_ptr<const QuantizedRows>> rows(matrix.num_parts);
-  std::vector<std::pair<int, int>> blocks;  // the part of each, and its number there
+  std::vector<std::pair<int, int>> blocks;  // the part of each block, and its index there
   for (int i = 0; i < matrix.num_parts; ++i) {
     const Part& part = matrix.parts[i];
     if (part.quantizes_rows)

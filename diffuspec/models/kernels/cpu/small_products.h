@@ -1,7 +1,7 @@
-// Products of float32 rows and columns whose sums stay in registers, step after step.
+// Products of float32 rows and columns whose sums stay in registers.
 //
-// Each sum is one chain of fused additions, from the first step to the last, whatever the registers'
-// width and number, and whatever else is computed beside it.
+// Each sum is one chain of fused multiply-adds, from the first step to the last, whatever the
+// registers' width and number, and whatever else is computed.
 
 #pragma once
 
@@ -20,8 +20,8 @@
 
 namespace kernels {
 
-// How many numbers a register holds, and of how many rows and times kLanes columns sums fit; kFusedRows:
-// the most rows for which quantised weights are unpacked into registers and not written.
+// The size of a register, and the numbers of rows and of groups of kLanes columns whose sums fit;
+// kFusedRows: the most rows for which quantised weights are unpacked into registers only.
 struct WideRegisters {
   static constexpr int kNumbers = 16, kRows = 6, kVectors = 4, kFusedRows = 12;
 };
@@ -49,8 +49,8 @@ struct SmallProduct {
   int num_steps;
   float* sums;  // [num_rows, num_vectors * kLanes]
   int64_t sum_stride;
-  bool begins;                     // the sums with 0
-  const float* factors = nullptr;  // of rows, by which their sums are multiplied before, or null
+  bool begins;                     // whether the sums start at 0
+  const float* factors = nullptr;  // factors that rescale each row's sums first, or null
 };
 
 // Computes N rows and V vectors of columns.
@@ -104,8 +104,8 @@ INLINE void multiply_few_rows(const SmallProduct& call, int row, int num_vectors
   for (; vector < num_vectors; ++vector) multiply_tile<Registers, N, 1>(call, row, vector);
 }
 
-// Calls `compute(row, size)` for groups of rows whose sums fill the registers, of even sizes: `size`
-// is a constant of its type.
+// Calls `compute(row, size)` for evenly sized groups of rows whose sums fill the registers; `size`
+// is a compile-time constant.
 template <class Registers, class Compute>
 INLINE void for_each_few_rows(int num_rows, Compute compute) {
   for (int row = 0, size; row < num_rows; row += size) {

@@ -14,8 +14,8 @@ namespace kernels {
 
 namespace {
 
-// The attention of the query heads that share one key head. Queries stand in the order in which the
-// call takes its rows.
+// The attention of the query heads that share one key head. Queries are in the call's order of
+// rows.
 class HeadAttention {
  public:
   HeadAttention(const Attention& call, int kv_head)
@@ -54,7 +54,7 @@ class HeadAttention {
     }
   }
 
-  void add_whole_blocks() {  // which all rows see
+  void add_whole_blocks() {  // the blocks that all rows see
     for (int query = 0; query < num_queries_; ++query) end_of(query) = kBlock;
     for (int block = 0; block < call_.base / kBlock; ++block) {
       const int64_t first = int64_t{block} * kBlock * width_;
@@ -64,8 +64,8 @@ class HeadAttention {
     }
   }
 
-  // Rows whose lists begin with each other's go together: they see the same columns, as far as each
-  // sees. In a chain these are all rows, in a tree those of a path.
+  // Rows are processed together if one's list begins with the other's: they see the same columns,
+  // up to their own limits. In a chain these are all rows, in a tree those of a path.
   void add_listed_columns() {
     Tail tail(*this);
     for (int first = 0, end; first < call_.num_rows; first = end) {
@@ -81,8 +81,8 @@ class HeadAttention {
 
   int32_t& end_of(int query) { return queries_[query / kLanes].ends[query % kLanes]; }
 
-  // Lets queries from `first` to before `end` see the columns that they list, after `num_before`
-  // columns of the block, and no others of their sixteens anything.
+  // Lets queries from `first` to before `end` see the columns in their lists, after `num_before`
+  // columns of the block; the other queries of their tiles see nothing.
   void set_ends(int first, int end, int num_before) {
     const int last = std::min((end + kLanes - 1) / kLanes * kLanes, int(queries_.size()) * kLanes);
     for (int query = first / kLanes * kLanes; query < last; ++query) {
@@ -92,7 +92,7 @@ class HeadAttention {
     }
   }
 
-  // The columns behind the last whole block, and those of a list after them.
+  // The columns after the last whole block, followed by those of a list.
   class Tail {
    public:
     explicit Tail(const HeadAttention& head) : head_(head) {
@@ -118,7 +118,7 @@ class HeadAttention {
       listed_.resize(num_same);
       for (int i = num_same; i < count; ++i) put(columns[i]);
       listed_.insert(listed_.end(), columns + num_same, columns + count);
-      if (old > num_columns_)  // nobody sees them now: what they hold must not show
+      if (old > num_columns_)  // no query sees them now, so their contents must have no effect
         std::memset(
             &values_[size_t(num_columns_) * head_.width_], 0,
             size_t(old - num_columns_) * head_.width_);
@@ -137,7 +137,7 @@ class HeadAttention {
       std::memcpy(&values_[to], head_.values_ + int64_t{column} * head_.width_, head_.width_);
     }
 
-    // Pairs up the values from column `first` of the tail to before `end`, at first all of them.
+    // Pairs up the values from column `first` of the tail to before `end`; at first all of them.
     void pair(int first, int end) {
       first = is_paired_ ? first : 0;
       is_paired_ = true;
@@ -171,7 +171,7 @@ class HeadAttention {
 
   const Attention& call_;
   const int kv_head_, group_, width_, num_queries_;  // width_: bytes of a key
-  char *keys_, *values_;                             // of this head
+  char *keys_, *values_;                             // this head's
   std::vector<Line> paired_;                         // values of a block
   std::vector<QueryTile> queries_;
 };

@@ -1,8 +1,8 @@
 // Attention in bfloat16 by products of tiles.
 //
-// Weights are rounded to bfloat16, and so are their sums. As in `attention.h`, a row's result does
-// not depend, to the last bit, on the other rows: each query has a lane of its own, and columns are
-// taken in the same blocks.
+// Weights and outputs are rounded to bfloat16. As in `attention.h`, a row's result is bitwise
+// independent of the other rows: each query has its own lane, and columns are processed in the same
+// blocks.
 
 #pragma once
 
@@ -10,9 +10,10 @@
 
 namespace kernels {
 
-bool can_attend_by_tiles(const Attention& call);  // where the numbers are bfloat16
+bool can_attend_by_tiles(const Attention& call);  // for bfloat16
 
-// Writes the attention of the query heads that share one key head, whose cache has the new rows.
+// Writes the attention of the query heads that share one key head. The cache must contain the new
+// rows.
 void attend_by_tiles(const Attention& call, int kv_head);
 
 }  // namespace kernels

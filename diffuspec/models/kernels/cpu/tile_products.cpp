@@ -13,13 +13,13 @@ namespace kernels {
 namespace {
 
 constexpr int kLanes = 16;
-constexpr int kBlock = 2 * kLanes;  // outputs that are computed together
-constexpr int kAhead = 4096;        // bytes of weights that are fetched in advance
-constexpr int64_t kWorthAThread = 1 << 18;  // weights
+constexpr int kBlock = 2 * kLanes;  // outputs computed together
+constexpr int kAhead = 4096;        // distance in bytes of prefetching
+constexpr int64_t kWorthAThread = 1 << 18;  // weights that are worth a thread
 
 int divided_up(int count, int size) { return (count + size - 1) / size; }
 
-// The rows as tiles, [blocks of 16 rows, steps, 16 lines]; in int8 each is divided by a scale.
+// The rows as tiles, [blocks of 16 rows, steps, 16 lines]; in int8 each row is divided by a scale.
 struct Rows {
   Rows(const Product& call, int numbers_per_line)
       : num_blocks(divided_up(call.num_rows, kTileRows)),
@@ -49,7 +49,8 @@ Rows bfloat16_rows(const Product& call) {
   return rows;
 }
 
-// Divides each row so that its largest number becomes 127; NaN is the scale of one that is not finite.
+// Scales each row so that its largest magnitude becomes 127; the scale of a row that is not finite
+// is NaN.
 ON_TILES Rows int8_rows(const Product& call) {
   Rows rows(call, kLine);
   std::vector<float> numbers(size_t(rows.num_steps) * kLine);
@@ -65,7 +66,7 @@ ON_TILES Rows int8_rows(const Product& call) {
     for (size_t i = 0; i < numbers.size(); i += kLanes) {
       const __m512 found = _mm512_loadu_ps(&numbers[i]);
       largest = _mm512_max_ps(_mm512_abs_ps(found), largest);
-      rest = _mm512_fmadd_ps(found, _mm512_setzero_ps(), rest);  // NaN if one is not finite
+      rest = _mm512_fmadd_ps(found, _mm512_setzero_ps(), rest);  // NaN if any is not finite
     }
     const float magnitude = _mm512_reduce_max_ps(largest) + _mm512_reduce_add_ps(rest);
     rows.scales[row] = magnitude / 127.f;
@@ -80,10 +81,10 @@ ON_TILES Rows int8_rows(const Product& call) {
   return rows;
 }
 
-using Sums = Line[4 * kTileRows];  // of a block of 16 or 32 rows: int32 where weights are int8
+using Sums = Line[4 * kTileRows];  // for a block of 16 or 32 rows; int32 if weights are int8
 
-// Multiplies one or two blocks of 16 rows with a block of weights, by four tiles of sums (0 to 3), two
-// of rows (4, 5) and two of weights (6, 7).
+// Multiplies one or two blocks of 16 rows with a block of weights, using four tiles of sums (0 to
+// 3), two of rows (4, 5) and two of weights (6, 7).
 template <bool is_int8, bool has_two>
 ON_TILES_INLINE void add_up(
     const Rows& rows, int block, const char* weights, Sums& sums) {
@@ -94,7 +95,7 @@ ON_TILES_INLINE void add_up(
     _tile_zero(3);
   }
   for (int step = 0; step < rows.num_steps; ++step, weights += 2 * kTileBytes) {
-    if (block == 0)  // the others find the weights in the cache
+    if (block == 0)  // the other blocks find the weights in the cache
       for (int i = 0; i < 2 * kTileBytes; i += kLine) _mm_prefetch(weights + kAhead + i, _MM_HINT_T0);
     _tile_loadd(4, rows.tile(block, step), kLine);
     if (has_two) _tile_loadd(5, rows.tile(block + 1, step), kLine);
@@ -123,7 +124,7 @@ ON_TILES_INLINE void add_up(
   }
 }
 
-// Writes the outputs from `first` on of a block of 16 rows.
+// Writes the outputs from `first` on for a block of 16 rows.
 template <bool is_int8>
 ON_TILES void write(const Product& call, const Rows& rows, int block, int first, const Line* sums) {
   const int first_row = block * kTileRows;

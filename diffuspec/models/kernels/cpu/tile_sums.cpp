@@ -6,7 +6,7 @@ namespace kernels {
 
 namespace {
 
-// Computes the scores of 16 queries for a block: line c has column c's.
+// Computes the scores of 16 queries for a block; line c is column c.
 ON_TILES_INLINE void score(const QueryTile& queries, const char* keys, int dim, Line* scores) {
   settle();
   for (int tile = 0; tile < kBlock / kTileRows; ++tile) {
@@ -20,10 +20,10 @@ ON_TILES_INLINE void score(const QueryTile& queries, const char* keys, int dim, 
   }
 }
 
-// 2^x, to a hundredth of what bfloat16 resolves; exactly 1 for 0.
+// 2^x, with an error of a hundredth of bfloat16's resolution; exactly 1 for 0.
 ON_TILES_INLINE __m512 power_of_two(__m512 x) {
   const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT);
-  const __m512 rest = _mm512_sub_ps(x, whole);  // Taylor's series of 2^rest
+  const __m512 rest = _mm512_sub_ps(x, whole);  // Taylor series of 2^rest
   __m512 sum = _mm512_set1_ps(0.0096181291f);
   sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.0555041087f));
   sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.2402265070f));
@@ -32,11 +32,12 @@ ON_TILES_INLINE __m512 power_of_two(__m512 x) {
   return _mm512_scalef_ps(sum, whole);
 }
 
-// Turns the scores of a block into weights, rounded, in the same place: as the first factor,
-// [kBlock / 32, 16 queries, 32 columns]. Returns what the sums before are multiplied by.
+// Turns a block's scores into rounded weights in place, laid out as the first factor, [kBlock / 32,
+// 16 queries, 32 columns]. Returns the factor that rescales the earlier sums.
 ON_TILES_INLINE __m512 weigh(QueryTile& queries, float scaling, Line* scores) {
   const __m512i ends = _mm512_load_si512(queries.ends);
-  const __m512 factor = _mm512_set1_ps(scaling * 1.44269504f);  // weights are powers of two
+  // weights are computed as powers of two
+  const __m512 factor = _mm512_set1_ps(scaling * 1.44269504f);
   const __m512 nothing = _mm512_set1_ps(-kInfinity), before = _mm512_load_ps(queries.highest);
   __m512 highest = before;
   for (int column = 0; column < kBlock; ++column) {

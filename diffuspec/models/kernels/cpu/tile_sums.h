@@ -1,4 +1,4 @@
-// The running softmax of attention, by products of tiles: sixteen queries with a block of columns.
+// The running softmax of attention by products of tiles: sixteen queries with a block of columns.
 
 #pragma once
 
@@ -13,8 +13,8 @@ namespace kernels {
 
 #if HAS_TILES
 
-constexpr int kSize = 2;    // bytes of a number in bfloat16
-constexpr int kPairs = 32;  // numbers of a line
+constexpr int kSize = 2;    // bytes of a bfloat16 number
+constexpr int kPairs = 32;  // numbers in a line
 
 // Sixteen queries, one in each lane, and their running softmax.
 struct alignas(kLine) QueryTile {
@@ -22,14 +22,15 @@ struct alignas(kLine) QueryTile {
     std::fill_n(highest, kLanes, -kInfinity);
   }
 
-  std::vector<Line> tiles;    // as the second factor: [dim / 32, 16 pairs of numbers]
+  std::vector<Line> tiles;    // the second factor: [dim / 32, 16 pairs of numbers]
   std::vector<Line> outputs;  // [dim / 16, 16 queries], float32
   alignas(kLine) float highest[kLanes];
   alignas(kLine) float totals[kLanes] = {};
-  alignas(kLine) int32_t ends[kLanes] = {};  // how many columns of the next block a query sees
+  // number of columns of the next block that a query sees
+  alignas(kLine) int32_t ends[kLanes] = {};
 };
 
-// Turns lines of 16 pairs of numbers into lines of one pair of each.
+// Transposes lines of 16 pairs of numbers into lines of one pair of each.
 ON_TILES_INLINE void transpose(__m512i lines[kTileRows]) {
   __m512i turned[kTileRows];
   for (int half = kTileRows / 2; half; half /= 2) {
@@ -43,8 +44,8 @@ ON_TILES_INLINE void transpose(__m512i lines[kTileRows]) {
   }
 }
 
-// Interleaves pairs of rows of a block's values, [kBlock, dim], from pair `first` to before `end`:
-// the second factor of a product, [dim / 16, kBlock / 32, 16 pairs of columns].
+// Interleaves pairs of rows of a block's values, [kBlock, dim], from pair `first` to before `end`,
+// into the layout of a second factor, [dim / 16, kBlock / 32, 16 pairs of columns].
 ON_TILES void pair_up(const char* values, int dim, int first, int end, Line* to);
 
 // Adds a block of columns to the sums of 16 queries.

@@ -22,7 +22,7 @@ bool is_able() {
   return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & kRounding);
 }
 
-// Linux keeps room for tiles only in processes that ask for it.
+// Linux grants tile state only to processes that request it.
 bool is_allowed() {
   constexpr int kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;

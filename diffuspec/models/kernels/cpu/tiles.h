@@ -22,16 +22,17 @@ bool can_use_tiles();
 #if HAS_TILES
 
 constexpr int kTileRows = 16;
-constexpr int kLine = 64;  // bytes
+constexpr int kLine = 64;  // bytes of a line
 constexpr int kTileBytes = kTileRows * kLine;
 
 struct alignas(kLine) Line { char bytes[kLine]; };
 
-// To be called where tiles are loaded from what has just been written: GCC does not know that they
-// read memory.
+// Call this before loading tiles from memory that was just written: GCC does not know that tile
+// loads read memory.
 ON_TILES_INLINE void settle() { asm volatile("" ::: "memory"); }
 
-// Shapes the tiles: lines of 64 bytes, num_rows of them in tiles 0 to 5 and 16 in tiles 6 and 7.
+// Configures the tiles: lines of 64 bytes, num_rows of them in tiles 0 to 5 and 16 in tiles 6 and
+// 7.
 ON_TILES void shape_tiles(int num_rows);
 
 #endif

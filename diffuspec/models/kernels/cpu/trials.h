@@ -1,5 +1,5 @@
-// Two ways to compute the same bits, of which one is faster on some machines and the other on others:
-// the first calls try both in turns.
+// Two ways to compute the same bits, of which either may be faster on a given machine: the first
+// calls try both alternately.
 
 #pragma once
 
@@ -9,10 +9,10 @@
 
 namespace kernels {
 
-// The two ways for calls of one kind.
+// The two ways for one kind of call.
 class Trials {
  public:
-  // Calls `compute(way)` for a call of some size, with the way that took less time by size so far.
+  // Calls `compute(way)` for a call of some size, with the way that took less time per size so far.
   template <class Compute>
   void run(int64_t size, Compute compute) {
     const bool way = choose();
@@ -22,11 +22,12 @@ class Trials {
   }
 
  private:
-  static constexpr int kTrials = 512;  // calls
+  static constexpr int kTrials = 512;  // number of calls that are trials
 
   bool choose() {
     const int number = num_calls_.fetch_add(1, std::memory_order_relaxed);
-    if (number < kTrials) return __builtin_parity(number);  // in no rhythm that layers may have
+    // avoids the period with which layers repeat
+    if (number < kTrials) return __builtin_parity(number);
     num_calls_.store(kTrials, std::memory_order_relaxed);
     return nanoseconds_[1] * double(sizes_[0]) < nanoseconds_[0] * double(sizes_[1]);
   }

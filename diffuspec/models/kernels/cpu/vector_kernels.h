@@ -1,14 +1,14 @@
-// Products by vectors of one width. `vector_products.cpp`, `narrow_products.cpp` and `neon_products.cpp`
-// include this behind their definitions of what differs, so that each compiles it for its processors:
+// Products with vectors of one width. `vector_products.cpp`, `narrow_products.cpp` and
+// `neon_products.cpp` define what differs and then include this, each for its own processors:
 //
 // - ON_LEVEL and ON_LEVEL_INLINE: the attributes of functions for these processors;
-// - kWidth: numbers in a vector; kPart: outputs that are computed together; kGroup: rows whose sums
+// - kWidth: numbers in a vector; kPart: outputs computed together; kGroup: rows whose sums
 //   with those outputs fill the registers; kHoldsWeights: whether registers hold a step's weights
-//   beside the sums, or a step's numbers of the rows; kFetches: whether weights may be fetched a chunk
-//   before they are used;
-// - `to_whole(vector)`: the nearest whole numbers, ties to even;
+//   besides the sums, or a step's numbers of the rows; kFetches: whether weights may be prefetched a
+//   chunk ahead;
+// - `to_whole(vector)`: the nearest integers, ties to even;
 // - kinds Float32, Float32WithBfloat16, Float32WithFloat16 and Int8, with kRows, the most rows whose
-//   sums are in registers together.
+//   sums fit into registers together.
 
 #pragma once
 
@@ -24,10 +24,10 @@
 namespace kernels {
 namespace {
 
-constexpr int kWorthWidening = 2 * kGroup;  // rows for which weights are widened once
+constexpr int kWorthWidening = 2 * kGroup;  // number of rows from which on weights are widened once
 
-// Adds what some steps contribute to the sums of N rows with V vectors of outputs. A step's weights
-// follow those of the step before at a distance of kDistance.
+// Adds some steps' products to the sums of N rows with V vectors of outputs. The weights of
+// successive steps are kDistance apart.
 template <class Kind, int N, int V, int kDistance>
 ON_LEVEL_INLINE void add_group(
     const typename Kind::Input* inputs, int64_t stride, const typename Kind::Weight* weights,
@@ -70,7 +70,7 @@ ON_LEVEL_INLINE void add_group(
   ahead = rest;
 }
 
-// Adds what some steps contribute to the sums of `num_rows` rows, at most N, with kPart outputs.
+// Adds some steps' products to the sums of `num_rows` rows, at most N, with kPart outputs.
 template <class Kind, int N, int kDistance>
 ON_LEVEL_INLINE void add_few_rows(
     const typename Kind::Input* inputs, int64_t stride, int num_rows,
@@ -84,7 +84,7 @@ ON_LEVEL_INLINE void add_few_rows(
         inputs, stride, num_rows, weights, num_steps, ahead, sums);
 }
 
-// Adds what some steps contribute to the sums of any number of rows with kPart outputs.
+// Adds some steps' products to the sums of any number of rows with kPart outputs.
 template <class Kind, int kDistance>
 ON_LEVEL void add_rows(
     const typename Kind::Input* inputs, int64_t stride, int num_rows,
@@ -101,8 +101,8 @@ ON_LEVEL void add_rows(
   }
 }
 
-// Adds what some steps contribute to the sums of four rows with a block of outputs: one group, of
-// half as many outputs at a time, reads the weights once.
+// Adds some steps' products to the sums of four rows with a block of outputs: one group, with half
+// as many outputs at a time, reads the weights once.
 template <class Kind>
 ON_LEVEL void add_four_rows(
     const typename Kind::Input* inputs, int64_t stride, const typename Kind::Weight* weights,
@@ -112,8 +112,8 @@ ON_LEVEL void add_four_rows(
     add_group<Kind, 4, V, kBlock>(inputs, stride, weights + part, num_steps, ahead, sums.from(part));
 }
 
-// Adds what some steps contribute to the sums of one row with a block of outputs: as many chains of
-// additions as a processor works on at a time.
+// Adds some steps' products to the sums of one row with a block of outputs, with as many
+// independent chains of additions as a processor can overlap.
 template <class Kind>
 ON_LEVEL void add_row(
     const typename Kind::Input* inputs, const typename Kind::Weight* weights, int num_steps,
@@ -121,7 +121,7 @@ ON_LEVEL void add_row(
   add_group<Kind, 1, kBlock / kWidth, kBlock>(inputs, 0, weights, num_steps, ahead, sums);
 }
 
-// Writes kPart outputs of some steps' weights as float32 numbers, [num_steps, kPart].
+// Writes the weights of some steps for kPart outputs as float32, [num_steps, kPart].
 template <class Kind>
 ON_LEVEL void widen_part(const typename Kind::Weight* weights, int num_steps, float* to) {
   for (int step = 0; step < num_steps; ++step, weights += kBlock)
@@ -130,7 +130,7 @@ ON_LEVEL void widen_part(const typename Kind::Weight* weights, int num_steps, fl
       Float32::store(to, Kind::load_weights(weights + v));
 }
 
-// The weights a chunk behind those of some steps, which are read `num_passes` times.
+// The weights one chunk after those of some steps, which are read `num_passes` times.
 template <class Weight>
 Ahead ahead_of(const Product& call, const Weight* weights, int num_steps, int num_passes) {
   if (!kFetches || !call.fetches) return {};
@@ -138,7 +138,7 @@ Ahead ahead_of(const Product& call, const Weight* weights, int num_steps, int nu
   return {weights + kChunk * kBlock, num_bytes, int64_t{num_steps} * num_passes};
 }
 
-// Adds up all steps of rows, [num_rows, num_steps], with a block of outputs.
+// Sums all steps of rows, [num_rows, num_steps], with a block of outputs.
 template <class Kind>
 void add_up(
     const Product& call, int block, const typename Kind::Input* inputs, int num_steps,
@@ -189,7 +189,7 @@ ON_LEVEL float round_row(const float* numbers, int count, uint8_t* to) {
     for (int p = 0; p < kParts; ++p) {
       const Reals found = read<Reals>(numbers + i + p * kWidth);
       largest[p] = larger(larger(found, -found), largest[p]);
-      rest[p] += found * 0.f;  // NaN if one is not finite
+      rest[p] += found * 0.f;  // NaN if any is not finite
     }
   const float magnitude = largest_of(largest) + sum_of(rest);
   const float factor = magnitude > 0.f ? 127.f / magnitude : 0.f;

@@ -45,7 +45,7 @@ struct FourBytes {
   ON_LEVEL_INLINE static __m512i spread(Input numbers) { return _mm512_set1_epi32(numbers); }
 };
 
-// At each step one number of a row is multiplied with one of each output.
+// Each step multiplies one number of a row with one of each output.
 struct Float32 : FloatSums {
   using Input = float;
   using Weight = float;
@@ -57,7 +57,7 @@ struct Float32 : FloatSums {
   }
 };
 
-// The same with weights that lie in memory in 16 bits, and are widened as they are read.
+// The same with weights in 16 bits, widened as they are read.
 struct Float32WithBfloat16 : Float32 {
   using Weight = uint16_t;
   ON_LEVEL_INLINE static __m512 load_weights(const Weight* from) {
@@ -72,14 +72,14 @@ struct Float32WithFloat16 : Float32 {
   }
 };
 
-// At each step two numbers of a row are multiplied with two of each output.
+// Each step multiplies two numbers of a row with two of each output.
 struct Bfloat16 : FloatSums, FourBytes {
   ON_LEVEL_INLINE static __m512 add(__m512 sum, __m512i numbers, __m512i weights) {
     return _mm512_dpbf16_ps(sum, (__m512bh)numbers, (__m512bh)weights);
   }
 };
 
-// At each step four numbers of a row, each 128 too high, are multiplied with four of each output.
+// Each step multiplies four numbers of a row, offset by 128, with four of each output.
 struct Int8 : FourBytes {
   using Sum = int32_t;
   ON_LEVEL_INLINE static __m512i load(const Sum* from) { return _mm512_loadu_si512(from); }
@@ -101,7 +101,7 @@ ON_LEVEL_INLINE VectorOf<kWidth>::Ints to_whole(__m512 numbers) {
 namespace kernels {
 namespace {
 
-// Rows of an even number of numbers, the last of which is 0 where there is one more than there were.
+// Rows with an even number of numbers, padded with a 0 if necessary.
 class PairedRows {
  public:
   explicit PairedRows(const Product& call)

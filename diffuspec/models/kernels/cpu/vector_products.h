@@ -1,8 +1,8 @@
-// Products by vectors: of float32 rows, of bfloat16 rows where there are instructions for them, or of
-// rows rounded to 8 bits.
+// Products with vectors: of float32 rows, of bfloat16 rows if there are instructions for them, or
+// of rows rounded to 8 bits.
 //
-// A row's result does not depend, to the last bit, on the other rows: each of its outputs is one
-// chain of additions, from the first input to the last. Nor does it depend on the width.
+// A row's result is bitwise independent of the other rows and of the width: each of its outputs is
+// one chain of additions, from the first input to the last.
 
 #pragma once
 
@@ -10,16 +10,16 @@
 
 namespace kernels {
 
-// Weights are [blocks of 64 outputs, steps, 64, numbers of a step]: for float32 rows one number of any
-// type, for bfloat16 rows two of theirs, and where they have scales four of int8.
+// Weights are [blocks of 64 outputs, steps, 64, numbers of a step]: one number of any type for
+// float32 rows, two bfloat16 numbers for bfloat16 rows, four int8 numbers if weights have scales.
 
-// By AVX-512 and VNNI: see kWide. bfloat16 rows only with has_bfloat16_vectors().
+// AVX-512 and VNNI: see kWide. bfloat16 rows only with has_bfloat16_vectors().
 void multiply_by_wide_vectors(const Type& type, const Product& call, int num_threads);
 
-// By AVX2: see kNarrow. bfloat16 rows only in 8 bits.
+// AVX2: see kNarrow. bfloat16 rows only with int8 weights.
 void multiply_by_narrow_vectors(const Type& type, const Product& call, int num_threads);
 
-// By NEON: see kNeon. bfloat16 rows only in 8 bits.
+// NEON: see kNeon. bfloat16 rows only with int8 weights.
 void multiply_by_neon_vectors(const Type& type, const Product& call, int num_threads);
 
 }  // namespace kernels

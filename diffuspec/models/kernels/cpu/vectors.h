@@ -1,4 +1,4 @@
-// Vectors of float32 numbers, compiled for several generations of processors.
+// Vectors of float32 numbers, compiled for several levels of processors.
 
 #pragma once
 
@@ -10,7 +10,7 @@
 
 #define INLINE inline __attribute__((always_inline))
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-// Compiled for three generations of processors; the loader takes the one for this machine.
+// Compiled for three levels of processors; the loader selects the one for this machine.
 #define FOR_EVERY_CPU \
   __attribute__((noinline, target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -60,7 +60,7 @@ INLINE Vector smaller(Vector one, Vector other) {
   return one < other ? one : other;
 }
 
-// The numbers of two vectors, one behind the other, at some places.
+// The numbers of two concatenated vectors at some places.
 template <int... kPlaces, class Vector>
 INLINE Vector picked(Vector one, Vector other) {
 #if __has_builtin(__builtin_shufflevector)
@@ -70,13 +70,14 @@ INLINE Vector picked(Vector one, Vector other) {
 #endif
 }
 
-// The numbers of a vector, each at the place of that at a distance, which is a power of two.
+// A permutation of a vector: each number comes from a distance that is a power of two.
 template <int kDistance, class Vector, int... kPlaces>
 INLINE Vector swapped(Vector all, std::integer_sequence<int, kPlaces...>) {
   return picked<(kPlaces ^ kDistance)...>(all, all);
 }
 
-// Joins kLanes numbers, which `parts` holds one after another: those at a distance of 8, 4, 2 and 1.
+// Reduces kLanes numbers, stored one after another in `parts`, pairwise at distances of 8, 4, 2 and
+// 1.
 template <class Vector, int kParts, class Join>
 INLINE auto join(Vector (&parts)[kParts], Join pair) {
   constexpr int kCount = sizeof(Vector) / sizeof(parts[0][0]);
@@ -108,12 +109,12 @@ INLINE auto largest_of(Vector (&parts)[kParts]) {
   return join(parts, choose);
 }
 
-// `exponential` of what is not above 88.
+// `exponential` for numbers of at most 88.
 template <class Vector>
 INLINE Vector exponential_up_to_88(Vector x) {
   using Whole = decltype(x < x);
-  x = larger(Vector{} - 88.f, x);  // in this order, so that NaN stays NaN
-  const float magic = 12582912.f;  // 1.5 * 2^23: adding it rounds to a whole number
+  x = larger(Vector{} - 88.f, x);  // this order of arguments keeps NaN
+  const float magic = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
   Vector whole = (x * 1.44269504088896341f + magic) - magic;
   Vector rest = x - whole * 0.693359375f - whole * -2.12194440e-4f;
   Vector sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -128,7 +129,7 @@ INLINE Vector exponential_up_to_88(Vector x) {
   return sum * scale;
 }
 
-// e^x with the polynomial of Cephes' expf; 0 below -87.7, and e^88 above 88.
+// e^x by the polynomial of Cephes' expf; 0 below -87.7, and e^88 above 88.
 template <class Vector>
 INLINE Vector exponential(Vector x) {
   return exponential_up_to_88(smaller(Vector{} + 88.f, x));

@@ -1,1 +1,1 @@
-"""Kernels for rows on a GPU, in Triton, which a torch for CUDA brings along."""
+"""Triton kernels for rows on a GPU. A CUDA build of torch includes Triton."""

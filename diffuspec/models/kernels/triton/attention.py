@@ -1,4 +1,4 @@
-"""Attention of rows over the columns of the cache that each of them sees, on a GPU."""
+"""Attention of rows over the columns of the cache that each row sees, on a GPU."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def attend(
     scaling: float,
     window: int | None,
 ) -> torch.Tensor:
-    """Attend from rows [heads, T, dim], whose keys and values are in the cache already.
+    """Attend from rows [heads, T, dim], whose keys and values are already in the cache.
 
     keys and values [slots, kv_heads, max_len, dim]; returns [T, heads, dim]. With a window, a row
-    at position p sees columns above p - window only.
+    at position p sees only columns above p - window.
     """
     if query.stride(2) != 1:
         query = query.contiguous()
@@ -62,7 +62,7 @@ def _attend_splits(
     scaling: float,
     window: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the parts that `join_splits` joins: sums [T, heads, splits, 2], outputs [..., dim]."""
+    """Return the inputs of `join_splits`: sums [T, heads, splits, 2], outputs [..., dim]."""
     num_heads, num_kv_heads, dim = len(query), keys.shape[1], query.shape[2]
     shape = chunk.num_rows, num_heads, chunk.num_splits
     sums = torch.empty(*shape, 2, device=query.device)

@@ -1,4 +1,4 @@
-"""Whether the kernels of this folder run on this machine."""
+"""Checks whether the kernels in this folder run on this machine."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ logger = logging.getLogger(__name__)
 
 @functools.cache
 def is_available() -> bool:
-    """Try a kernel. Triton needs a GPU that it supports, and a C compiler at its first use."""
+    """Try a kernel. Triton needs a supported GPU and, on first use, a C compiler."""
     if not torch.cuda.is_available():
         return False
     try:
-        from diffuspec.models.kernels.triton import operations  # triton
+        from diffuspec.models.kernels.triton import operations  # imports triton
 
         ones = torch.ones(1, 16, device="cuda")
         operations.normalise(ones, None, None, ones[0], 1e-6)
     except ImportError:
         return False
-    except Exception as error:  # Triton raises anything
+    except Exception as error:  # Triton may raise anything
         logger.warning("the GPU's kernels cannot be compiled, so that steps are slower: %s", error)
         return False
     return True

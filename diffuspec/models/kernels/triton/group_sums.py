@@ -1,7 +1,7 @@
 """Sums of the products of rows and a quantised weight, over each split of the inputs.
 
-The weight's whole numbers are multiplied with a row in the row's own type, in which they are exact,
-and summed in float32; scales and offsets multiply these sums. So weights are never rounded.
+The weight's integers are multiplied with a row in the row's own type, in which they are exact, and
+summed in float32; scales and offsets are applied to these sums. So weights are never rounded.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from diffuspec.models.kernels.triton import quantized_kernels as kernels
 from diffuspec.models.kernels.triton.launches import NUM_WARPS, num_stages_for, splits_for
 from diffuspec.models.kernels.triton.matrix import OUTPUTS, GpuMatrix, Packing
 
-_SUMMED = 64  # spans in one program
-TILES = (16, 32, 64)  # rows; a larger tile needs more registers than there are
+_SUMMED = 64  # spans summed by one program
+TILES = (16, 32, 64)  # rows of a tile; larger tiles need more registers than there are
 
-# Sizes and exponents of the trial's matrix.
+# Sizes of the matrix for the trial.
 _NUM_OUTPUTS, _NUM_INPUTS, _GROUP = 256, 4096, 128
 _MAX_EXPONENT = 5
 
 
 def multiply(matrix: GpuMatrix, rows: Tensor, tile: int) -> Tensor:
-    """Return the sums of rows [T, inputs] over each split of the inputs, [splits, T, outputs].
+    """Return the products of rows [T, inputs] over each split of the inputs, [splits, T, outputs].
 
-    A program takes `tile` rows.
+    A program processes `tile` rows.
     """
     num_rows, packing = len(rows), matrix.packing
     words, supers, codes, super_offsets, offset_codes, zeros = matrix.fields
@@ -76,7 +76,7 @@ def multiply(matrix: GpuMatrix, rows: Tensor, tile: int) -> Tensor:
 
 
 def _sums_of_spans(rows: Tensor, packing: Packing) -> Tensor:
-    """Return the sums of the inputs of each span, [spans, T] float32."""
+    """Return the sums of the inputs in each span, [spans, T] float32."""
     num_rows, num_spans = len(rows), packing.num_spans
     sums = torch.empty((num_spans, num_rows), dtype=torch.float32, device=rows.device)
     kernels.sum_spans[(num_rows, triton.cdiv(num_spans, _SUMMED))](
@@ -86,7 +86,7 @@ def _sums_of_spans(rows: Tensor, packing: Packing) -> Tensor:
 
 
 def tile_for(num_rows: int, dtype: torch.dtype, device: torch.device) -> int:
-    """Return the rows of a tile: the fewest that take all of them at once, if they can."""
+    """Return the rows of a tile: the smallest size that holds all rows, if there is one."""
     tiles = agreeing_tiles(dtype, device)
     return next((tile for tile in tiles if tile >= num_rows), tiles[-1])
 
@@ -94,8 +94,8 @@ def tile_for(num_rows: int, dtype: torch.dtype, device: torch.device) -> int:
 @functools.cache
 @torch.inference_mode()
 def agreeing_tiles(dtype: torch.dtype, device: torch.device) -> tuple[int, ...]:
-    """Return the sizes of tiles that agree in every bit on this GPU, ascending; one at least."""
-    if dtype == torch.float32:  # larger ones need too many registers
+    """Return the tile sizes that agree in every bit on this GPU, ascending; at least one."""
+    if dtype == torch.float32:  # larger tiles need too many registers
         return TILES[:1]
     matrix, rows = _cancelling_matrix_and_rows(dtype, device)
     found = [multiply(matrix, rows, tile) for tile in TILES]
@@ -109,10 +109,10 @@ def agreeing_tiles(dtype: torch.dtype, device: torch.device) -> tuple[int, ...]:
 def _cancelling_matrix_and_rows(
     dtype: torch.dtype, device: torch.device
 ) -> tuple[GpuMatrix, Tensor]:
-    """Return a matrix and rows whose true products are 0.
+    """Return a matrix and rows whose exact products are 0.
 
-    Each input of a group stands twice, the second time with the number's other sign. What is left
-    are the errors of rounding alone, which tell the order of a sum.
+    Each input of a group occurs twice, the second time with the sign of its weight flipped. The
+    result is pure rounding error, which reveals the order of summation.
     """
     random = torch.Generator().manual_seed(0)
     half, num_groups = _GROUP // 2, _NUM_INPUTS // _GROUP

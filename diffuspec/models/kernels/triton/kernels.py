@@ -1,7 +1,7 @@
 """The Triton kernels of `operations` and `attention`.
 
-Each program computes whole rows, and in an order that its own row alone decides: what else is in
-the forward changes no bit of it.
+Each program computes whole rows, in an order that depends only on the row itself: the rest of the
+forward changes no bit of it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-BLOCK = 64  # columns of attention at a time; divides a split
+BLOCK = 64  # columns of attention processed at a time; divides a split
 _LOWEST = tl.constexpr(-1e30)
 
 
@@ -35,7 +35,7 @@ def normalise(
 
 @triton.jit
 def rotate(rows, cos, sin, row_stride, HALF: tl.constexpr, HALF_PADDED: tl.constexpr):
-    """Turn one head of one row in place."""
+    """Rotate one head of one row in place."""
     at = tl.arange(0, HALF_PADDED)
     mask = at < HALF
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -52,7 +52,7 @@ def rotate(rows, cos, sin, row_stride, HALF: tl.constexpr, HALF_PADDED: tl.const
 
 @triton.jit
 def gate(inputs, outputs, width, SIZE: tl.constexpr):
-    """Write silu(gates) * values of a part of one row that holds its gates, then its values."""
+    """Write silu(gates) * values for a part of one row, in which the gates come first."""
     at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     mask = at < width
     row = tl.program_id(0).to(tl.int64)
@@ -82,7 +82,7 @@ def write_cache(
     row, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(rows + 4 * row).to(tl.int64)
     column = tl.load(rows + 4 * row + 1)
-    mask &= column >= 0  # else it is padding
+    mask &= column >= 0  # otherwise it is padding
     source = head * head_stride + row.to(tl.int64) * row_stride + at
     target = slot * cache_slot_stride + head * cache_head_stride + column * DIM + at
     tl.store(keys + target, tl.load(key + source, mask), mask)
@@ -102,9 +102,9 @@ def _add_block(
     scaling,
     PRECISION: tl.constexpr,
 ):
-    """Add a block of columns to the running softmax of some queries; return it.
+    """Add a block of columns to the running softmax of some queries; return the softmax.
 
-    It is each query's highest score, the sum of its weights, and the weighted sum of values.
+    It consists of each query's highest score, sum of weights, and weighted sum of values.
     """
     block_keys = tl.load(keys, is_there, 0.0)
     scores = tl.dot(queries, tl.trans(block_keys), input_precision=PRECISION) * scaling
@@ -138,10 +138,10 @@ def _attend_columns(
     BLOCK_SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Return the running softmax of some queries over a split of columns, a block at a time.
+    """Return the running softmax of some queries over a split of columns, block by block.
 
-    A query sees columns above its `lowest` and below its `limit`. None is seen up to `below`, or
-    from `most` on; those from `base` on are listed.
+    A query sees columns above its `lowest` and below its `limit`. No query sees columns up to
+    `below` or from `most` on; columns from `base` on are listed.
     """
     TILE: tl.constexpr = queries.shape[0]
     DIM_PADDED: tl.constexpr = queries.shape[1]
@@ -151,7 +151,7 @@ def _attend_columns(
     total = tl.zeros([TILE], tl.float32)
     output = tl.zeros([TILE, DIM_PADDED], tl.float32)
     for start in range(begin, tl.minimum(begin + SPLIT_SIZE, most), BLOCK_SIZE):
-        stand = start + tl.arange(0, BLOCK_SIZE)  # places of the columns
+        stand = start + tl.arange(0, BLOCK_SIZE)  # positions of the columns
         is_listed = (stand >= base) & (stand < most)
         column = tl.where(stand < base, stand, tl.load(listed + stand - base, is_listed, 0))
         there = of_slot + column.to(tl.int64)[:, None] * DIM + at
@@ -200,10 +200,10 @@ def attend(
     BLOCK_SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Attend from the rows of a tile, with all query heads of one key head, over one split.
+    """Attend from the rows of a tile, for all query heads of one key head, over one split.
 
-    A column stands where it would in a chain: those from a tile's `base` on are listed. Writes the
-    unscaled output, and the largest score and the sum of weights, of rows counted from first_kept.
+    Columns are at their positions in a chain: those from a tile's `base` on are listed. Writes the
+    unscaled output, the largest score and the sum of weights of the rows from first_kept on.
     """
     tile, kv_head, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     tiles += 6 * tile
@@ -261,7 +261,7 @@ def join_splits(
     DIM_PADDED: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
 ):
-    """Join the results of the splits of one row and head, one after another."""
+    """Join the results of all splits for one row and head, one after another."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, DIM_PADDED)
     in_dim = at < DIM

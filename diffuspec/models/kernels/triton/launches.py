@@ -1,6 +1,6 @@
-"""How products of quantised weights are launched on a GPU, and their splits joined.
+"""Launches products of quantised weights on a GPU, and joins their splits.
 
-The shape of a weight alone decides into how many splits a sum is divided.
+The number of splits of a sum depends only on the shape of the weight.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from torch import Tensor
 from diffuspec.models.kernels.triton import quantized_kernels as kernels
 
 NUM_WARPS = 8
-_NUM_PROGRAMS = 400  # programs of a launch: about three for each multiprocessor of an H100
-_MIN_CHUNKS = 2  # chunks of the smallest split
-_JOINED = 1024  # outputs in one program
+_NUM_PROGRAMS = 400  # programs per launch: about three for each multiprocessor of an H100
+_MIN_CHUNKS = 2  # chunks in the smallest split
+_JOINED = 1024  # outputs per program
 _STAGES = (3, 2)
 _SHARED_BYTES = 99 * 1024  # shared memory of a program on the smallest of recent GPUs
 
 
 def splits_for(num_blocks: int, num_chunks: int) -> tuple[int, int]:
-    """Return into how many splits the inputs of a weight are divided, and the chunks of each."""
+    """Return the number of splits of a weight's inputs, and the number of chunks in each."""
     wanted = -(-_NUM_PROGRAMS // num_blocks)
     most = max(1, min(wanted, num_chunks // _MIN_CHUNKS))
     per_split = -(-num_chunks // most)
@@ -30,7 +30,7 @@ def splits_for(num_blocks: int, num_chunks: int) -> tuple[int, int]:
 
 
 def num_stages_for(weight_bytes: int, row_bytes: int, device: torch.device) -> int:
-    """Return how many steps are read ahead: as many as leave room for a second program, or one."""
+    """Return the number of steps to prefetch, leaving room for a second program if possible."""
     room = _shared_bytes(device)
     for stages in _STAGES:
         if (stages - 1) * (weight_bytes + row_bytes) + row_bytes <= room // 2:
@@ -53,7 +53,7 @@ def join_splits(
     scales: Tensor | None = None,
     row_scales: Tensor | None = None,
 ) -> None:
-    """Add up splits, [splits, T, outputs], one after another; write them with scales and bias.
+    """Sum splits, [splits, T, outputs], one after another; write the sums with scales and bias.
 
     scales [outputs] and row_scales [T]; each row of the outputs is contiguous.
     """

@@ -1,4 +1,4 @@
-"""Weights that stay quantised in a GPU's memory; a weight is what `kernels.quantized` says."""
+"""Weights that stay quantised in a GPU's memory, as defined in `kernels.quantized`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch.nn.functional import pad
 
 from diffuspec.models.kernels.quantized import Groups, Layout, joined_blocks
 
-OUTPUTS = 128  # outputs of a block
-_UNITS = (64, 32, 16)  # a product has 16 inputs at least
-_MAX_PADDING = 0.1  # share of the inputs that padding may add; more with the smallest unit alone
-_SLICE = 1 << 24  # weights that are packed at a time
+OUTPUTS = 128  # outputs in a block
+_UNITS = (64, 32, 16)  # a product has at least 16 inputs
+_MAX_PADDING = 0.1  # share of the inputs that padding may add; more only with the smallest unit
+_SLICE = 1 << 24  # weights packed at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a layout's numbers lie in words; decided by the shape of the weight alone."""
+    """How a layout's numbers are arranged in words; depends only on the weight's shape."""
 
     bits: int
-    unit: int  # successive inputs of which an output's words have the numbers at one place
-    span: int  # inputs that share scales, within a chunk
-    ratio: int  # spans that share the scale and offset that their codes multiply
+    unit: int  # successive inputs whose numbers are at the same place of an output's words
+    span: int  # inputs within a chunk that share scales
+    ratio: int  # spans that share a scale and an offset, which their codes multiply
     num_chunks: int
 
     @property
@@ -36,7 +36,7 @@ class Packing:
 
     @property
     def chunk(self) -> int:
-        """Inputs of a tile of words."""
+        """Inputs in a tile of words."""
         return self.unit * self.places
 
     @property
@@ -49,9 +49,9 @@ class Packing:
 
 
 def packing_for(layout: Layout, num_inputs: int, has_groups: bool) -> Packing | None:
-    """Return how a weight is packed; None where its groups are too small for a GPU's products.
+    """Return how a weight is packed; None if its groups are too small for a GPU's products.
 
-    has_groups: each group has numbers of its own beside the scale that it may share.
+    has_groups: each group has numbers of its own besides a shared scale.
     """
     shared = layout.group * layout.ratio
     group = layout.group if has_groups else shared
@@ -77,7 +77,7 @@ class GpuMatrix:
         slices: Iterable[Groups],
         device: torch.device,
     ) -> None:
-        """The slices are successive outputs, each but the last a multiple of 128 of them."""
+        """slices: successive outputs, in multiples of 128 except for the last."""
         self.layout, self.device = layout, device
         self.num_outputs, self.num_inputs = shape
         self.num_blocks = -(-self.num_outputs // OUTPUTS)
@@ -87,7 +87,7 @@ class GpuMatrix:
         )
         words = self.fields[0]
         assert words is not None
-        self.device = words.device  # has its number, as `device` need not
+        self.device = words.device  # this includes the device's index, unlike `device`
 
     def _packed(self, groups: Groups) -> list[Tensor | None]:
         """Return the fields that kernels read for some outputs, in the order of `Groups`."""
@@ -97,7 +97,7 @@ class GpuMatrix:
         assert packing is not None, "to be checked by `packing_for`"
         self.packing = packing
         numbers = groups.numbers.to(self.device)
-        if self.layout.bits == 8:  # words have numbers without signs
+        if self.layout.bits == 8:  # words hold unsigned numbers
             numbers = numbers.view(torch.uint8) ^ 128
         times = self.layout.group // packing.span if has_groups else 1
 
@@ -119,7 +119,7 @@ class GpuMatrix:
         ]
 
     def can_be_joined_to(self, other: GpuMatrix) -> bool:
-        """Whether another matrix of the same inputs may stand behind it in one matrix."""
+        """Return whether another matrix with the same inputs can be appended to this one."""
         kinds = [
             [None if field is None else field.dtype for field in one.fields]
             for one in (self, other)
@@ -128,7 +128,7 @@ class GpuMatrix:
         return is_alike and kinds[0] == kinds[1] and self.num_outputs % OUTPUTS == 0
 
     def joined_to(self, other: GpuMatrix) -> GpuMatrix:
-        """Return a matrix with another one's outputs behind its own."""
+        """Return a matrix with another one's outputs appended."""
         whole = copy.copy(self)
         whole.num_outputs += other.num_outputs
         whole.num_blocks += other.num_blocks
@@ -144,7 +144,7 @@ class GpuMatrix:
 
     @property
     def zero(self) -> int:
-        """The number that stands for 0, as numbers lie in words."""
+        """The number in words that stands for 0."""
         has_offsets = self.fields[3] is not None
         return (128 if self.layout.bits == 8 else 0) + (0 if has_offsets else self.layout.zero)
 
@@ -162,7 +162,7 @@ class GpuMatrix:
         supers, codes, super_offsets, offset_codes, zeros = picked
         assert supers is not None
         scales = self._of_spans(supers, codes)
-        if super_offsets is None:  # only the product rounds, whatever type scales have
+        if super_offsets is None:  # only the product rounds, whatever the type of the scales
             moved = parts.float() if zeros is None else parts - zeros[:, :, None]
             weights = moved * scales
         else:
@@ -177,19 +177,19 @@ class GpuMatrix:
 
 
 def slice_size(num_inputs: int) -> int:
-    """Return how many outputs a slice of a matrix has at best."""
+    """Return the preferred number of outputs in a slice of a matrix."""
     return max(1, _SLICE // num_inputs // OUTPUTS) * OUTPUTS
 
 
 def _in_blocks(field: Tensor, count: int) -> Tensor:
-    """Return [outputs, N] as [blocks, count, 128]; missing numbers are 0."""
+    """Return [outputs, N] as [blocks, count, 128], padded with 0."""
     missing = count - field.shape[1], -len(field) % OUTPUTS
     padded = pad(field, (0, missing[0], 0, missing[1]))
     return padded.view(-1, OUTPUTS, count).transpose(1, 2).contiguous()
 
 
 def _in_words(numbers: Tensor, packing: Packing) -> Tensor:
-    """Return [outputs, inputs] numbers in words of 32 bits, [blocks, chunks, 128, unit]."""
+    """Return [outputs, inputs] numbers in 32-bit words, [blocks, chunks, 128, unit]."""
     missing = packing.num_chunks * packing.chunk - numbers.shape[1], -len(numbers) % OUTPUTS
     padded = pad(numbers, (0, missing[0], 0, missing[1]))
     parts = padded.view(-1, OUTPUTS, packing.num_chunks, packing.places, packing.unit)

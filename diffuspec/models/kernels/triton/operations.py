@@ -1,6 +1,6 @@
-"""Norms, rotary positions and gated activations of rows on a GPU, for `kernels.operations`.
+"""Norms, rotary embeddings and gated activations of rows on a GPU, for `kernels.operations`.
 
-A row's result does not depend on the other rows, to the last bit; that of torch's own mean does.
+A row's result is bitwise independent of the other rows, unlike with torch's own mean.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import triton
 
 from diffuspec.models.kernels.triton import kernels
 
-_GATE_SIZE = 1024  # gates of a row in one program
+_GATE_SIZE = 1024  # gates of a row per program
 
 
 def normalise(

@@ -1,7 +1,7 @@
 """Products of rows with quantised weights on a GPU.
 
-A row's output does not depend on the other rows, to the last bit: its sums take the inputs in an
-order that the shape of the weight decides, in tiles of rows of sizes that agree.
+A row's output is bitwise independent of the other rows: inputs are summed in an order that depends
+only on the weight's shape, and only tile sizes that agree are used.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from diffuspec.models.kernels.triton.launches import (
 )
 from diffuspec.models.kernels.triton.matrix import OUTPUTS, GpuMatrix
 
-_MAX_PIECE = 512  # rows whose splits are kept at a time
-_UNIT = 128  # inputs in 8 bits that are multiplied at a time
+_MAX_PIECE = 512  # rows whose splits are held in memory at a time
+_UNIT = 128  # 8-bit inputs multiplied at a time
 
 
 class GpuProduct(Protocol):
@@ -35,7 +35,7 @@ class GpuProduct(Protocol):
 
     @property
     def weight(self) -> Tensor:
-        """The weight in torch's layout, [outputs, inputs]; slow."""
+        """The weight in torch's layout, [outputs, inputs]. Slow: it is unpacked."""
         ...
 
     @property
