@@ -1,4 +1,4 @@
-"""One request's draft while a diffusion LM makes it."""
+"""One request's draft while a diffusion LM is generating it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class MaskedDraft:
     """One request of a batch and the state of its block."""
 
     request: DraftRequest
-    prefix: TokenIds  # the request's prefix, cut from the left to the model's context
-    block: TokenIds  # [k], masks, and tokens that refinement has put in
-    logits: torch.Tensor | None = None  # [k, V], rows from the last pass with a mask there
+    prefix: TokenIds  # the request's prefix, cut on the left to the model's context
+    block: TokenIds  # [k], masks, and tokens filled in by refinement
+    logits: torch.Tensor | None = None  # [k, V], each row from the last pass with a mask there
     is_masked: NDArray[np.bool_] | None = None  # [k]; None: all positions are masked
 
     def update(self, logits: torch.Tensor) -> None:
@@ -31,7 +31,7 @@ class MaskedDraft:
     def fix_most_confident(self, count: int, block_size: int | None = None) -> None:
         """Replace `count` masks by their likeliest tokens, most confident first.
 
-        Where a model sees text in blocks of block_size, the masks of earlier blocks come first.
+        If a model sees text in blocks of block_size, masks of earlier blocks come first.
         """
         assert self.logits is not None
         size = len(self.block)

@@ -1,4 +1,4 @@
-"""One transformers model with its cache: packed rows in, logits of chosen rows out."""
+"""A transformers model with its cache: packed rows in, logits of chosen rows out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from diffuspec.models.layers.invariant_sizes import gpu_size, invariant_size
 
 logger = logging.getLogger(__name__)
 
-EXACT_BLOCK = 256  # columns that attention takes at a time in fixed shapes
+EXACT_BLOCK = 256  # columns that attention processes at a time in fixed shapes
 
 
 class ModelRunner:
@@ -38,15 +38,15 @@ class ModelRunner:
     All calls must come from one thread, preferably in inference mode. forward_seconds and
     num_forwards count the model's forwards, prefill included.
 
-    With `pads`, on a CPU, the rows of a forward are padded to one of few numbers: oneDNN compiles
-    kernels for each number of rows at its first use, and never frees them.
+    With `pads`, on a CPU, the rows of a forward are padded to one of a few sizes: oneDNN compiles
+    kernels for each number of rows on first use, and never frees them.
 
-    Exact runners compute a row's logits, keys and values from its token and the rows before it
-    alone, to the last bit, as long as the number of threads stays the same. There are two ways.
-    With is_exact, for models on a CPU whose layers allow it, every operation treats a row in the
-    same way wherever it stands. With fixed_rows, every forward has that many rows of one segment,
-    padded, and starts at a multiple of them; cached rows after that start are recomputed. A row
-    then goes through the same kernels at the same place in every step, provided that kernels are
+    Exact runners compute logits, keys and values whose bits depend only on a row's token and the
+    rows before it, as long as the number of threads stays the same. There are two ways. With
+    is_exact, for models on a CPU whose layers allow it, every operation treats a row in the same
+    way wherever it is. With fixed_rows, every forward has that many rows of one segment, padded,
+    and starts at a multiple of that number; cached rows after that start are recomputed. A row then
+    goes through the same kernels at the same place in every step, provided that kernels are
     deterministic and rows are computed independently (in a mixture of experts they are not).
     Segments must be causal, and the rows before them committed.
     """
@@ -61,7 +61,7 @@ class ModelRunner:
         pads: bool = True,
         columns: LogitColumns | None = None,
     ) -> None:
-        """columns: those of the model's logits, if it does not compute those of every id."""
+        """columns: those of the model's logits, if it does not compute them for every id."""
         self.model: Any = model.eval().requires_grad_(False)
         parameter = next(model.parameters())
         self.device = parameter.device
@@ -94,7 +94,7 @@ class ModelRunner:
         self.num_forwards = 0
 
     def capture_steps(self) -> None:
-        """Run steps on a GPU in one launch each from now on, where possible."""
+        """From now on run steps on a GPU as single launches where possible."""
         has_kernel = self._fixed_rows is None and triton_attention.can_attend(
             self.cache.layers(0)[0]
         )
@@ -126,7 +126,7 @@ class ModelRunner:
     ) -> torch.Tensor:
         """Write the rows into the cache and return their segments' logits, [R, V] float32.
 
-        hidden_states takes those of all rows, segment by segment.
+        hidden_states: receives the states of all rows, segment by segment.
         """
         logits = self.forward_columns(segments, hidden_states)
         return self.columns.spread(logits) if self.columns else logits
@@ -134,7 +134,7 @@ class ModelRunner:
     def forward_columns(
         self, segments: Sequence[Segment], hidden_states: HiddenStates | None = None
     ) -> torch.Tensor:
-        """Like `forward`, but return the model's own `columns` of logits alone."""
+        """Like `forward`, but return only the model's own `columns` of logits."""
         if self._fixed_rows is None:
             logits = self._forward(segments, hidden_states)
             if hidden_states is not None:
@@ -185,10 +185,10 @@ class ModelRunner:
             return run_packed(self.model, token_ids, positions, keep_rows, packed).float()
 
     def _fixed_pieces(self, segment: Segment, num_rows: int) -> Iterator[tuple[Segment, list[int]]]:
-        """Cut a causal segment, and the rows before it, at multiples of num_rows.
+        """Split a causal segment, and the rows before it, at multiples of num_rows.
 
-        Yields each piece, padded and with logits of all of its rows, and the indices of those rows
-        whose logits the segment wants.
+        Yields each piece, padded and with logits of all its rows, and the indices of the rows whose
+        logits the segment requests.
         """
         assert isinstance(segment.visible, str) and segment.visible == "causal"
         num_before, end = segment.start % num_rows, segment.start + segment.num_rows
@@ -214,9 +214,9 @@ class ModelRunner:
         max_rows: int,
         hidden_states: HiddenStates | None = None,
     ) -> int:
-        """Feed a prefix causally, max_rows tokens at a time, until at most max_rows are left.
+        """Run a prefix causally, max_rows tokens at a time, until at most max_rows are left.
 
-        `start` must be the slot's length. Returns the number of tokens cached then.
+        `start` must be the slot's length. Returns the number of tokens then cached.
         """
         while len(prefix) - start > max_rows:
             start = self.feed(slot, prefix[start : start + max_rows], start, hidden_states)
@@ -229,7 +229,7 @@ class ModelRunner:
         start: int,
         hidden_states: HiddenStates | None = None,
     ) -> int:
-        """Feed and commit the tokens after the `start` cached ones; return how many are cached."""
+        """Run and commit the tokens after the `start` cached ones; return how many are cached."""
         end = start + len(token_ids)
         last_row = [len(token_ids) - 1]
         positions = np.arange(start, end)
@@ -242,14 +242,14 @@ class ModelRunner:
 class _ModelInputs(NamedTuple):
     """The inputs of a model: token ids, positions and rows that give logits, in one array."""
 
-    values: NDArray[np.int64]  # [2 * size + number of logits, padding included]
+    values: NDArray[np.int64]  # [2 * size + number of logits], padding included
     size: int  # number of rows, padding included
     num_padding: int
     num_logits: int  # number of logits, padding excluded
 
 
 def _size_function(pads: bool, is_exact: bool, is_on_gpu: bool) -> Callable[[int], int]:
-    """Return the function that tells to how many rows a number of rows is padded."""
+    """Return the function that maps a number of rows to the padded number."""
     if not pads:
         return int
     if is_on_gpu:
@@ -282,6 +282,6 @@ def _join(
 
 
 def padded_size(count: int) -> int:
-    """Return the next size at or above a count (1 or more): 1 to 16, then 8 sizes an octave."""
+    """Return the next size at or above a count (1 or more): 1 to 16, then 8 sizes per octave."""
     step = 1 << max((count - 1).bit_length() - 4, 0)
     return -(-count // step) * step

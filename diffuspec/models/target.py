@@ -38,14 +38,14 @@ from diffuspec.text.tokenizer import check_tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-MAX_PREFILL_ROWS = 2048  # bounds activations: longer prefixes are fed in several forwards
+MAX_PREFILL_ROWS = 2048  # limits activations: longer prefixes are run in several forwards
 
 
 class CausalTarget:
     """A Verifier over a transformers causal LM.
 
-    Forwards run in a thread of its own, so that awaiting them does not block the event loop. Of a
-    runner that takes no trees, only a tree's best path is verified.
+    Forwards run in a worker thread, so that awaiting them does not block the event loop. If the
+    runner does not support trees, only a tree's best path is verified.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class CausalTarget:
         masks: AnswerMasks | None = None,
         num_ranks: int = 1,
     ) -> None:
-        """Without masks, requests with a structured output are refused."""
+        """Without masks, requests with structured output are refused."""
         self._num_ranks = num_ranks
         self.runner = runner
         self._masks = masks
@@ -104,7 +104,7 @@ class CausalTarget:
         return await self._worker.run(self.verify_here, list(requests), admitted)
 
     async def admit(self, requests: Sequence[VerifyRequest]) -> list[Admitted | None]:
-        """Return what the requests' forms admit of their trees; see `AnswerMasks.admit`."""
+        """Return the tokens that grammars admit in the trees; see `AnswerMasks.admit`."""
         if self._masks is not None:
             return await self._masks.admit(requests)
         if any(request.sampling.structured_output for request in requests):
@@ -112,7 +112,7 @@ class CausalTarget:
         return [None] * len(requests)
 
     async def release(self, request_id: str) -> None:
-        # It is not awaited: it runs before the next verification, which is soon enough.
+        # Not awaited: it runs before the next verification, which is soon enough.
         self._worker.post(self.release_here, request_id)
 
     def release_here(self, request_id: str) -> None:
@@ -136,7 +136,7 @@ class CausalTarget:
         return self._num_ranks
 
     def close(self) -> None:
-        """Stop the threads after the calls that they are running."""
+        """Stop the threads after their current calls."""
         self._worker.close()
         if self._masks is not None:
             self._masks.close()
@@ -174,7 +174,7 @@ class CausalTarget:
                 self._commit(plan, acceptance)
         except WorkerError as error:
             raise VerifierError(str(error)) from error
-        except Exception as error:  # torch raises anything
+        except Exception as error:  # torch may raise anything
             raise VerifierError(f"the target's forward pass failed: {error}") from error
         if watching:
             self._observe(watching, plans, acceptances, token_ids, logits, hidden_states)
@@ -194,10 +194,10 @@ class CausalTarget:
         admitted: Sequence[Admitted | None],
         hidden_layers: Sequence[int],
     ) -> list[VerifyPlan]:
-        """Return a plan for each request but those that are held, and read long prefixes."""
+        """Return a plan for each request except held ones, and prefill long prefixes."""
         self.runner.cache.begin_step()
         plans: list[VerifyPlan] = []
-        reading: list[VerifyPlan] = []  # plans with much to read
+        reading: list[VerifyPlan] = []  # plans with much to prefill
         first_logits = 0
         for asked, found in zip(requests, admitted, strict=True):
             self._read_shared(reading, asked)
@@ -219,10 +219,10 @@ class CausalTarget:
         return plans
 
     def _read_shared(self, reading: Sequence[VerifyPlan], request: VerifyRequest) -> None:
-        """Read the beginning that a request's prefix shares with one to be read before it.
+        """Prefill the beginning that a request's prefix shares with an earlier one to be read.
 
-        The request then finds it in the cache, so that a prompt with several choices, or the common
-        beginning of prompts that come together, is read once.
+        The request then finds it in the cache, so a prompt with several choices, or the common
+        beginning of simultaneous prompts, is read only once.
         """
         if not reading or request.states_wanted is not None:
             return
@@ -236,7 +236,7 @@ class CausalTarget:
             plan.start = self.runner.feed(plan.slot, token_ids, plan.start, plan.hidden_states)
 
     def _acquire(self, request: VerifyRequest) -> tuple[int, int]:
-        """Return a request's slot and the number of tokens cached in it that are of use."""
+        """Return a request's slot and the number of usable tokens cached in it."""
         most, wanted = len(request.prefix) - 1, request.states_wanted
         if wanted is not None:
             most = min(most, wanted.first)
@@ -245,7 +245,7 @@ class CausalTarget:
     def _choose_nodes(
         self, request: VerifyRequest, admitted: Admitted | None
     ) -> tuple[VerifyRequest, Sequence[int], TokenMasks | None]:
-        """Return a request with the nodes to verify only, those nodes, and their rows' masks."""
+        """Return a request with only the nodes to verify, those nodes, and their rows' masks."""
         nodes: Sequence[int] = range(request.tree.num_nodes)
         masks = None
         if admitted is not None:
@@ -269,7 +269,7 @@ class CausalTarget:
     def _target_tokens(self, plans: Sequence[VerifyPlan], logits: torch.Tensor) -> list[int]:
         """Return the target's token at every root and node, [R].
 
-        Raises VerifierError if a row has a NaN or +inf, which is then its largest logit.
+        Raises VerifierError if a row's largest logit is NaN or +inf.
         """
         requests = [plan.request for plan in plans]
         if is_plain_argmax(requests):
@@ -301,7 +301,7 @@ class CausalTarget:
         logits: torch.Tensor,
         hidden_states: HiddenStates | None,
     ) -> None:
-        """Show a step to observers. An observer that fails is logged and does not fail the step."""
+        """Show a step to observers. Their errors are logged and do not fail the step."""
         for observer in observers:
             try:
                 top = likeliest_ids(logits, observer.num_top)

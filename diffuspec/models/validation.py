@@ -12,7 +12,7 @@ from diffuspec.text.tokenizer import unknown_token_id
 
 
 def check_batch(requests: Sequence[VerifyRequest], info: TargetInfo) -> None:
-    """Raises InvalidRequestError for a bad request, VerifierError for too many."""
+    """Raise InvalidRequestError for a bad request, VerifierError for too many."""
     limit = info.max_sequences
     if len(requests) > limit:
         raise VerifierError(f"{len(requests)} requests in one batch, max_sequences is {limit}")

@@ -1,4 +1,4 @@
-"""VerifyPlan: one request's rows in a verification of the target, and its verdict from them."""
+"""VerifyPlan: one request's rows in a verification, and the verdict computed from them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from diffuspec.text.answer_matchers import TokenMasks
 class VerifyPlan:
     """One request's rows in a step: its uncached prefix tokens (the tail), then its draft tree."""
 
-    asked: VerifyRequest  # the request as it came
-    request: VerifyRequest  # the request with the verified nodes alone in its tree
+    asked: VerifyRequest  # the request as received
+    request: VerifyRequest  # the request with only the verified nodes in its tree
     slot: int
     num_cached: int  # prefix tokens in the cache before the step
-    start: int  # prefix tokens in it now: pieces of a long prefix have been fed
+    start: int  # prefix tokens in it now, after prefilled pieces
     first_logits: int  # index of the root's row in the step's logits
     nodes: Sequence[int]  # the verified nodes, as indices into the tree of the original request
-    masks: TokenMasks | None  # tokens that a structured output admits after the root and each node
-    hidden_states: HiddenStates | None  # states of the pieces fed
+    masks: TokenMasks | None  # tokens that a grammar admits after the root and each node
+    hidden_states: HiddenStates | None  # states of the prefilled pieces
 
     @property
     def num_tail(self) -> int:
@@ -63,14 +63,14 @@ class VerifyPlan:
         return Segment(self.slot, self.start, token_ids, positions, visible, logit_rows)
 
     def acceptance(self, token_ids: Sequence[int]) -> Acceptance:
-        """Return how far the tree agrees with the target's token at the root and at each node."""
+        """Return how far the tree agrees with the target's token at the root and each node."""
         judge = accept_whole if self.request.is_of_prompt else accept
         return judge(self.request.tree, token_ids)
 
     def logprobs(
         self, acceptance: Acceptance, logits: torch.Tensor
     ) -> tuple[TokenLogprobs, ...] | None:
-        """Return the log-probabilities of the committed tokens if the request wants them."""
+        """Return the log-probabilities of the committed tokens, if the request wants them."""
         num_top = self.request.sampling.logprobs
         if num_top is None:
             return None
@@ -85,7 +85,7 @@ class VerifyPlan:
         seconds: float,
         states: StateRows | None,
     ) -> Verdict:
-        """Return the verdict on the request as it came, by its own nodes and tokens."""
+        """Return the verdict on the request as received, in terms of its own nodes and tokens."""
         return Verdict(
             acceptance.token_ids,
             tuple([self.nodes[node] for node in acceptance.accepted_nodes]),
@@ -100,7 +100,7 @@ class VerifyPlan:
 def hidden_rows(
     plans: Sequence[VerifyPlan], hidden_states: HiddenStates | None, layers: Sequence[int]
 ) -> list[tuple[torch.Tensor, ...]]:
-    """Return each plan's hidden states, [rows from num_cached on, H] for each of the layers."""
+    """Return each plan's hidden states, [rows from num_cached on, H] for each layer."""
     if hidden_states is None or not layers:
         return [()] * len(plans)
     sizes = [plan.num_rows for plan in plans]

@@ -1,4 +1,4 @@
-"""Runs a role's blocking work in a thread of its own, or inline."""
+"""Runs a role's blocking work in its own thread, or inline."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_SHORT_SECONDS = 0.1  # an event loop that is blocked this long at a time still serves well
+_SHORT_SECONDS = 0.1  # an event loop can be blocked for this long without harm
 
-_may_keep_loop = False  # setting of the whole process
+_may_keep_loop = False  # a setting for the whole process
 
 
 def keep_loop_for_short_calls() -> None:
-    """Have the workers of this process make short calls inline.
+    """Make the workers of this process run short calls inline.
 
-    For a process that has one processor and serves nothing but its models: threads only take turns
-    there.
+    For a process with one processor that serves only its models: there, threads would only take
+    turns.
     """
     global _may_keep_loop
     _may_keep_loop = True
@@ -29,14 +29,13 @@ def keep_loop_for_short_calls() -> None:
 class Worker:
     """Runs one call at a time.
 
-    A thread keeps the event loop free and lets roles work at the same time. Switching to it and
-    back takes 0.3 to 0.6 ms where processors sleep between calls, so roles that never overlap work
-    inline.
+    A thread keeps the event loop free and lets roles work concurrently. Switching to it and back
+    takes 0.3 to 0.6 ms if processors sleep between calls, so roles that never overlap work inline.
     """
 
     def __init__(self, name: str, is_inline: bool) -> None:
         self._executor = None if is_inline else ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._in_thread: set[Future[Any]] = set()  # calls that have not ended
+        self._in_thread: set[Future[Any]] = set()  # calls that have not finished
         self._seconds = _SHORT_SECONDS  # duration of the latest call
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -47,7 +46,7 @@ class Worker:
         return await asyncio.wrap_future(call)
 
     def post(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Have a call run before all that come later; do not wait for it. It may not raise."""
+        """Queue a call before all later ones, without waiting for it. It must not raise."""
         if (executor := self._executor_for_next()) is None:
             work(*args, **kwargs)
         else:
@@ -65,7 +64,7 @@ class Worker:
         return call
 
     def _executor_for_next(self) -> ThreadPoolExecutor | None:
-        """Return the thread for the next call; None if that is to be made inline."""
+        """Return the thread for the next call; None: run it inline."""
         if _may_keep_loop and not self._in_thread and self._seconds < _SHORT_SECONDS:
             return None
         return self._executor

@@ -28,12 +28,12 @@ DEFAULT_PAIR = "tiny"
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target that has a name here, and how it is drafted for."""
+    """A named target, and how to draft for it."""
 
     target: Path
-    questions: Path  # questions that benchmark and demo ask by default
-    load_config: Callable[[], EngineConfig]  # raises ConfigError if the models are not there
-    num_threads: int | None  # CPU threads that serve it best; None: torch's choice
+    questions: Path  # default questions of benchmark and demo
+    load_config: Callable[[], EngineConfig]  # raises ConfigError if the models are missing
+    num_threads: int | None  # best number of CPU threads; None: torch's default
     other_drafters: Callable[[], Mapping[str, dict[str, object]]]  # sections by kind
 
 
@@ -42,7 +42,7 @@ PAIRS = {
         tiny.TARGET,
         tiny.QUESTIONS,
         tiny.tiny_config,
-        1,  # it is too small to gain by more threads
+        1,  # too small to benefit from more threads
         tiny.other_drafters,
     ),
     "smollm2": Pair(
@@ -52,7 +52,7 @@ PAIRS = {
 
 
 def find_pair(name: object, option: str) -> Pair:
-    """Return the pair that an option names. Raises ConfigError."""
+    """Find the pair named by an option. Raises ConfigError."""
     if not isinstance(name, str) or name not in PAIRS:
         raise ConfigError(f"{option} must be {' or '.join(PAIRS)}, got {name!r:.80}")
     return PAIRS[name]
@@ -64,17 +64,17 @@ def load_config(path: Path) -> EngineConfig:
 
 
 def parse_config(data: Mapping[str, Any]) -> EngineConfig:
-    """Validate an engine's configuration; the pair that `preset` names fills in what is not given.
+    """Validate an engine's configuration; missing keys come from the pair named by `preset`.
 
-    Raises ConfigError naming the key, the value and what would be right.
+    Raises ConfigError naming the key, the value and what is valid.
     """
     return validate(EngineConfig, fill_in_preset(data, "preset"))
 
 
 def fill_in_preset(engine: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return an engine's sections, laid over those of the pair that `preset` names, if any.
+    """Return an engine's sections, on top of those of the pair named by `preset`, if any.
 
-    key: the whole name of `preset`, for the message. Raises ConfigError.
+    key: the full name of `preset`, for the message. Raises ConfigError.
     """
     given = dict(engine)
     if "preset" not in given:
@@ -90,7 +90,7 @@ def fill_in_preset(engine: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def fill_in_draft_server(server: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections of a draft server, laid over those of the pair that `preset` names.
+    """Return a draft server's sections, on top of those of the pair named by `preset`.
 
     Raises ConfigError.
     """

@@ -1,7 +1,7 @@
 """The cache columns that each row of a segment sees, as lists.
 
-A row of a draft tree does not see all columns before it. Its list closes the gaps: the i-th column
-that it sees is computed at place i, as in a chain.
+A row of a draft tree does not see all columns before it. Its list closes the gaps: the i-th visible
+column is processed at place i, as in a chain.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-_MIN_CHAIN_TABLE = 1024  # columns
+_MIN_CHAIN_TABLE = 1024  # size in columns
 _ITEM = np.dtype(np.int32).itemsize
 
 
 class VisibleColumns(NamedTuple):
-    """Successive rows of a segment, and the cache columns that each of them sees.
+    """Successive rows of a segment, and the cache columns that each row sees.
 
-    All see the columns before `base`. Row r also sees counts[r] further cache columns, listed from
-    columns[starts[r]] on and computed as if they were at base, base + 1 and so on. The rows are
-    taken in an order in which those that see similar columns are neighbours, to save reading.
+    All rows see the columns before `base`. Row r also sees counts[r] further cache columns, listed
+    from columns[starts[r]] on and processed as if they were at base, base + 1 and so on. Rows that
+    see similar columns are adjacent in `order`, so that less has to be read.
     """
 
     first_row: int  # index of the first of these rows in the segment
     num_rows: int
     start: int  # cache row of the segment's first row
     base: int
-    addresses: tuple[int, int, int, int, int]  # order, starts, counts, columns, positions
-    table: NDArray[np.int32]  # the array in which these five lie
+    # addresses of order, starts, counts, columns, positions
+    addresses: tuple[int, int, int, int, int]
+    table: NDArray[np.int32]  # the array that contains these five
 
     @property
     def starts(self) -> NDArray[np.int32]:
@@ -77,7 +78,7 @@ class VisibleColumns(NamedTuple):
         visible: NDArray[np.bool_],
         positions: NDArray[np.integer],
     ) -> Self:
-        """Return the rows of a segment from first_row on, all of which see every row before it.
+        """Return the rows of a segment from first_row on, which all see every row before first_row.
 
         `visible` and `positions` are those of the whole segment.
         """
@@ -105,9 +106,9 @@ class VisibleColumns(NamedTuple):
 
 @cache
 def _chain_table(size: int) -> tuple[NDArray[np.int32], int]:
-    """Return the integers below `size`, then as many zeros, and where they lie.
+    """Return the integers below `size`, then as many zeros, and the address of the array.
 
-    Parts of them are the lists of all chains.
+    Slices of it serve as the lists of all chains.
     """
     table = np.concatenate([np.arange(size, dtype=np.int32), np.zeros(size, np.int32)])
     return table, _address(table)

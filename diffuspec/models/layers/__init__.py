@@ -1,1 +1,1 @@
-"""Layers that take the place of those that transformers makes."""
+"""Layers that replace those of transformers."""

@@ -1,7 +1,7 @@
-"""Activations whose rows do not depend on which other rows are in a forward, to the last bit.
+"""Activations whose rows are bitwise independent of the other rows in a forward.
 
-Elementwise kernels take the last elements of a thread's share in another way than the others,
-and functions such as exp then differ in the last bit.
+Elementwise kernels treat the last elements of a thread's share differently, and functions such as
+exp then differ in the last bit.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.activations import ACT2CLS
 
-_LANES = 64  # kernels take this many elements at a time, or fewer that divide it
-_GRAIN = 1 << 15  # elements that no kernel divides among threads
+_LANES = 64  # kernels process this many elements at a time, or a divisor of it
+_GRAIN = 1 << 15  # number of elements that no kernel divides among threads
 
 _ACTIVATIONS: tuple[Any, ...] = tuple(
     {one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values()}
@@ -22,7 +22,7 @@ _ACTIVATIONS: tuple[Any, ...] = tuple(
 
 
 class ChunkedActivation(nn.Module):
-    """An elementwise function, over so few rows at a time that none is divided among threads."""
+    """An elementwise function, applied to so few rows at a time that threads are never used."""
 
     def __init__(self, function: nn.Module) -> None:
         super().__init__()
@@ -44,11 +44,11 @@ class ChunkedActivation(nn.Module):
 
 
 def use_chunked_activations(model: nn.Module) -> bool:
-    """Replace activations in place, and return whether rows do not depend on each other now.
+    """Replace activations in place, and return whether rows are now independent.
 
     Rotary embeddings must have been replaced.
     """
-    is_on_gpu = next(model.parameters()).is_cuda  # a GPU computes all elements alike
+    is_on_gpu = next(model.parameters()).is_cuda  # a GPU treats all elements alike
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, _ACTIVATIONS) and not is_on_gpu:

@@ -1,7 +1,7 @@
-"""A drafter's head over some token ids only: a draft of rare tokens is not worth reading the rest.
+"""A drafter's head over some token ids: reading the weights of rare tokens does not pay.
 
-Zhao et al., "FR-Spec" (2025), draft from the tokens that are frequent in a corpus. A drafter's
-weights name them as `head_token_ids`; it drafts no others. What is decoded does not change.
+Zhao et al., "FR-Spec" (2025), draft only tokens that are frequent in a corpus. A drafter's weights
+name them as `head_token_ids`; it drafts no others. The decoded text does not change.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 from diffuspec.core.errors import ModelLoadError
 
-HEAD_TOKEN_IDS = "head_token_ids"  # name of a tensor among the weights: int32, ascending
+HEAD_TOKEN_IDS = "head_token_ids"  # name of a weight tensor: int32, ascending
 
 
 class LogitColumns(NamedTuple):
-    """The token ids of the columns of logits, ascending, among all ids of the vocabulary."""
+    """The token ids of the columns of logits, ascending, and the size of the vocabulary."""
 
     token_ids: Tensor  # [columns] int64
     num_ids: int
 
     def spread(self, logits: Tensor) -> Tensor:
-        """Return logits [R, columns] as those of all ids, [R, num_ids]: -inf for the others."""
+        """Expand logits [R, columns] to all ids, [R, num_ids], with -inf for the others."""
         every = logits.new_full((len(logits), self.num_ids), -torch.inf)
         return every.index_copy_(1, self.token_ids, logits)
 
@@ -49,7 +49,7 @@ class DraftHead(nn.Module):
 
     @property
     def columns(self) -> LogitColumns:
-        """The columns of its logits, on the device that it has been moved to."""
+        """The columns of its logits, on its present device."""
         return LogitColumns(self.token_ids, self._num_ids)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class DraftHead(nn.Module):
 
 
 def use_draft_head(model: Any, token_ids: Tensor, path: Path) -> None:
-    """Let a model compute the logits of these ids only. Raises ModelLoadError for others."""
+    """Make a model compute only the logits of these ids. Raises ModelLoadError for invalid ids."""
     head = model.get_output_embeddings()
     is_list = token_ids.ndim == 1 and len(token_ids) > 0 and not token_ids.is_floating_point()
     if not (

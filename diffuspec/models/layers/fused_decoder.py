@@ -1,7 +1,7 @@
 """Decoder layers of the Llama family on a CPU, in few operations.
 
-transformers' layers start some 60 operations each. In a step of few rows that takes as long as
-reading the weights. These start a dozen, or one where their products are our own.
+transformers' layers start about 60 operations each. In a step with few rows that takes as long as
+reading the weights. These layers start a dozen, or one if their products are our own.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _FAMILIES = frozenset(
 _MODELS = frozenset(
     {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 )
-_NUM_TRIED = 3  # rows of a trial
-# Largest difference in a trial, as a share of the largest output; roundings make some.
+_NUM_TRIED = 3  # rows in a trial
+# Largest difference in a trial, relative to the largest output; rounding causes some.
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
@@ -51,7 +51,8 @@ class FusedDecoderLayer(nn.Module):
         self.self_attn, self.mlp = layer.self_attn, layer.mlp
         self.input_layernorm: FusedNorm | nn.Identity = layer.input_layernorm
         self.post_attention_layernorm: FusedNorm = layer.post_attention_layernorm
-        self.attention_type = getattr(layer, "attention_type", None)  # transformers' models read it
+        # transformers' models read this attribute
+        self.attention_type = getattr(layer, "attention_type", None)
         qkv = layer.self_attn.q_proj.product
         self._qkv, self._gate_up = qkv.layer, layer.mlp.gate_proj.product.layer
         self._dim = layer.self_attn.head_dim
@@ -128,7 +129,7 @@ class FusedDecoderLayer(nn.Module):
         )
 
     def _normed_heads(self, qkv: Tensor) -> Tensor:
-        """Normalise the heads of queries and keys, [T, heads * dim], where the family does."""
+        """Normalise the heads of queries and keys, [T, heads * dim], if the family does so."""
         norms = self._head_norms
         if norms is None:
             return qkv
@@ -141,10 +142,10 @@ class FusedDecoderLayer(nn.Module):
 
 
 class FusedDecoder(nn.ModuleList):
-    """All decoder layers of a model, which take rows through them in one operation.
+    """All decoder layers of a model, run in one operation.
 
-    A model iterates over a slice of them. Where nothing is to be seen between them, the slice has
-    this operation alone.
+    A model iterates over a slice of its layers. If nothing needs the values between layers, the
+    slice contains only this operation.
     """
 
     def __init__(self, layers: Sequence[FusedDecoderLayer], parts: Sequence[LayerWeights]) -> None:
@@ -153,7 +154,7 @@ class FusedDecoder(nn.ModuleList):
 
     @property
     def is_one(self) -> bool:
-        """Whether the forward under way can go through all of them at once."""
+        """Return whether the running forward can go through all layers at once."""
         layers: Iterable[Any] = self._modules.values()
         return _current_pieces() is not None and not any(one._forward_hooks for one in layers)
 
@@ -164,16 +165,16 @@ class FusedDecoder(nn.ModuleList):
     def decode(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
     ) -> Tensor:
-        """Return the rows behind the last layer, [1, T, H]; angles are [1, T, dim]."""
+        """Return the rows after the last layer, [1, T, H]; angles are [1, T, dim]."""
         (cos, sin), pieces = position_embeddings, _current_pieces()
         assert pieces is not None
         return self._as_one(hidden_states[0], cos[0], sin[0], pieces).unsqueeze(0)
 
 
 class FusedForward:
-    """The forward of a causal LM whose decoder layers are one operation.
+    """The forward of a causal LM whose decoder layers are a single operation.
 
-    transformers' own does the same within a dozen wrappers, which take as long as a layer.
+    transformers' own forward goes through a dozen wrappers, which take as long as a layer.
     """
 
     def __init__(self, model: Any, layers: FusedDecoder) -> None:
@@ -191,7 +192,7 @@ class FusedForward:
 
 
 def use_fused_forward(model: Any) -> None:
-    """Replace the forward of a causal LM whose decoder layers have been replaced by one."""
+    """Replace the forward of a causal LM whose decoder layers have been fused into one."""
     layers = getattr(model.base_model, "layers", None)
     if type(model).__name__ in _MODELS and isinstance(layers, FusedDecoder):
         model.forward = FusedForward(model, layers)
@@ -204,10 +205,10 @@ def _current_pieces() -> AttentionPieces | None:
 
 @torch.inference_mode()
 def use_fused_layers(base: Any) -> None:
-    """Replace the `layers` of a model whose linear layers and norms have been replaced.
+    """Fuse the `layers` of a model whose linear layers and norms have been replaced.
 
-    Layers of other families stay as they are, and those that compute something else. `base` is the
-    model below the head; its `rotary_emb` gives the angles of positions.
+    Layers of other families, or with other computations, are left unchanged. `base` is the model
+    below the head; its `rotary_emb` returns the angles of positions.
     """
     layers = getattr(base, "layers", None)
     if not isinstance(layers, nn.ModuleList):
@@ -238,7 +239,7 @@ def _has_known_parts(layer: Any) -> bool:
 
 
 def _tried(layer: Any, base: Any) -> FusedDecoderLayer | None:
-    """Return the replacement of a layer if it computes the same for some random rows."""
+    """Return the replacement of a layer if it computes the same for random rows."""
     random = torch.Generator().manual_seed(0)
     like = layer.post_attention_layernorm.weight
     rows = torch.randn(1, _NUM_TRIED, len(like), generator=random).to(like)

@@ -1,4 +1,4 @@
-"""Linear layers on a GPU whose rows do not depend on the other rows, to the last bit."""
+"""Linear layers on a GPU whose rows are bitwise independent of the other rows."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class CublasLinear(nn.Module):
-    """A linear layer in cuBLAS's products.
+    """A linear layer computed by cuBLAS.
 
-    With is_exact, rows are multiplied in the numbers of `agreeing_sizes`, if there are any.
+    With is_exact, rows are multiplied in batches of the `agreeing_sizes`, if there are any.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, is_exact: bool) -> None:
@@ -37,14 +37,14 @@ class CublasLinear(nn.Module):
 
     @property
     def is_exact(self) -> bool:
-        """Whether a row's output is the same to the last bit, whatever other rows there are."""
+        """Whether a row's output is bitwise independent of the other rows."""
         return self._sizes is not None
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self._sizes is None:
             return functional.linear(inputs, self.weight, self._bias)
         outputs = multiply_in_sizes(_product(self.weight), inputs, self._sizes)
-        # Not within the product: cuBLAS adds a bias before or after rounding.
+        # Separately from the product: cuBLAS may add a bias before or after rounding.
         return outputs if self._bias is None else outputs.add_(self._bias)
 
 
@@ -61,21 +61,21 @@ class GpuQuantizedLinear(nn.Module):
     def of_groups(
         cls, matrices: Sequence[GpuMatrix], bias: Tensor | None, dtype: torch.dtype
     ) -> Self:
-        """Return a layer of matrices, their outputs one after another."""
+        """Return a layer of matrices whose outputs are concatenated."""
         from diffuspec.models.kernels.triton.products import GroupsProduct
 
         return cls(GroupsProduct(matrices, bias, dtype))
 
     @classmethod
     def of_int8(cls, matrix: Int8Matrix, bias: Tensor | None, dtype: torch.dtype) -> Self:
-        """Return a layer whose inputs are rounded to 8 bits, too."""
+        """Return a layer whose inputs are also rounded to 8 bits."""
         from diffuspec.models.kernels.triton.products import Int8Product
 
         return cls(Int8Product(matrix, bias, dtype))
 
     @property
     def weight(self) -> Tensor:
-        """The weights in torch's layout, which some families ask for their type; slow."""
+        """The weights in torch's layout, whose type some families read. Slow: they are unpacked."""
         return self.product.weight
 
     def forward(self, inputs: Tensor) -> Tensor:

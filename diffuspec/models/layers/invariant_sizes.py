@@ -1,7 +1,7 @@
-"""Matrix products whose rows do not depend on how many there are, to the last bit.
+"""Matrix products whose rows are bitwise independent of the number of rows.
 
-oneDNN and cuBLAS choose a kernel, and with it the order of a sum, by the number of rows. Trials
-find the numbers of rows that agree in every bit on this machine, and only those are used.
+oneDNN and cuBLAS choose a kernel, and so the order of summation, by the number of rows. Trials find
+the numbers of rows that agree in every bit on this machine, and only those are used.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ _CPU = torch.device("cpu")
 
 Product: TypeAlias = Callable[[Tensor], Tensor]
 
-# Numbers of rows tried.
+# Numbers of rows to try.
 SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 GPU_SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048)  # 64 rows take as long as reading the weights
-MIN_LARGEST = 16  # rows: the largest size must take a usual draft in one piece
-_MIN_TRIED = 256  # outputs that tell kernels apart; narrow layers are tried with several rows
-_MAX_TRIED = 1 << 22  # outputs of one trial: wide layers are tried with fewer rows
+MIN_LARGEST = 16  # rows: the largest size must hold a typical draft in one piece
+_MIN_TRIED = 256  # enough outputs to tell kernels apart; narrow layers are tried with several rows
+_MAX_TRIED = 1 << 22  # outputs in one trial: wide layers are tried with fewer rows
 _MAX_TRIED_ON_GPU = 1 << 27
-_MAX_SMALLEST_ON_GPU = 256  # rows: on a GPU, 256 rows take hardly longer than one
+_MAX_SMALLEST_ON_GPU = 256  # on a GPU, 256 rows take hardly longer than one
 _GPU_STEP = 64
-_MAX_PADDING = 128  # rows added to a piece rather than cutting off another
+_MAX_PADDING = 128  # rows added to a piece rather than starting another one
 
 
 def invariant_size(count: int) -> int:
-    """Return the next number of rows at or above a count that pieces of SIZES add up to."""
+    """Return the smallest sum of SIZES that is at least `count`."""
     whole, rest = divmod(count, SIZES[-1])
     return whole * SIZES[-1] + (_next(rest, SIZES) if rest else 0)
 
 
 def gpu_size(count: int) -> int:
-    """Return the next number of rows at or above a count that pieces of GPU_SIZES add up to."""
+    """Return the smallest sum of GPU_SIZES that is at least `count`."""
     step = _GPU_STEP
     return -(-count // step) * step if count > step else _next(count, GPU_SIZES)
 
@@ -57,7 +57,7 @@ def multiply_in_sizes(product: Product, inputs: Tensor, sizes: tuple[int, ...]) 
 
 
 def _pieces(count: int, sizes: tuple[int, ...]) -> list[int]:
-    """Return numbers of rows that add up to a count, each a size or a little less."""
+    """Return numbers of rows that add up to `count`; each is a size or slightly less."""
     pieces = []
     while count > 0:
         size = min(count, sizes[-1])
@@ -80,9 +80,9 @@ def agreeing_sizes(
     dtype: torch.dtype,
     device: torch.device = _CPU,
 ) -> tuple[int, ...] | None:
-    """Return the SIZES at which products of this shape agree in every bit; None for too few.
+    """Return the SIZES at which products of this shape agree in every bit; None if too few do.
 
-    The result holds for the present number of threads.
+    The result is valid for the present number of threads.
     """
     return _agreeing_sizes(
         make_product, num_inputs, num_outputs, has_bias, dtype, device, torch.get_num_threads()
@@ -119,7 +119,7 @@ def _agreeing_sizes(
 
 
 def _best_on_gpu(groups: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """Return the sizes that read the longest prompts at once, among those for short steps."""
+    """Return the sizes that process the longest prompts at once, among those for short steps."""
     short = [sizes for sizes in groups if sizes[0] <= _MAX_SMALLEST_ON_GPU]
     return max(short, key=lambda sizes: (sizes[-1], -sizes[0]), default=None)
 
@@ -127,10 +127,10 @@ def _best_on_gpu(groups: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
 def _cancelling_rows_and_weight(
     num_inputs: int, num_outputs: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return rows, [trials, 1, inputs], and weights whose true products are 0.
+    """Return rows, [trials, 1, inputs], and weights whose exact products are 0.
 
-    What a kernel returns for them is its rounding errors alone, which tell the order of the sum:
-    magnitudes differ so much that most additions round.
+    A kernel's result is then pure rounding error, which reveals the order of summation: magnitudes
+    differ so much that most additions round.
     """
     random = torch.Generator().manual_seed(0)
     half, num_trials = num_inputs // 2, -(-_MIN_TRIED // num_outputs)

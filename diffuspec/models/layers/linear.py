@@ -1,9 +1,9 @@
-"""Faster layers for models; values agree up to rounding.
+"""Faster layers for models; results agree up to rounding.
 
 A step has 1 to 40 rows, and torch's matrix products on a CPU are slow at these shapes, most of all
-on AMD processors and in bfloat16. `MatrixProduct` takes a third of the time on processors that can
-run it, and oneDNN over weights packed in advance takes half. In float32 on Intel processors torch
-is faster than oneDNN by a quarter for a single row, the step of plain decoding, and by a third for
+on AMD processors and in bfloat16. `MatrixProduct` takes a third of the time on processors that
+support it, and oneDNN with prepacked weights takes half. In float32 on Intel processors torch is
+faster than oneDNN by a quarter for a single row, the step of plain decoding, and by a third for
 small layers, so it is used there. Projections of the same input are computed as one product, and
 norms in one operation instead of seven, on CPUs and GPUs alike.
 """
@@ -24,17 +24,17 @@ from diffuspec.models.kernels import operations, products
 from diffuspec.models.layers.gpu_linear import CublasLinear, GpuQuantizedLinear
 from diffuspec.models.layers.invariant_sizes import agreeing_sizes, multiply_in_sizes
 
-_MAX_PLAIN_WEIGHTS = 1 << 22  # largest layer kept in both layouts; a larger one gains nothing
-_MAX_UNPACKED_WEIGHTS = 1 << 18  # largest layer that gains nothing by oneDNN's layout
-_USUAL_ROWS = 16  # rows of a usual step, for which weights are packed
+_MAX_PLAIN_WEIGHTS = 1 << 22  # largest layer kept in both layouts; a larger one would not benefit
+_MAX_UNPACKED_WEIGHTS = 1 << 18  # largest layer that does not benefit from oneDNN's layout
+_USUAL_ROWS = 16  # rows of a typical step, for which weights are packed
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def use_fast_layers(model: nn.Module, is_exact: bool = False, allow_int8: bool = False) -> bool:
-    """Replace linear layers and norms in place where this machine gains by it.
+    """Replace linear layers and norms in place where that is faster on this machine.
 
-    With is_exact, returns whether no row of a matrix product depends on the other rows, see
+    With is_exact, returns whether rows of all matrix products are independent of each other, see
     `invariant_sizes`. With allow_int8, products may be computed in 8 bits.
     """
     dtype = next(model.parameters()).dtype
@@ -68,7 +68,7 @@ def _has_independent_rows(module: nn.Module) -> bool:
 
 
 def needs_no_padding(model: nn.Module) -> bool:
-    """Whether no matrix product of a model gains by a usual number of rows."""
+    """Return whether no matrix product of a model benefits from padding to a typical size."""
     kinds = nn.Linear | AnyLinear
     layers = [
         module.product.layer if isinstance(module, Sibling) else module
@@ -79,7 +79,7 @@ def needs_no_padding(model: nn.Module) -> bool:
 
 
 def _can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies matrices of this type on this machine."""
+    """Return whether oneDNN multiplies matrices of this type on this machine."""
     backend: Any = torch.backends.mkldnn
     if not backend.is_available():
         return False
@@ -92,7 +92,7 @@ def _can_pack(dtype: torch.dtype) -> bool:
 
 @functools.cache
 def is_intel() -> bool:
-    """Whether this machine has Intel processors. False where the system does not tell."""
+    """Return whether this machine has Intel processors; False if that is unknown."""
     try:
         return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -100,10 +100,10 @@ def is_intel() -> bool:
 
 
 class _Product:
-    """Rows times a weight matrix in oneDNN's own layout."""
+    """Multiplies rows with a weight matrix in oneDNN's own layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, num_rows: int = 1) -> None:
-        """num_rows: rows that the layout is chosen for; kernels agree most often if it is 1."""
+        """num_rows: batch size for which the layout is chosen; with 1, kernels agree most often."""
         self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, num_rows)
         self._bias = bias
 
@@ -117,9 +117,9 @@ class _Product:
 class OneDnnLinear(nn.Module):
     """A linear layer with its weights in oneDNN's own layout.
 
-    In float32 on Intel it has them also in torch's, or in torch's alone if they are few.
+    In float32 on Intel it also has them in torch's layout, or only in that if they are few.
 
-    With is_exact, rows are multiplied in the numbers of `agreeing_sizes`, if there are any.
+    With is_exact, rows are multiplied in batches of the `agreeing_sizes`, if there are any.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, is_exact: bool = False) -> None:
@@ -143,7 +143,7 @@ class OneDnnLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weights in torch's layout, which some families ask for their type; slow."""
+        """The weights in torch's layout, whose type some families read. Slow: they are unpacked."""
         if self._plain_weight is not None:
             return self._plain_weight
         assert self._multiply is not None
@@ -151,7 +151,7 @@ class OneDnnLinear(nn.Module):
 
     @property
     def is_exact(self) -> bool:
-        """Whether a row's output is the same to the last bit, whatever other rows there are."""
+        """Whether a row's output is bitwise independent of the other rows."""
         return self._sizes is not None
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ class OneDnnLinear(nn.Module):
 
 
 class KernelLinear(nn.Module):
-    """A linear layer by a product of our own; always exact."""
+    """A linear layer that uses our own product; always exact."""
 
     is_exact = True
 
@@ -175,7 +175,7 @@ class KernelLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weights in torch's layout, which some families ask for their type; slow."""
+        """The weights in torch's layout, whose type some families read. Slow: they are unpacked."""
         return self.product.weight
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ AnyLinear: TypeAlias = OneDnnLinear | KernelLinear | CublasLinear | GpuQuantized
 def fastest_linear(
     weight: Tensor, bias: Tensor | None, is_exact: bool, allow_int8: bool
 ) -> AnyLinear:
-    """Return the fastest linear layer of a weight on its device."""
+    """Return the fastest linear layer for a weight on its device."""
     if weight.is_cuda:
         return CublasLinear(weight, bias, is_exact)
     if products.can_multiply(weight.dtype, allow_int8):
@@ -197,10 +197,10 @@ def fastest_linear(
 
 
 class _SiblingsProduct:
-    """Linear layers of one input, computed as one product when the first of them is called."""
+    """Linear layers with the same input, computed as one product when the first one is called."""
 
     def __init__(self, layer: AnyLinear, sizes: Sequence[int]) -> None:
-        """The layer has the outputs of all of them, one after another."""
+        """`layer` has the outputs of all of them, concatenated."""
         self.layer, self.sizes = layer, list(sizes)
         self.is_exact = layer.is_exact
         self._inputs: Tensor | None = None
@@ -245,7 +245,7 @@ def _fuse(layers: Sequence[nn.Linear], is_exact: bool, allow_int8: bool) -> list
 
 
 def siblings_of(layer: AnyLinear, sizes: Sequence[int]) -> list[Sibling]:
-    """Return a layer as layers of one input, of which each has some of its outputs."""
+    """Return a layer as several layers with the same input, each with some of the outputs."""
     product = _SiblingsProduct(layer, sizes)
     return [Sibling(product, index) for index in range(len(sizes))]
 
@@ -260,10 +260,10 @@ def _can_fuse(layers: Sequence[Any]) -> bool:
 def _fused_norm(module: nn.Module) -> FusedNorm | None:
     """Return a FusedNorm if `module` computes the same, else None.
 
-    Class names do not tell: families use them for different functions.
+    Class names are not enough: families use them for different functions.
     """
     epsilon = getattr(module, "variance_epsilon", None)
-    if not isinstance(epsilon, float):  # checked first: a weight may have to be computed
+    if not isinstance(epsilon, float):  # checked first, since a weight may have to be computed
         return None
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor):

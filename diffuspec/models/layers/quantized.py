@@ -1,4 +1,4 @@
-"""Stored matrices, in the layout of the device that multiplies them, and their layers."""
+"""Stored matrices in the layout of the device that multiplies them, and their layers."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ StoredMatrix: TypeAlias = AnyQuantized | Int8Matrix | Tensor  # a tensor of any 
 def matrix_of(
     layout: Layout, shape: tuple[int, ...], slices: Iterable[Groups], device: torch.device
 ) -> AnyQuantized:
-    """Return a matrix of slices of its outputs, each but the last of `slice_size` outputs."""
+    """Return a matrix from slices of its outputs, each of `slice_size` outputs except the last."""
     if device.type == "cpu":
         return QuantizedMatrix(layout, shape, slices)
     return GpuMatrix(layout, shape, slices, device)
 
 
 def slice_size(num_inputs: int, device: torch.device) -> int:
-    """Return how many outputs are unpacked at a time."""
+    """Return the number of outputs to unpack at a time."""
     if device.type == "cpu":
         return quantized.slice_size(num_inputs)
     return on_gpu.slice_size(num_inputs)
 
 
 def moved(matrix: StoredMatrix, device: torch.device) -> StoredMatrix:
-    """Return a matrix on a device; those that are quantised in groups are there already."""
+    """Return a matrix on a device; matrices quantised in groups are already there."""
     if isinstance(matrix, Int8Matrix):
         return Int8Matrix(*(field.to(device) for field in matrix))
     return matrix.to(device) if isinstance(matrix, Tensor) else matrix
@@ -50,9 +50,9 @@ def linear_of(
     dtype: torch.dtype,
     quantize_activations: bool = False,
 ) -> AnyLinear:
-    """Return a linear layer of matrices that are stored alike; their outputs one after another.
+    """Return a linear layer of matrices in the same format, with their outputs concatenated.
 
-    quantize_activations: of products with weights that are quantised by groups, on a CPU.
+    quantize_activations: round inputs to 8 bits, for weights quantised in groups on a CPU.
     """
     quantized = [one for one in matrices if isinstance(one, QuantizedMatrix)]
     if quantized:
@@ -74,12 +74,12 @@ def linear_of(
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Return tensors one after another; a single one is not copied."""
+    """Concatenate tensors; a single one is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 class _HasRows(Protocol):
-    """A stored matrix that widens some of its rows."""
+    """A stored matrix that can widen some of its rows."""
 
     num_outputs: int
 
@@ -87,18 +87,18 @@ class _HasRows(Protocol):
 
 
 class StoredEmbedding(nn.Module):
-    """Embeddings that stay as they are stored, and are widened as they are looked up."""
+    """Embeddings that stay in their stored format, and are widened on look-up."""
 
     def __init__(self, stored: _HasRows | Tensor, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self._stored, self._dtype = stored, dtype
-        # Models are asked for their type and device, which are those of their first parameter.
+        # A model's type and device are taken from its first parameter.
         like = torch.empty(0, dtype=dtype, device=device)
         self.like = nn.Parameter(like, requires_grad=False)
 
     @property
     def weight(self) -> Tensor:
-        """All embeddings in the type in which they are looked up; slow."""
+        """All embeddings in the type of look-ups. Slow: they are widened."""
         stored = self._stored
         num_ids = len(stored) if isinstance(stored, Tensor) else stored.num_outputs
         found: Tensor = self(torch.arange(num_ids, device=self.like.device))
@@ -113,7 +113,7 @@ class StoredEmbedding(nn.Module):
 def embedding_of(
     matrix: StoredMatrix, head: AnyLinear | None, dtype: torch.dtype
 ) -> StoredEmbedding:
-    """Return embeddings; `head` is a layer of the same matrix, so that it is not kept twice."""
+    """Return embeddings; `head` is a layer with the same matrix, which is then shared."""
     if isinstance(matrix, GpuMatrix):
         return StoredEmbedding(matrix, dtype, matrix.device)
     if isinstance(matrix, QuantizedMatrix):

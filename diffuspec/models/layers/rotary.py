@@ -1,7 +1,7 @@
-"""Rotary positions by a table, so that a row's angles do not depend on the rows beside it.
+"""Rotary embeddings from a table, so that a row's angles do not depend on the other rows.
 
-Elementwise kernels take the last elements of a thread's share in another way than the others, and
-functions such as cos then differ in the last bit.
+Elementwise kernels treat the last elements of a thread's share differently, and functions such as
+cos then differ in the last bit.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_MIN_POSITIONS = 128  # trials at loading may go beyond a small model's positions
+_MIN_POSITIONS = 128  # trials during loading may exceed a small model's positions
 
 
 class RotaryTable(nn.Module):
-    """The cosines and sines of rotary positions, computed once for all positions below a limit.
+    """The cosines and sines of all positions below a limit, computed once.
 
-    Some families choose them by the largest position: no sequence has more than `max_len`.
+    Some families choose them by the largest position; no sequence is longer than `max_len`.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class RotaryTable(nn.Module):
         like = torch.zeros(1, dtype=dtype, device=device)
         positions = torch.arange(max(num_positions, _MIN_POSITIONS), device=device)[None]
         parts = [rotary(like, part) for part in torch.split(positions, max_len, dim=1)]
-        angles = [torch.cat(part) for part in parts]  # [2, positions, dim] for each part
+        angles = [torch.cat(part) for part in parts]  # each [2, positions, dim]
         self._angles = torch.cat(angles, dim=1)
 
     def forward(self, _: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,9 +40,9 @@ class RotaryTable(nn.Module):
 
 @torch.inference_mode()
 def use_rotary_tables(model: nn.Module, max_len: int, num_positions: int) -> None:
-    """Replace rotary embeddings in place, which are computed at every forward otherwise.
+    """Replace rotary embeddings in place; transformers computes them in every forward.
 
-    Sequences have up to max_len tokens. Rows that are not kept have positions up to num_positions.
+    Sequences have up to max_len tokens; scratch rows have positions up to num_positions.
     """
     dtype = next(model.parameters()).dtype
     for parent in list(model.modules()):

@@ -1,1 +1,1 @@
-"""Loading model directories: checks, safetensors, tensor parallelism, layers for CPUs."""
+"""Loads model directories: checks, safetensors, tensor parallelism, layers for CPUs."""

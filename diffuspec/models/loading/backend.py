@@ -1,4 +1,4 @@
-"""The backend of a model on this machine, and whether its bits are the same in every batch."""
+"""The backend of a model on this machine, and whether results are bitwise reproducible."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class Backend:
     device: torch.device
     dtype: torch.dtype
     kernels: str
-    is_exact: bool  # result of the trial at loading; before loading, whether to try
+    is_exact: bool  # before loading: whether to try for exactness; afterwards: the result
     reason: str  # why it is exact or not
-    quantizes_activations: bool = False  # where they meet weights that are quantised by groups
+    # whether rows are rounded to 8 bits for weights quantised in groups
+    quantizes_activations: bool = False
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
@@ -37,7 +38,7 @@ class Backend:
         return f"{dtype} on {self.device}, kernels: {kernels}; {exactness}: {self.reason}"
 
     def of(self, runner: ModelRunner) -> Backend:
-        """Return the backend of a runner, which tried whether it is exact."""
+        """Return the backend of a runner, with the result of its exactness trial."""
         if runner.is_exact:
             by_shape = "every step has one shape"
             reason = "no row depends on the others" if runner.takes_trees else by_shape
@@ -52,8 +53,8 @@ def choose_backend(
 ) -> Backend:
     """Choose the device, the type and the kernels of a model. Raises ModelLoadError, ConfigError.
 
-    is_exact None: where that costs little, in 16 bits, and in float32 where the processor has
-    products of our own.
+    is_exact: None: if it costs little, which is the case in 16 bits, and in float32 if the
+    processor has our own products.
     """
     where = resolve_device(path, device)
     use_wanted_level()
@@ -90,7 +91,7 @@ def _warn_of_missing_kernels() -> None:
 
 
 def resolve_device(path: Path, device: Device) -> torch.device:
-    """Return where a model is to be loaded. Raises ModelLoadError."""
+    """Return the device on which to load a model. Raises ModelLoadError."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Checkpoint: the facts about a model directory that are known before its weights are read."""
+"""Checkpoint: facts about a model directory that are known before its weights are read."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from diffuspec.text.gguf_directory import WEIGHTS, model_directory
 from diffuspec.text.gguf_file import inspect_gguf
 
 _DIFFUSION_KEYS = ("mask_token_id", "diffusion_attention")  # some families have their own mask
-_STORED_MEMORY = 1.2  # memory per byte of files, while weights are read that stay quantised
-# Files that older directories have beside config.json, and the method that each stands for.
+_STORED_MEMORY = 1.2  # memory per byte of files while quantised weights are being read
+# Files that older directories have besides config.json, and the quantisation method of each.
 _OLD_CONFIGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
@@ -41,19 +41,19 @@ class Checkpoint:
 
     path: Path
     config: dict[str, Any]
-    num_weights: int  # numbers in all tensors
+    num_weights: int  # number of elements in all tensors
     gguf: Path | None = None  # GGUF file whose weights stay quantised
-    quantization: Quantization | None = None  # format of safetensors that stay quantised
+    quantization: Quantization | None = None  # format of safetensors whose weights stay quantised
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
-        """Return the bytes that the weights take in memory in a type, or as they are stored."""
+        """Return the bytes that the weights take in memory, in a type or as stored."""
         if self.gguf is None and self.quantization is None:
             return self.num_weights * dtype.itemsize
         files = weight_files(self.path) if self.gguf is None else [self.gguf]
         return int(sum(file.stat().st_size for file in files) * _STORED_MEMORY)
 
     def check_is_plain(self, use: str) -> None:
-        """Raise ModelLoadError if its weights are quantised; `use` needs them plain."""
+        """Raise ModelLoadError if its weights are quantised, which `use` does not allow."""
         if self.gguf is not None or self.quantization is not None:
             raise ModelLoadError(
                 f"{self.path} has quantised weights, but {use} needs a model directory in "
@@ -62,12 +62,12 @@ class Checkpoint:
 
     @property
     def family(self) -> DiffusionFamily | None:
-        """Its line in the table of diffusion LMs; None if it has none."""
+        """Its entry in the table of diffusion LMs; None if it has none."""
         return find_family(self.config)
 
     @property
     def is_diffusion(self) -> bool:
-        """Whether it was trained to fill masks, and not to continue text."""
+        """Whether it was trained to fill masks rather than to continue text."""
         if self.family is not None:
             return True
         family = CONFIG_MAPPING[self.config["model_type"]]
@@ -76,7 +76,7 @@ class Checkpoint:
 
     @property
     def max_positions(self) -> int:
-        """Number of tokens of the longest sequence it was trained for. Raises ModelLoadError."""
+        """Length in tokens of the longest sequence it was trained for. Raises ModelLoadError."""
         name = _own_name(self.config["model_type"], "max_position_embeddings")
         value = self.config.get(name)
         if not isinstance(value, int) or value < 2:
@@ -85,20 +85,22 @@ class Checkpoint:
 
     @property
     def diffusion(self) -> DiffusionSettings:
-        """Settings to draft with, by its own files. Raises ModelLoadError if it is none."""
+        """Settings for drafting, by its own files. Raises ModelLoadError if it is no diffusion
+        LM.
+        """
         return self.diffusion_with(None)
 
     def diffusion_with(self, block_size: int | None) -> DiffusionSettings:
-        """Return the settings to draft with; block_size is the configured one, if any.
+        """Return the settings for drafting. block_size: the configured one, if any.
 
         Raises ModelLoadError if it is not a diffusion LM.
         """
         return read_settings(self.path, self.config, block_size)
 
     def check_autoregressive(self, role: str, *, may_be_block_causal: bool = False) -> None:
-        """Raise ModelLoadError if it is a diffusion LM; `role` names its use in the message.
+        """Raise ModelLoadError if it is a diffusion LM; the message names its `role`.
 
-        may_be_block_causal: one whose rows without masks continue text is accepted.
+        may_be_block_causal: accept a diffusion LM that continues text where there are no masks.
         """
         if may_be_block_causal and self.is_diffusion and self.diffusion.continues_text:
             return
@@ -110,7 +112,7 @@ class Checkpoint:
     def check_room_for_drafts(self, block_size: int = 1) -> None:
         """Check that the longest draft fits after a prefix of one token. Raises ModelLoadError.
 
-        block_size: the last block of a draft is filled up to it.
+        block_size: the last block of a draft is padded to this size.
         """
         longest = MAX_DRAFT_TOKENS + block_size - 1
         if self.max_positions <= longest:
@@ -131,7 +133,7 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
     _check_family(path, config)
     quantization = _read_quantization(path, config)
     if (path / "generation_config.json").exists():
-        read_json(path, "generation_config.json")  # transformers would ignore a damaged one
+        read_json(path, "generation_config.json")  # transformers would ignore a damaged file
     if (path / WEIGHTS).is_file():
         file = (path / WEIGHTS).resolve()
         return Checkpoint(path, config, inspect_gguf(file).num_weights, file)
@@ -147,7 +149,7 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
 
 
 def _check_family(path: Path, config: dict[str, Any]) -> None:
-    """Raises ModelLoadError for families that we cannot run."""
+    """Raise ModelLoadError for families that we cannot run."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise ModelLoadError(f"{path}: config.json has no model_type")
@@ -162,7 +164,7 @@ def _check_family(path: Path, config: dict[str, Any]) -> None:
 
 
 def _read_quantization(path: Path, config: dict[str, Any]) -> Quantization | None:
-    """Return how weights are quantised, if they are. Raises ModelLoadError."""
+    """Return how weights are quantised, if at all. Raises ModelLoadError."""
     for key in ("quantization_config", "compression_config"):
         if config.get(key) is not None:
             return read_quantization(f"{path}: {key} of config.json", config[key])
@@ -180,7 +182,7 @@ def _list_families() -> str:
 
 
 def check_fits(path: Path, weight_bytes: int, cache_bytes: int, device: torch.device) -> None:
-    """Raises OutOfMemoryError if weights and cache exceed the free memory of the device."""
+    """Raise OutOfMemoryError if weights and cache exceed the device's free memory."""
     available = _available_bytes(device)
     if weight_bytes + cache_bytes > available:
         raise OutOfMemoryError(
@@ -204,7 +206,7 @@ def _free_bytes_of_machine() -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if "MemAvailable" in line)
-    except (OSError, StopIteration):  # another system than Linux: count all installed memory
+    except (OSError, StopIteration):  # not Linux: count all installed memory
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -220,7 +222,7 @@ def _free_bytes_of_container() -> int:
 
 
 def _own_name(model_type: str, key: str) -> str:
-    """Return a setting's name in the config.json of a family, such as n_positions for GPT-2."""
+    """Return a setting's key in the config.json of a family, such as n_positions for GPT-2."""
     if model_type not in CONFIG_MAPPING:
         return key
     return str(CONFIG_MAPPING[model_type].attribute_map.get(key, key))

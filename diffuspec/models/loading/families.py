@@ -1,8 +1,8 @@
-"""Families of diffusion LMs: whose weights they have, and how they are run.
+"""Families of diffusion LMs: the architecture of their weights, and how they are run.
 
-A family is a line of `FAMILIES`. Its weights are those of a causal LM of transformers, whose code
-runs them. Directories that `diffuspec drafter train` makes, and others with `diffusion_attention`
-in config.json, say themselves how they are run.
+A family is an entry of `FAMILIES`. Its weights have the architecture of a causal LM in
+transformers, whose code runs them. Directories made by `diffuspec drafter train`, and others with
+`diffusion_attention` in config.json, describe themselves how they are run.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ class DiffusionSettings:
 
     mask_token_id: int
     attention: DiffusionAttention
-    is_shifted: bool = True  # a row predicts the token after its own; else its own, as LLaDA's
+    # a row predicts the token after its own; otherwise its own token, as in LLaDA
+    is_shifted: bool = True
     block_size: int = 1  # 1 unless block_aligned
 
     @property
     def continues_text(self) -> bool:
-        """Whether rows without masks predict the next token, as those of a causal LM do."""
+        """Whether rows without masks predict the next token, as in a causal LM."""
         return self.attention == "block_causal" and self.is_shifted
 
     @property
     def has_exact_prefix(self) -> bool:
-        """Whether text and drafts leave the states of the known text before them unchanged."""
+        """Whether text and drafts do not change the states of the known text before them."""
         return self.attention != "full"
 
     def num_settled(self, num_tokens: int) -> int:
-        """Number of tokens in whole blocks, of num_tokens known ones: their states can be kept.
+        """Number of the num_tokens known tokens that are in whole blocks: their states can be kept.
 
-        Where the prefix is exact, no later token changes them.
+        If prefixes are exact, no later token changes them.
         """
         return num_tokens // self.block_size * self.block_size
 
@@ -60,23 +61,25 @@ class DiffusionFamily:
     """Published diffusion LMs of one kind. See CONTRIBUTING.md for how to add one."""
 
     name: str
-    base: str  # transformers' model_type of the causal LM that has the same layers
+    base: str  # transformers' model_type of the causal LM with the same layers
     attention: DiffusionAttention
     is_shifted: bool
-    mask_tokens: tuple[str, ...] = ()  # possible texts of the mask if the tokenizer names none
-    mask_token_id: int | None = None  # default if no file of a directory names it
-    block_key: str | None = None  # key of config.json that holds the block size
-    block_size: int | None = None  # default if neither config.json nor the configuration gives it
-    may_have_blocks: bool = False  # a configured block size makes full attention block_aligned
-    renames: tuple[tuple[str, str], ...] = ()  # patterns in weights' names, and their replacements
-    restriction: str | None = None  # restriction by the licence of its weights
+    # possible texts of the mask token, if the tokenizer names none
+    mask_tokens: tuple[str, ...] = ()
+    mask_token_id: int | None = None  # default if no file in a directory names it
+    block_key: str | None = None  # key of the block size in config.json
+    block_size: int | None = None  # default if neither config.json nor the configuration sets it
+    # whether a configured block size turns full attention into block_aligned
+    may_have_blocks: bool = False
+    renames: tuple[tuple[str, str], ...] = ()  # patterns in weight names, and their replacements
+    restriction: str | None = None  # restriction in the licence of its weights
 
 
 _QWEN3_MASK = 151669  # <|MASK|>, the first id after those of Qwen3's tokenizer
 _ENCODER = ((r"^encoder\.", "model."), (r"^diffusion_head\.", "lm_head."))
 
 FAMILIES: Mapping[str, DiffusionFamily] = MappingProxyType(
-    {  # keys: model_type, or the key of config.json in _MARKS
+    {  # keys: model_type, or the config.json key in _MARKS
         "Dream": DiffusionFamily("Dream", "qwen2", "full", True, ("<|mask|>",), 151666),
         "Fast_dLLM_Qwen": DiffusionFamily(
             "Fast-dLLM v2", "qwen2", "block_aligned", True, ("|<MASK>|",), 151665, "bd_size", 32
@@ -108,7 +111,7 @@ FAMILIES: Mapping[str, DiffusionFamily] = MappingProxyType(
 )
 
 REFUSED: Mapping[str, str] = MappingProxyType(
-    {  # the same keys; values: the reason
+    {  # the same keys; the values are reasons
         "sdar_moe": "SDAR's mixture of experts has layers of its own that are not supported; SDAR "
         "1.7B, 4B and 8B are",
         "wedlm": "WeDLM moves known tokens before its masks, which is not supported, and which id "
@@ -124,7 +127,7 @@ _UNO = (
     "for rows of random tokens, which is not supported"
 )
 
-# Families that have another family's model_type: a key that only they have in config.json.
+# Families that share another family's model_type: a config.json key that only they have.
 _MARKS = {"qwen3": "dlm_paradigm", "qwen2": "text_mask_token_id"}
 
 
@@ -135,12 +138,12 @@ def _key_of(config: Mapping[str, Any]) -> str:
 
 
 def find_family(config: Mapping[str, Any]) -> DiffusionFamily | None:
-    """Return the family of a config.json; None if it is of none in the table."""
+    """Return the family of a config.json; None if the table has none."""
     return FAMILIES.get(_key_of(config))
 
 
 def why_refused(path: Path, config: Mapping[str, Any]) -> str | None:
-    """Return why the known diffusion LM in a directory with this config.json cannot draft."""
+    """Return why a known diffusion LM with this config.json cannot draft."""
     has_adapter = (path / "adapter" / "adapter_config.json").is_file()
     if find_family(config) is not None and (has_adapter or config.get("noise") == "uniform"):
         return _UNO
@@ -148,7 +151,7 @@ def why_refused(path: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def find_warnings(family: DiffusionFamily | None, settings: DiffusionSettings) -> Iterator[str]:
-    """Yield warnings for the user of a drafter of a family, when it is loaded."""
+    """Yield warnings for users of a family's drafter, to show when it is loaded."""
     if family is None:
         return
     if family.restriction is not None:
@@ -164,10 +167,10 @@ def find_warnings(family: DiffusionFamily | None, settings: DiffusionSettings) -
 def read_settings(
     path: Path, config: Mapping[str, Any], block_size: int | None = None
 ) -> DiffusionSettings:
-    """Return how a directory with this config.json is run as a diffusion LM.
+    """Return how to run a directory with this config.json as a diffusion LM.
 
-    block_size: the configured one, which counts more than the directory's. Raises ModelLoadError
-    if it is no diffusion LM, or a setting is missing or wrong.
+    block_size: the configured one, which takes precedence over the directory's. Raises
+    ModelLoadError if it is not a diffusion LM, or a setting is missing or wrong.
     """
     if (reason := why_refused(path, config)) is not None:
         raise ModelLoadError(f"{path} cannot draft: {reason}")
@@ -188,7 +191,7 @@ def read_settings(
 
 
 def _own_family(path: Path, config: Mapping[str, Any]) -> DiffusionFamily:
-    """Return the family that a config.json with keys of ours describes. Raises ModelLoadError."""
+    """Return the family described by our keys in a config.json. Raises ModelLoadError."""
     base, attention = str(config["model_type"]), _read_attention(path, config)
     is_shifted = config.get("diffusion_shift", True)
     if not isinstance(is_shifted, bool):
@@ -227,7 +230,7 @@ def _read_attention(path: Path, config: Mapping[str, Any]) -> DiffusionAttention
 def _read_mask_token_id(
     path: Path, config: Mapping[str, Any], family: DiffusionFamily | None
 ) -> int:
-    """Return the first found in config.json, generation_config.json, tokenizer, and the table."""
+    """Return the first mask id in config.json, generation_config.json, tokenizer and the table."""
     name = "generation_config.json"
     generation = read_json(path, name) if (path / name).is_file() else {}
     for found in (config.get("mask_token_id"), generation.get("mask_token_id")):

@@ -1,4 +1,4 @@
-"""The blocks of numbers in which GGUF files store weights, taken apart without any rounding."""
+"""Splits the blocks in which GGUF files store weights into their fields, without rounding."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from torch import Tensor
 
 from diffuspec.models.kernels.quantized import Groups, Layout
 
-_NUM_SUBBLOCKS = 8  # sub-blocks of a block of Q4_K and Q5_K
+_NUM_SUBBLOCKS = 8  # sub-blocks in a block of Q4_K and Q5_K
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """A format of GGUF: blocks of successive inputs of one output."""
+    """A GGUF format: blocks of successive inputs of one output."""
 
     name: str
-    num_inputs: int  # inputs of a block
+    num_inputs: int  # inputs in a block
     num_bytes: int
     layout: Layout
     split: Callable[[Tensor], Groups]  # takes the bytes of blocks, [outputs, blocks, bytes]
 
 
 def _halves(blocks: Tensor, start: int) -> Tensor:
-    """Return the float16 number at a place of each block, [outputs, blocks]."""
+    """Return the float16 number at an offset of each block, [outputs, blocks]."""
     return blocks[:, :, start : start + 2].contiguous().view(torch.float16)[:, :, 0]
 
 
 def _nibbles(numbers: Tensor) -> Tensor:
-    """Return the low halves of the last dimension's bytes, and behind them the high ones."""
+    """Return the low halves of the last dimension's bytes, followed by the high ones."""
     both = numbers.new_empty(*numbers.shape[:-1], 2 * numbers.shape[-1])
     low, high = both.chunk(2, -1)
     torch.bitwise_and(numbers, 15, out=low)
@@ -39,7 +39,7 @@ def _nibbles(numbers: Tensor) -> Tensor:
 
 
 def _rows(blocks: Tensor, *shape: int) -> Tensor:
-    """Return the bytes of each block in another shape."""
+    """Return the bytes of each block as one row per output."""
     return blocks.reshape(*blocks.shape[:2], *shape)
 
 
@@ -57,7 +57,7 @@ def _q8_0(blocks: Tensor) -> Groups:
 
 
 def _codes(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the scales and minima of 6 bits in 12 bytes of each block, [outputs, groups]."""
+    """Return the 6-bit scales and minima in 12 bytes of each block, [outputs, groups]."""
     scales, minima, both = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     high_scales, high_minima = scales >> 6 << 4, minima >> 6 << 4
     found = (
@@ -92,7 +92,7 @@ def _q6_k(blocks: Tensor) -> Groups:
     return Groups(numbers.flatten(1), _halves(blocks, 208), codes)
 
 
-# Formats by the number of their type in GGUF files.
+# Formats by their type number in GGUF files.
 FORMATS: Mapping[int, BlockFormat] = {
     2: BlockFormat("Q4_0", 32, 18, Layout(4, 32, zero=8), _q4_0),
     3: BlockFormat("Q4_1", 32, 20, Layout(4, 32), _q4_1),
@@ -102,5 +102,5 @@ FORMATS: Mapping[int, BlockFormat] = {
     14: BlockFormat("Q6_K", 256, 210, Layout(8, 16, ratio=16), _q6_k),
 }
 
-# Types that hold plain numbers.
+# Types of unquantised numbers.
 PLAIN_TYPES: Mapping[int, torch.dtype] = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}

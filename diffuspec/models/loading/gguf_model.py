@@ -1,6 +1,6 @@
-"""A model of a GGUF file, with its weights quantised as they are.
+"""A model from a GGUF file, whose weights stay quantised as stored.
 
-Tensors are read by the names that transformers' models give them.
+Tensors are looked up by their names in transformers' models.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from diffuspec.models.loading.backend import Backend
 from diffuspec.models.loading.gguf_blocks import FORMATS, PLAIN_TYPES
 from diffuspec.models.loading.stored_model import check_can_stay_quantized, empty_model, fill
 
-ROPE_FACTORS = "rope_freqs.weight"  # divisors of the frequencies of rotary positions
+ROPE_FACTORS = "rope_freqs.weight"  # divisors of the rotary frequencies
 
 _OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _OF_LAYERS = {
@@ -54,7 +54,7 @@ class GgufTensors:
     ) -> None:
         """is_llama: queries and keys are stored with the halves of their heads interleaved.
 
-        Quantised matrices are laid out for a device.
+        device: determines the layout of quantised matrices.
         """
         header = GgufHeader.from_file(str(path))
         self._path, self._start, self._device = path, header.data_start, device
@@ -66,7 +66,7 @@ class GgufTensors:
         return _stored_name(name) in self._infos
 
     def matrix(self, name: str, shape: tuple[int, int]) -> AnyQuantized | Tensor:
-        """Return a weight as it is stored, mapped if it is plain. Raises ModelLoadError."""
+        """Return a weight as stored; plain ones are memory-mapped. Raises ModelLoadError."""
         info = self._info(name, shape)
         if info.ggml_type in PLAIN_TYPES:
             return self._plain(name, info)
@@ -81,7 +81,7 @@ class GgufTensors:
         return matrix_of(layout, shape, self._groups(name, info), self._device)
 
     def vector(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return a plain tensor in a type, in memory of its own. Raises ModelLoadError."""
+        """Return an unquantised tensor in a type, in its own memory. Raises ModelLoadError."""
         info = self._info(name, shape)
         if info.ggml_type not in PLAIN_TYPES:
             raise ModelLoadError(
@@ -91,7 +91,7 @@ class GgufTensors:
         return self._plain(name, info).to(dtype, copy=True)
 
     def check_all_read(self) -> None:
-        """Raises ModelLoadError if a tensor was not asked for."""
+        """Raise ModelLoadError if a tensor was not used."""
         if left := sorted(set(self._infos) - self._read):
             raise ModelLoadError(
                 f"{self._path}: {len(left)} tensors are of no use to its architecture: "
@@ -99,7 +99,7 @@ class GgufTensors:
             )
 
     def _info(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
-        """Return where a tensor of this shape lies. Raises ModelLoadError."""
+        """Return the location of a tensor of this shape. Raises ModelLoadError."""
         stored = _stored_name(name)
         if stored not in self._infos:
             raise ModelLoadError(f"{self._path} has no {stored}")
@@ -137,7 +137,7 @@ class GgufTensors:
             yield kind.split(raw.to(self._device).view(len(raw), -1, kind.num_bytes))
 
     def _order(self, name: str) -> np.ndarray | None:
-        """Return where each of our outputs is stored, unless all are in their places."""
+        """Return the stored index of each of our outputs, unless all are in order."""
         heads = self._heads.get(name.split(".")[-2]) if name.count(".") > 1 else None
         if heads is None:
             return None

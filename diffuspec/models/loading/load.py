@@ -1,7 +1,7 @@
-"""Load a model directory or a GGUF file: no pickled weights, no remote code.
+"""Loads a model directory or a GGUF file: no pickled weights, no remote code.
 
-Everything that can be checked is checked before weights are read. Every failure is a ModelLoadError
-that names the directory and says what is supported.
+As much as possible is checked before weights are read. Every failure is a ModelLoadError that names
+the directory and says what is supported.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ from diffuspec.text.tokenizer import quiet
 
 logger = logging.getLogger(__name__)
 
-_UNSUPPORTED = (ModelLoadError, NotImplementedError)  # errors whose text is a reason for the user
+# errors whose message explains the reason to the user
+_UNSUPPORTED = (ModelLoadError, NotImplementedError)
 
-# Fields of a diffusion LM's config.json that must not reach the configuration of its base.
+# Keys in a diffusion LM's config.json that must not reach the configuration of its base.
 _NOT_THE_BASES = (
     "model_type",
     "architectures",
@@ -58,7 +59,7 @@ _NOT_THE_BASES = (
 )
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _EXPERT_SIZES = ("hidden_size", "intermediate_size", "moe_intermediate_size")
-_ROW_ALIGNMENT = 16  # bytes that a row's address is a multiple of
+_ROW_ALIGNMENT = 16  # alignment of a row's address in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class LoadedModel:
     """A model ready to run, and facts from its directory."""
 
     runner: ModelRunner
-    max_positions: int  # tokens of the longest sequence it was trained for
+    max_positions: int  # length of the longest sequence it was trained for
     backend: Backend
 
 
@@ -86,14 +87,14 @@ def load_model(
 ) -> LoadedModel:
     """Load a causal LM, or a diffusion LM's weights as one, and its cache.
 
-    The cache has num_slots slots of max_len rows (None: as many as the model was trained for) and
-    num_scratch_rows more for rows that are not kept. With is_exact a row's bits depend only on the
-    rows before it (see `ModelRunner`); None means where that costs little: in 16 bits, and in
-    float32 where the processor has products of our own. With num_ranks above 1 this process must
-    have joined their group, and loads its share. A target must be autoregressive, and its rows
-    independent of what else is in a forward. With allow_int8, rows and weights may be rounded to 8
-    bits where that is faster. With quantize_activations, rows are rounded so where they meet
-    quantised weights, which must be there, on a CPU. Raises ModelLoadError.
+    The cache has num_slots slots of max_len rows (None: as many as the model was trained for) plus
+    num_scratch_rows that are not kept. With is_exact, a row's bits depend only on the rows before
+    it (see `ModelRunner`); None means if that costs little, which is the case in 16 bits, and in
+    float32 if the processor has our own products. With num_ranks above 1, this process must have
+    joined the ranks' group, and loads its share. A target must be autoregressive, and its rows
+    independent of the rest of a forward. With allow_int8, rows and weights may be rounded to 8 bits
+    where that is faster. With quantize_activations, which requires quantised weights on a CPU, rows
+    multiplied with these are rounded to 8 bits. Raises ModelLoadError.
     """
     checkpoint = inspect_checkpoint(path)
     if is_target:
@@ -118,7 +119,7 @@ def load_model(
         runner = make_runner(
             model, num_slots, max_len, num_rows, backend.is_exact, fixed_rows, allow_int8
         )
-    except Exception as error:  # models that cannot use our attention raise anything
+    except Exception as error:  # models that cannot use our attention may raise anything
         what = error if isinstance(error, _UNSUPPORTED) else repr(error)
         name = type(model).__name__
         raise ModelLoadError(f"{path}: {name} is not supported: {what}") from error
@@ -135,7 +136,7 @@ def _read_model(
     num_ranks: int,
     sharding: dict[str, Any],
 ) -> Any:
-    """Return a model with its weights, or with a rank's share of them. Raises ModelLoadError."""
+    """Return a model with its weights, or a rank's share of them. Raises ModelLoadError."""
     if checkpoint.gguf is not None:
         return read_gguf_model(checkpoint.gguf, config, backend, num_ranks)
     if checkpoint.quantization is not None:
@@ -148,13 +149,13 @@ def _read_model(
 
 
 def cache_bytes_per_token(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
-    """Return the memory that a token's keys and values take. Raises ModelLoadError."""
+    """Return the memory in bytes of a token's keys and values. Raises ModelLoadError."""
     config = _transformers_config(checkpoint)
     return cache_shape(checkpoint.path, config).num_bytes(1, 1, dtype)
 
 
 def _checked_length(checkpoint: Checkpoint, max_len: int | None) -> int:
-    """Return the length of a slot of the cache. Raises ModelLoadError."""
+    """Return the length of a cache slot. Raises ModelLoadError."""
     max_positions = checkpoint.max_positions
     if max_len is not None and max_len > max_positions:
         raise ModelLoadError(
@@ -165,7 +166,7 @@ def _checked_length(checkpoint: Checkpoint, max_len: int | None) -> int:
 
 
 def _check_quantizes_activations(checkpoint: Checkpoint, device: torch.device) -> None:
-    """Raises ModelLoadError unless products of quantised weights can take rows in 8 bits."""
+    """Raise ModelLoadError unless products of quantised weights can take 8-bit rows."""
     path, instead = checkpoint.path, "leave quantize_activations out"
     if checkpoint.gguf is None and checkpoint.quantization is None:
         raise ModelLoadError(
@@ -184,11 +185,11 @@ def _check_fits(
     device: torch.device,
     num_ranks: int,
 ) -> None:
-    """Check that weights and cache fit into memory. Raises OutOfMemoryError."""
+    """Raise OutOfMemoryError unless weights and cache fit into memory."""
     weight_bytes = checkpoint.weight_bytes(dtype)
     num_memories = 1 if device.type == "cpu" else num_ranks
     cpu = torch.device("cpu")
-    check_fits(checkpoint.path, weight_bytes, 0, cpu)  # weights pass through its memory
+    check_fits(checkpoint.path, weight_bytes, 0, cpu)  # weights are first read into CPU memory
     check_fits(checkpoint.path, weight_bytes // num_memories, cache_bytes // num_memories, device)
 
 
@@ -201,9 +202,9 @@ def make_runner(
     fixed_rows: int | None,
     allow_int8: bool,
 ) -> ModelRunner:
-    """Return a runner over the fastest layers that there are.
+    """Return a runner with the fastest available layers.
 
-    It is exact if it may be and the layers allow it; otherwise it has the fixed rows.
+    It is exact if may_be_exact is set and the layers allow it; otherwise it uses fixed_rows.
     """
     is_plain = has_only_plain_tensors(model)
     may_be_exact = may_be_exact and operations.can_run_on(model.device)  # attention needs kernels
@@ -236,7 +237,7 @@ def _transformers_config(checkpoint: Checkpoint) -> Any:
             config = AutoConfig.from_pretrained(
                 path, trust_remote_code=False, local_files_only=True
             )
-    except Exception as error:  # such as values of the wrong type
+    except Exception as error:  # for example values of the wrong type
         raise ModelLoadError(f"{path}: config.json cannot be used: {error!r}") from error
     return config
 
@@ -268,7 +269,7 @@ def _read_weights(
                 key_mapping=dict(family.renames) if family is not None else None,
                 **sharding,
             )
-    except Exception as error:  # transformers, safetensors and torch raise anything
+    except Exception as error:  # transformers, safetensors and torch may raise anything
         if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
             raise ModelLoadError(
                 f"{path}: the attention of {config.model_type} is not supported"
@@ -282,9 +283,9 @@ def _read_weights(
 
 
 def experts_options(config: Any, dtype: torch.dtype) -> dict[str, str]:
-    """Return how experts are computed: one by one where torch cannot multiply all of them at once.
+    """Return how experts are computed: one by one if torch cannot multiply all of them at once.
 
-    It needs rows whose length is a multiple of 16 bytes.
+    torch needs rows whose length is a multiple of 16 bytes.
     """
     sizes = (getattr(config, name, None) for name in _EXPERT_SIZES)
     has_experts = any(getattr(config, name, None) for name in _EXPERT_COUNTS)
@@ -294,9 +295,9 @@ def experts_options(config: Any, dtype: torch.dtype) -> dict[str, str]:
 
 
 def check_weights(path: Path, model: Any, info: Mapping[str, Any]) -> None:
-    """Check transformers' report on a model that it has loaded from a directory or a file.
+    """Check transformers' report on a model loaded from a directory or a file.
 
-    Raises ModelLoadError unless each of the model's weights was there and fits, and no other.
+    Raises ModelLoadError for missing, unexpected or mismatched weights.
     """
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if keys := sorted(map(str, info[problem])):
@@ -308,7 +309,7 @@ def check_weights(path: Path, model: Any, info: Mapping[str, Any]) -> None:
 
 
 def cache_shape(path: Path, config: Any) -> CacheShape:
-    """Return the cache's shape by config.json. Raises ModelLoadError if layers are no attention."""
+    """Return the cache's shape from config.json. Raises ModelLoadError if layers lack attention."""
     heads = getattr(config, "num_attention_heads", None)
     if not heads:
         raise ModelLoadError(

@@ -1,4 +1,4 @@
-"""A quantised layer's tensors in a model directory, and the matrix that they make."""
+"""A quantised layer's tensors in a model directory, and the matrix built from them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from diffuspec.models.layers.quantized import AnyQuantized, matrix_of, slice_siz
 from diffuspec.models.loading.quantization import WORD
 from diffuspec.models.loading.stored_tensors import StoredTensor
 
-# Returns the numbers of the outputs from one to another, [outputs, inputs].
+# Returns the numbers of outputs from a first one to before a last one, [outputs, inputs].
 Unpack: TypeAlias = Callable[[int, int], Tensor]
 
 
 class PackedLayer:
-    """The tensors of a linear layer by the ends of their names."""
+    """The tensors of a linear layer, by the suffixes of their names."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class PackedLayer:
         path: Path,
         device: torch.device,
     ) -> None:
-        """Tensors are read onto a device."""
+        """device: where to place tensors."""
         self.num_outputs, self.num_inputs = shape
         self._tensors, self._where, self._device = tensors, f"{path}: {name}", device
 
@@ -39,26 +39,26 @@ class PackedLayer:
         return name in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor, which need not have been read. Raises ModelLoadError."""
+        """Return a tensor's shape, without reading the tensor. Raises ModelLoadError."""
         if name not in self._tensors:
             raise self.error(f"has no {name}")
         return self._tensors[name].shape
 
     def read(self, name: str, *shape: int) -> Tensor:
-        """Return a tensor that has this shape. Raises ModelLoadError."""
+        """Return a tensor that must have this shape. Raises ModelLoadError."""
         if (found := self.shape(name)) != shape:
             raise self.error(f"has {name} of the shape {list(found)}, expected {list(shape)}")
         return self._tensors.pop(name).read().to(self._device)
 
     def read_words(self, name: str, *shape: int) -> Tensor:
-        """Return a tensor of words of 32 bits. Raises ModelLoadError."""
+        """Return a tensor of 32-bit words. Raises ModelLoadError."""
         words = self.read(name, *shape)
         if words.dtype != torch.int32:
             raise self.error(f"has {name} in {words.dtype}, expected int32")
         return words
 
     def read_scales(self, name: str) -> Tensor:
-        """Return scales with two dimensions. Raises ModelLoadError."""
+        """Return two-dimensional scales. Raises ModelLoadError."""
         shape = self.shape(name)
         scales = self.read(name, *shape)
         if len(shape) > 2 or not scales.numel() or not scales.is_floating_point():
@@ -66,7 +66,7 @@ class PackedLayer:
         return scales if len(shape) == 2 else scales.reshape(-1, 1)
 
     def check_order(self, name: str, num_groups: int) -> None:
-        """Raises ModelLoadError unless inputs are in the order of their groups."""
+        """Raise ModelLoadError unless inputs are in the order of their groups."""
         if name not in self:
             return
         found = self.read(name, self.num_inputs)
@@ -80,7 +80,7 @@ class PackedLayer:
             )
 
     def check_all_read(self) -> None:
-        """Raises ModelLoadError if a tensor was not asked for."""
+        """Raise ModelLoadError if a tensor was not used."""
         if self._tensors:
             raise self.error(f"has tensors of no known use: {', '.join(sorted(self._tensors)[:3])}")
 
@@ -119,7 +119,7 @@ class PackedLayer:
         return ModelLoadError(f"{self._where} {what}")
 
     def _size(self, num_groups: int) -> int:
-        """Return how many inputs a group has. Raises ModelLoadError."""
+        """Return the number of inputs in a group. Raises ModelLoadError."""
         size, rest = divmod(self.num_inputs, num_groups)
         if rest or size % WORD:
             raise self.error(
@@ -129,11 +129,11 @@ class PackedLayer:
         return size
 
     def _zeros(self, zeros: Tensor, scales: Tensor) -> tuple[int, Tensor | None]:
-        """Return the one zero of all groups, or their own in int8. Raises ModelLoadError."""
+        """Return the common zero of all groups, or each group's. Raises ModelLoadError."""
         least, most = int(zeros.min()), int(zeros.max())
         if least == most:
             return least, None
-        if scales.dtype == torch.float32:  # zeros times such scales would be rounded
+        if scales.dtype == torch.float32:  # products of zeros with such scales would be rounded
             raise self.error(
                 "has scales in float32 and zero points, which is not supported: use a model "
                 "quantised symmetrically, or one with scales in bfloat16 or float16"
@@ -147,7 +147,7 @@ class PackedLayer:
 
 
 def _narrow(scales: Tensor) -> Tensor:
-    """Return scales in 16 bits if they stay as they are, else in float32."""
+    """Return scales in 16 bits if that is exact, else in float32."""
     for dtype in (torch.float16, torch.bfloat16):
         if torch.equal(scales.to(dtype).to(scales.dtype), scales):
             return scales.to(dtype)

@@ -1,4 +1,4 @@
-"""How the weights of a model directory are quantised, by its config; the rest is refused."""
+"""Reads how a model directory's weights are quantised; refuses unsupported formats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from diffuspec.core.errors import ModelLoadError
 
 Method = Literal["awq", "gptq", "compressed-tensors"]
 
-MARKS = ("qweight", "weight_packed", "weight_scale")  # ends of names, one in each quantised layer
+# suffixes of names; each quantised layer has one of them
+MARKS = ("qweight", "weight_packed", "weight_scale")
 
 _RUN = (
     "AWQ of 4 bits, GPTQ and compressed-tensors of 4 or 8 bits, GGUF files, and weights in "
@@ -22,26 +23,26 @@ _INSTEAD: Mapping[str, str] = {
     "fp8": f"{_PLAIN}, or an int8 one (compressed-tensors W8A8 or W8A16)",
     "bitsandbytes": f"{_PLAIN}, or an AWQ, GPTQ or GGUF one",
 }
-_GPTQ_SHIFTS = {"gptq": 1, "gptq_v2": 0}  # what is added to zeros as they are stored
+_GPTQ_SHIFTS = {"gptq": 1, "gptq_v2": 0}  # numbers added to stored zeros
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")
 _NUM_BITS = (4, 8)
-WORD = 8  # numbers of 4 bits in a word; groups of inputs have whole words
+WORD = 8  # 4-bit numbers in a word; groups of inputs consist of whole words
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How matrices are stored. Bits and groups are those of each tensor."""
+    """How matrices are stored. The number of bits and the groups are properties of each tensor."""
 
     method: Method
-    summary: str  # description for the user
-    zero_shift: int = 0  # GPTQ: what is added to zeros as they are stored
+    summary: str  # for the user
+    zero_shift: int = 0  # GPTQ: number added to stored zeros
     rounds_rows: bool = False  # rows are rounded to 8 bits before they are multiplied
 
 
 def read_quantization(where: str, data: Any) -> Quantization:
     """Read the quantization_config of a file; `where` names it.
 
-    Raises ModelLoadError for what cannot be run, with what can.
+    Raises ModelLoadError for unsupported formats, naming the supported ones.
     """
     if not isinstance(data, dict):
         raise ModelLoadError(f"{where}: must be an object, got {data!r:.80}")
@@ -123,7 +124,7 @@ def _summary(weights: dict[str, Any], rounds_rows: bool) -> str:
 
 
 def _groups(size: int | None) -> str:
-    """Return how many inputs share a scale, as the end of a summary."""
+    """Describe how many inputs share a scale, as the end of a summary."""
     if size is None:
         return ""
     return " by output" if size == -1 else f" in groups of {size}"
@@ -154,7 +155,7 @@ def _rounds_rows(where: str, group: Any, default_format: Any) -> bool:
 
 
 def _check_activations(where: str, inputs: dict[str, Any], weights: dict[str, Any]) -> None:
-    """Check that inputs are rounded as our products round rows."""
+    """Check that inputs are rounded in the same way as our products round rows."""
     expected = {
         "num_bits": 8,
         "type": "int",

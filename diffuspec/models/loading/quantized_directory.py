@@ -1,8 +1,8 @@
-"""The weights of a model directory whose matrices are quantised: AWQ, GPTQ, compressed-tensors.
+"""The weights of a model directory with quantised matrices: AWQ, GPTQ, compressed-tensors.
 
 Matrices are unpacked without any rounding. A weight is `(number - zero) * scale`, where each output
-has a scale and a zero for each group of inputs. The formats differ in where numbers lie in words of
-32 bits, and in how zeros are written.
+has a scale and a zero for each group of inputs. The formats differ in the order of numbers in
+32-bit words, and in how zeros are stored.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def read_quantized_model(
 
 
 class QuantizedDirectory:
-    """Weights by the names that transformers' models give them; each is read once."""
+    """Weights by their names in transformers' models; each is read once."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class QuantizedDirectory:
         tensors: list[StoredTensor],
         device: torch.device,
     ) -> None:
-        """Quantised matrices are laid out for a device."""
+        """device: determines the layout of quantised matrices."""
         self._path, self._quantization, self._device = path, quantization, device
-        self._left: dict[str, dict[str, StoredTensor]] = {}  # layer: end of the name: tensor
+        self._left: dict[str, dict[str, StoredTensor]] = {}  # by layer, then by suffix of the name
         for tensor in tensors:
             layer, _, end = tensor.name.rpartition(".")
             self._left.setdefault(layer, {})[end] = tensor
@@ -71,7 +71,7 @@ class QuantizedDirectory:
         return end in found or (end == _WEIGHT and any(mark in found for mark in MARKS))
 
     def matrix(self, name: str, shape: tuple[int, int]) -> StoredMatrix:
-        """Return a weight as it is stored. Raises ModelLoadError."""
+        """Return a weight as stored. Raises ModelLoadError."""
         layer = name.rpartition(".")[0]
         tensors = self._left.get(layer, {})
         if not any(mark in tensors for mark in MARKS):
@@ -85,11 +85,11 @@ class QuantizedDirectory:
         return matrix
 
     def vector(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return a plain tensor in a type, in memory of its own. Raises ModelLoadError."""
+        """Return an unquantised tensor in a type, in its own memory. Raises ModelLoadError."""
         return self._plain(name, shape).to(dtype, copy=True)
 
     def check_all_read(self) -> None:
-        """Raises ModelLoadError if a tensor was not asked for."""
+        """Raise ModelLoadError if a tensor was not used."""
         left = [tensor.name for layer in self._left.values() for tensor in layer.values()]
         if left:
             raise ModelLoadError(
@@ -121,7 +121,7 @@ class QuantizedDirectory:
 
 
 def awq_matrix(layer: PackedLayer) -> AnyQuantized:
-    """Return the matrix of a layer of AWQ. Raises ModelLoadError."""
+    """Return the matrix of an AWQ layer. Raises ModelLoadError."""
     scales = layer.read_scales("scales")  # [groups, outputs]
     num_words = -(-layer.num_outputs // WORD)
     words = layer.read_words("qweight", layer.num_inputs, num_words)
@@ -134,7 +134,7 @@ def awq_matrix(layer: PackedLayer) -> AnyQuantized:
 
 
 def gptq_matrix(layer: PackedLayer, zero_shift: int) -> AnyQuantized:
-    """Return the matrix of a layer of GPTQ. Raises ModelLoadError."""
+    """Return the matrix of a GPTQ layer. Raises ModelLoadError."""
     scales = layer.read_scales("scales")  # [groups, outputs]
     layer.check_order("g_idx", len(scales))
     bits = _num_bits(layer.shape("qweight")[0], layer.num_inputs)
@@ -144,22 +144,22 @@ def gptq_matrix(layer: PackedLayer, zero_shift: int) -> AnyQuantized:
     zeros = zeros[:, : layer.num_outputs].int() + zero_shift
 
     def unpack(start: int, end: int) -> Tensor:
-        numbers = _numbers(words[:, start:end], bits)  # [words, outputs, numbers of a word]
+        numbers = _numbers(words[:, start:end], bits)  # [words, outputs, numbers in a word]
         return _with_sign(numbers.transpose(0, 1).flatten(1), bits)
 
     return layer.matrix(bits, scales.T, zeros.T - (128 if bits == 8 else 0), unpack)
 
 
 def compressed_matrix(layer: PackedLayer) -> AnyQuantized:
-    """Return the matrix of a layer of compressed-tensors that is packed. Raises ModelLoadError."""
+    """Return the matrix of a packed compressed-tensors layer. Raises ModelLoadError."""
     scales = layer.read_scales("weight_scale")  # [outputs or 1, groups]
     layer.check_order("weight_g_idx", scales.shape[1])
     bits = _num_bits(layer.shape("weight_packed")[-1], layer.num_inputs)
     words = layer.read_words("weight_packed", layer.num_outputs, layer.num_inputs * bits // 32)
-    if "weight_shape" in layer:  # repeats the shape that the model gives
+    if "weight_shape" in layer:  # repeats the shape given by the model
         layer.read("weight_shape", 2)
     zeros = _compressed_zeros(layer, scales, bits)
-    middle = 0 if bits == 8 else 8  # numbers are this much higher than they are written
+    middle = 0 if bits == 8 else 8  # offset of the unsigned numbers
 
     def unpack(start: int, end: int) -> Tensor:
         return _with_sign(_numbers(words[start:end], bits).flatten(1), bits)
@@ -168,7 +168,7 @@ def compressed_matrix(layer: PackedLayer) -> AnyQuantized:
 
 
 def int8_matrix(layer: PackedLayer, rounds_rows: bool) -> AnyQuantized | Int8Matrix:
-    """Return the matrix of a layer of compressed-tensors in int8. Raises ModelLoadError."""
+    """Return the matrix of an int8 compressed-tensors layer. Raises ModelLoadError."""
     scales = layer.read_scales("weight_scale")
     numbers = layer.read("weight", layer.num_outputs, layer.num_inputs)
     if numbers.dtype != torch.int8:
@@ -184,7 +184,7 @@ def int8_matrix(layer: PackedLayer, rounds_rows: bool) -> AnyQuantized | Int8Mat
 
 
 def _compressed_zeros(layer: PackedLayer, scales: Tensor, bits: int) -> Tensor | None:
-    """Return zeros with signs, [outputs or 1, groups], if the layer has any."""
+    """Return signed zeros, [outputs or 1, groups], if the layer has any."""
     if "weight_zero_point" not in layer:
         return None
     shape = layer.shape("weight_zero_point")
@@ -202,7 +202,7 @@ def _num_bits(num_words: int, num_inputs: int) -> int:
 
 
 def _numbers(words: Tensor, bits: int) -> Tensor:
-    """Return the unsigned numbers in words of 32 bits, lowest first, [..., numbers of a word]."""
+    """Return the unsigned numbers in 32-bit words, lowest first, [..., numbers in a word]."""
     parts = words.contiguous().view(torch.uint8).view(*words.shape, 4)
     return parts if bits == 8 else torch.stack((parts & 15, parts >> 4), -1).flatten(-2)
 
@@ -212,5 +212,5 @@ def _awq_numbers(words: Tensor) -> Tensor:
 
 
 def _with_sign(numbers: Tensor, bits: int) -> Tensor:
-    """Return numbers of 8 bits less 128, as layouts have them; others as they are."""
+    """Return 8-bit numbers minus 128, as our layouts store them; other numbers unchanged."""
     return (numbers ^ 128).view(torch.int8) if bits == 8 else numbers

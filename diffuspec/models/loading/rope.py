@@ -1,6 +1,6 @@
-"""A check for rotary angles that depend on the longest sequence of a forward.
+"""Checks for rotary angles that depend on the longest sequence in a forward.
 
-transformers chooses such angles once for all rows of a forward. As soon as one row lies beyond a
+transformers chooses such angles once for all rows of a forward. As soon as one row is beyond a
 limit, the angles of every row change: a draft, or another request, would change the answer.
 """
 
@@ -18,7 +18,7 @@ _SWITCHED = (("short_factor", "long_factor"), ("short_mscale", "long_mscale"))
 
 
 def check_rope_types(path: Path, config: Any) -> None:
-    """Raise ModelLoadError for a way to compute angles that transformers lacks."""
+    """Raise ModelLoadError for a kind of angles that transformers lacks."""
     known = ("default", *ROPE_INIT_FUNCTIONS)
     for rope in _ropes(config):
         if rope["rope_type"] not in known:
@@ -29,7 +29,7 @@ def check_rope_types(path: Path, config: Any) -> None:
 
 
 def check_rope(path: Path, config: Any, max_len: int) -> None:
-    """Raises ModelLoadError if positions below max_len may change the angles of other rows."""
+    """Raise ModelLoadError if positions below max_len may change the angles of other rows."""
     for rope in _ropes(config):
         limit = _num_fixed_positions(config, rope)
         if limit is not None and max_len > limit:
@@ -50,7 +50,7 @@ def _ropes(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def _num_fixed_positions(config: Any, rope: dict[str, Any]) -> int | None:
-    """Return the number of positions with the same angles in every forward; None: all of them."""
+    """Return the number of positions whose angles are the same in every forward; None: all."""
     if "dynamic" in rope["rope_type"]:
         return int(config.max_position_embeddings)
     if rope["rope_type"] == "longrope" and any(rope.get(a) != rope.get(b) for a, b in _SWITCHED):

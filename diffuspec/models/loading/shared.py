@@ -1,7 +1,8 @@
-"""Weights that a drafter takes from its target's directory instead of storing them again.
+"""Weights that a drafter reads from its target's directory instead of storing them again.
 
-The drafter's config.json names that directory as `embeddings_from`, relative to its own. Its own
-matrices may be stored as int8, each with a float32 tensor `NAME_scale`, one scale for each row.
+The drafter's config.json names that directory as `embeddings_from`, relative to its own directory.
+Its own matrices may be stored as int8, each with a float32 tensor `NAME_scale` of one scale per
+row.
 """
 
 from __future__ import annotations
@@ -63,13 +64,13 @@ def read_embeddings(path: Path) -> tuple[nn.Module, nn.Module]:
 
 
 def to_int8(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return whole numbers from -127 to 127, and the scale of each row."""
+    """Return integers from -127 to 127, and the scale of each row."""
     scale = matrix.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / _LARGEST
     return (matrix / scale[:, None]).round().to(torch.int8), scale
 
 
 def from_int8(path: Path, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the weights of a directory with those that `to_int8` made in float32.
+    """Return a directory's weights, with those made by `to_int8` converted to float32.
 
     Raises ModelLoadError.
     """
@@ -86,7 +87,7 @@ def from_int8(path: Path, weights: dict[str, torch.Tensor]) -> dict[str, torch.T
 
 
 def _embedding_layers(config: Any) -> tuple[tuple[nn.Module, nn.Module], dict[int, str]]:
-    """Return embeddings and head without weights, and the names of their parameters by id."""
+    """Return embeddings and head without weights, and their parameters' names by id."""
     family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     with torch.device("meta"):
         model = family(config)
@@ -97,7 +98,7 @@ def _embedding_layers(config: Any) -> tuple[tuple[nn.Module, nn.Module], dict[in
 
 
 def _read(path: Path, names: set[str] | None = None) -> dict[str, torch.Tensor]:
-    """Read the tensors of a model directory, or those with these names."""
+    """Read the tensors of a model directory, all or those with these names."""
     weights = {}
     for file in weight_files(path):
         with safe_open(file, "pt") as tensors:

@@ -1,4 +1,4 @@
-"""How a model's weights are stored, and what computes their products. No weights are read."""
+"""Describes how a model's weights are stored and multiplied, without reading them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _size(num_bytes: int) -> str:
 
 
 def _of_gguf(checkpoint: Checkpoint) -> tuple[str, int]:
-    """Return the formats of a GGUF file, and the bytes that its weights take in memory."""
+    """Return the formats in a GGUF file, and the bytes that its weights take in memory."""
     counts: Counter[int] = Counter()
     for info in GgufHeader.from_file(str(checkpoint.gguf)).tensors:
         counts[info.ggml_type] += int(torch.Size(info.shape).numel())
@@ -56,7 +56,7 @@ def _of_gguf(checkpoint: Checkpoint) -> tuple[str, int]:
 
 
 def _bytes_of_weight(form: BlockFormat) -> float:
-    """Return the bytes of a weight in our layout, with its share of scales."""
+    """Return the bytes per weight in our layout, including its share of scales."""
     empty = torch.zeros(1, 1, form.num_bytes, dtype=torch.uint8)
     numbers, *fields = form.split(empty)
     num_bytes = sum(field.nbytes for field in fields if field is not None)

@@ -1,4 +1,4 @@
-"""A causal LM whose weights stay as they are stored, in a GGUF file or a quantised directory."""
+"""A causal LM whose weights stay in the format of a GGUF file or a quantised directory."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from diffuspec.models.loading.backend import Backend
 
 
 class StoredWeights(Protocol):
-    """Weights by the names that transformers' models give them; each is read once."""
+    """Weights by their names in transformers' models; each is read once."""
 
     def __contains__(self, name: str) -> bool: ...
 
     def matrix(self, name: str, shape: tuple[int, int]) -> StoredMatrix:
-        """Return a weight as it is stored; a tensor may be mapped. Raises ModelLoadError."""
+        """Return a weight as stored; a tensor may be memory-mapped. Raises ModelLoadError."""
         ...
 
     def vector(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return a plain tensor in a type, in memory of its own. Raises ModelLoadError."""
+        """Return an unquantised tensor in a type, in its own memory. Raises ModelLoadError."""
         ...
 
     def check_all_read(self) -> None:
-        """Raises ModelLoadError if a tensor was not asked for."""
+        """Raise ModelLoadError if a tensor was not used."""
         ...
 
 
 def check_can_stay_quantized(
     path: Path, what: str, dtype: torch.dtype, device: torch.device, num_ranks: int, instead: str
 ) -> None:
-    """Raises ModelLoadError unless quantised weights can be run here; `what` names them."""
+    """Raise ModelLoadError unless quantised weights can be run here; `what` names them."""
     if num_ranks > 1:
         raise ModelLoadError(f"{path}: {what} cannot be spread over {num_ranks} ranks: {instead}")
     if device.type != "cpu":
@@ -70,7 +70,7 @@ def empty_model(path: Path, config: Any, dtype: torch.dtype) -> Any:
     try:
         with init_empty_weights(include_buffers=False):
             model = family._from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
-    except Exception as error:  # families raise anything
+    except Exception as error:  # model families may raise anything
         raise ModelLoadError(f"{path}: {_unsupported(config)}: {error!r}") from error
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     if type(embeddings) is not nn.Embedding or type(head) is not nn.Linear:
@@ -86,11 +86,11 @@ def _unsupported(config: Any) -> str:
 
 
 def fill(model: Any, weights: StoredWeights, backend: Backend) -> None:
-    """Read the weights of a model that has none onto a device. Raises ModelLoadError."""
+    """Read the weights of an empty model onto a device. Raises ModelLoadError."""
     _Filling(model, weights, backend).fill()
     weights.check_all_read()
     huge_pages.release_freed()
-    model.requires_grad_(False).to(backend.device)  # moves its buffers
+    model.requires_grad_(False).to(backend.device)  # moves the buffers
 
 
 class _Filling:
@@ -100,12 +100,12 @@ class _Filling:
         self._names = {id(module): name for name, module in model.named_modules()}
 
     def fill(self) -> None:
-        self._fill_outer()  # first, because they are large, and in memory twice meanwhile
+        self._fill_outer()  # first, because they are large and temporarily in memory twice
         for prefix, parent in list(self._model.named_modules()):
-            if type(parent) in (nn.Linear, StoredEmbedding):  # replaced, or filled already
+            if type(parent) in (nn.Linear, StoredEmbedding):  # already replaced or filled
                 continue
             if self._fill_siblings(prefix, parent):
-                huge_pages.release_freed()  # small tensors lie between what was freed
+                huge_pages.release_freed()  # frees the gaps between small tensors
             for own, child in list(parent.named_children()):
                 if type(child) is nn.Linear:
                     [layer] = self._linears([f"{prefix}.{own}".strip(".")], [child])
@@ -115,7 +115,7 @@ class _Filling:
                 setattr(parent, own, nn.Parameter(found, requires_grad=False))
 
     def _fill_outer(self) -> None:
-        """Read embeddings and head, which may be one matrix."""
+        """Read embeddings and head, which may be the same matrix."""
         model = self._model
         embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
         name, head_name = self._names[id(embeddings)], self._names[id(head)]
@@ -130,7 +130,7 @@ class _Filling:
         model.set_output_embeddings(layer)
 
     def _fill_siblings(self, prefix: str, parent: nn.Module) -> bool:
-        """Read layers of one input, as one layer where they are stored alike, if there are any."""
+        """Read layers with the same input, as one layer if they have the same format."""
         has_siblings = False
         for owns in SIBLINGS:
             layers: list[Any] = [getattr(parent, own, None) for own in owns]
@@ -142,7 +142,7 @@ class _Filling:
         return has_siblings
 
     def _linears(self, names: Sequence[str], layers: Sequence[nn.Linear]) -> list[nn.Module]:
-        """Return layers of one input in place of those without weights."""
+        """Return the layers that replace empty ones with the same input."""
         matrices = [
             self._matrix(name, (layer.out_features, layer.in_features))
             for name, layer in zip(names, layers, strict=True)
@@ -165,7 +165,7 @@ class _Filling:
         return linear_of(matrices, bias, self._dtype, self._backend.quantizes_activations)
 
     def _bias(self, names: Sequence[str], layers: Sequence[nn.Linear]) -> Tensor | None:
-        """Return the biases of layers one after another, if they have any."""
+        """Return the concatenated biases of layers, if they have any."""
         found = [
             self._vector(f"{name}.bias", (layer.out_features,))
             for name, layer in zip(names, layers, strict=True)
@@ -180,5 +180,5 @@ class _Filling:
         return self._weights.vector(name, shape, self._dtype).to(self._device)
 
     def _has_bias(self, name: str, layer: nn.Linear) -> bool:
-        """Whether a layer has a bias: quantised ones may, where those of their family have none."""
+        """Return whether a layer has a bias: quantised ones may, even if their family has none."""
         return layer.bias is not None or f"{name}.bias" in self._weights

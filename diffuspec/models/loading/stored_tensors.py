@@ -1,4 +1,4 @@
-"""Tensors as they lie in safetensors files: headers, checked, and mapped numbers."""
+"""Tensors in safetensors files: checked headers, and memory-mapped numbers."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies in a file."""
+    """The location of a tensor in a file."""
 
     file: Path
     name: str
     type_name: str
     shape: tuple[int, ...]
-    start: int  # place of the tensor's bytes in the file
+    start: int  # offset of the tensor's bytes in the file
     num_bytes: int
 
     @property
@@ -47,7 +47,7 @@ class StoredTensor:
         return math.prod(self.shape)
 
     def read(self) -> Tensor:
-        """Return its numbers, which are mapped for as long as they are held.
+        """Return its numbers, memory-mapped for as long as the tensor is held.
 
         Raises ModelLoadError.
         """

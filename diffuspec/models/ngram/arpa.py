@@ -16,7 +16,7 @@ from typing import IO, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-OnProgress: TypeAlias = Callable[[str, float], None]  # (stage, done from 0 to 1)
+OnProgress: TypeAlias = Callable[[str, float], None]  # (stage, progress from 0 to 1)
 
 SPECIAL_WORDS = ("<unk>", "<s>", "</s>")  # the first words of every vocabulary
 BOS, EOS = 1, 2  # indices of <s> and </s>
@@ -37,7 +37,7 @@ class NgramTable:
 
 @dataclass(frozen=True, slots=True)
 class NgramModel:
-    """A back-off model: p(word | context) of the longest listed n-gram, times back-offs.
+    """A back-off model: p(word | context) is that of the longest listed n-gram, times back-offs.
 
     Closed under suffixes and prefixes: a listed n-gram without its first or its last word is listed
     too. KenLM refuses models that are not closed under suffixes.
@@ -52,7 +52,7 @@ class NgramModel:
 
     @property
     def vocabulary(self) -> list[str]:
-        """Words as they are spelled in files: <unk>, <s>, </s>, then decimal token ids."""
+        """Words as spelled in files: <unk>, <s>, </s>, then decimal token ids."""
         return [*SPECIAL_WORDS, *map(str, self.token_ids.tolist())]
 
 
@@ -94,13 +94,13 @@ def _write(model: NgramModel, file: IO[str], on_progress: OnProgress) -> None:
 
 
 def _lines(table: NgramTable, vocabulary: NDArray[np.object_]) -> Iterator[tuple[str, int]]:
-    """Yield the table's text in chunks, each with the number of its lines."""
+    """Yield the table's text in chunks, each with its number of lines."""
     for start in range(0, len(table), _LINES_PER_WRITE):
         rows = slice(start, start + _LINES_PER_WRITE)
         columns = [vocabulary[column].tolist() for column in table.words[rows].T]
         ngrams = columns[0] if len(columns) == 1 else map(" ".join, zip(*columns, strict=True))
         probs = table.log10_probs[rows].tolist()
-        # 7 digits are what a float32 holds, and KenLM reads float32.
+        # 7 digits are the precision of float32, which KenLM reads.
         if table.log10_backoffs is None:
             lines = [f"{p:.7g}\t{ngram}\n" for p, ngram in zip(probs, ngrams, strict=True)]
         else:

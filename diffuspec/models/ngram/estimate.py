@@ -1,8 +1,8 @@
-"""Estimate an n-gram model over token ids: interpolated modified Kneser-Ney.
+"""Estimates an n-gram model over token ids: interpolated modified Kneser-Ney.
 
-The estimator of KenLM's `lmplz` without pruning, as described by Heafield et al., "Scalable
-Modified Kneser-Ney Language Model Estimation" (ACL 2013), section 3, after Chen and Goodman
-(1998), equation 26. For the same corpus the numbers are those of `lmplz`.
+This is the estimator of KenLM's `lmplz` without pruning, as described by Heafield et al., "Scalable
+Modified Kneser-Ney Language Model Estimation" (ACL 2013), section 3, after Chen and Goodman (1998),
+equation 26. For the same corpus the numbers are those of `lmplz`.
 
 Every n-gram has an integer key: its suffix's rank among the (n-1)-grams times the vocabulary size,
 plus its first word. Counting an order is one sort of 64-bit keys, and the rest is indexing.
@@ -24,12 +24,12 @@ from diffuspec.models.ngram.arpa import BOS, EOS, NgramModel, NgramTable, OnProg
 Ints: TypeAlias = NDArray[np.int64]
 Ranks: TypeAlias = NDArray[np.int32]
 Floats: TypeAlias = NDArray[np.float64]
-Discounts: TypeAlias = tuple[float, float, float]  # discounts of counts 1, 2, and 3 or more
+Discounts: TypeAlias = tuple[float, float, float]  # for counts 1, 2, and 3 or more
 
-MAX_ORDER = 6  # highest order that KenLM is compiled for
+MAX_ORDER = 6  # highest order for which KenLM is compiled
 MAX_TOKEN_ID = 2**24 - 1  # rank (31 bits) and word (25 bits) share a 64-bit key
 DISCOUNT_FALLBACK: Discounts = (0.5, 1.0, 1.5)
-_ZERO = 1e-99  # stands for probability 0, by the convention of ARPA files
+_ZERO = 1e-99  # represents probability 0, by the convention of ARPA files
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class _Stream:
 
     words: Ranks  # [num_positions] vocabulary indices
     offsets: Ranks  # [num_positions] position within the sentence; 0 is <s>
-    token_ids: Ints  # [vocabulary size - 3] in order of first appearance
+    token_ids: Ints  # [vocabulary size - 3], in order of first appearance
 
     @property
     def vocab_size(self) -> int:
@@ -49,10 +49,10 @@ class _Stream:
 class _Counts:
     """The n-grams of one order, ascending by (suffix, first word). All arrays [num_ngrams]."""
 
-    firsts: Ranks  # first word
+    firsts: Ranks  # the first word
     suffixes: Ranks  # rank of the n-gram without its first word, one order below
     contexts: Ranks  # rank of the n-gram without its last word, one order below
-    occurrences: Ints  # times that the n-gram stands in the corpus
+    occurrences: Ints  # number of occurrences in the corpus
 
     def __len__(self) -> int:
         return len(self.firsts)
@@ -65,12 +65,12 @@ def estimate(
     discount_fallback: Discounts | None = DISCOUNT_FALLBACK,
     on_progress: OnProgress | None = None,
 ) -> NgramModel:
-    """Return the model of sentences, which are sequences of token ids.
+    """Return a model estimated from sentences of token ids.
 
     <s> and </s> are added around each sentence, also around empty ones. If the discounts of an
     order cannot be estimated (small or artificial data), discount_fallback is used; None makes that
     an error, as in `lmplz` without `--discount_fallback`. on_progress is called with the stage and
-    the part of it that is done.
+    its progress.
 
     Raises NgramError for an order outside 1..6, ids outside 0..2**24 - 1, or a corpus without
     n-grams of that order.
@@ -107,7 +107,8 @@ def _join(tokens: Ints, lengths: Ints) -> _Stream:
         raise NgramError(f"token ids must be 0 to {MAX_TOKEN_ID}, got {wrong}")
     num_ids = int(tokens.max(initial=-1)) + 1
     first_seen = np.full(num_ids, len(tokens))
-    first_seen[tokens[::-1]] = np.arange(len(tokens))[::-1]  # the last write to an index stays
+    # for repeated indices the last write wins
+    first_seen[tokens[::-1]] = np.arange(len(tokens))[::-1]
     token_ids = np.argsort(first_seen, kind="stable")[: np.sum(first_seen < len(tokens))]
     word_of = np.zeros(num_ids, dtype=np.int32)
     word_of[token_ids] = np.arange(3, 3 + len(token_ids))
@@ -135,7 +136,7 @@ def _count_all(stream: _Stream, order: int, report: OnProgress) -> list[_Counts]
 def _count_unigrams(stream: _Stream) -> _Counts:
     """Count words. Their suffix and context are the empty n-gram, of rank 0."""
     occurrences = np.bincount(stream.words, minlength=stream.vocab_size)
-    occurrences[BOS] = 0  # <s> is a context only, never predicted
+    occurrences[BOS] = 0  # <s> is only a context, never predicted
     nothing = np.zeros(stream.vocab_size, dtype=np.int32)
     firsts = np.arange(stream.vocab_size, dtype=np.int32)
     return _Counts(firsts, nothing, nothing, occurrences)
@@ -145,7 +146,7 @@ def _count(stream: _Stream, n: int, ranks: Ranks) -> tuple[_Counts, Ranks]:
     """Count n-grams, for n of 2 or more.
 
     `ranks` holds the rank of the (n-1)-gram that ends at each position. Also returns the rank of
-    the n-gram that ends at each position; 0 where there is none.
+    the n-gram that ends at each position; 0 if there is none.
     """
     ends = np.flatnonzero(stream.offsets >= n - 1)
     if not len(ends):
@@ -194,7 +195,7 @@ def _smooth_all(
         )
         words = np.column_stack((level.firsts, words[level.suffixes]))
         if n == 1:
-            probs[BOS] = 1.0  # sentences can then be scored with their <s>
+            probs[BOS] = 1.0  # so that sentences can be scored including their <s>
         report("smoothing", n / len(counts))
     tables.append(NgramTable(words, _log10(probs), None))
     return NgramModel(stream.token_ids, tuple(tables))
@@ -217,22 +218,22 @@ def _counts_of_counts(counts: list[_Counts], n: int, adjusted: Ints) -> list[int
     """Return the numbers of n-grams with adjusted counts 0, 1, 2, 3 and 4."""
     histogram = np.bincount(np.minimum(adjusted, 5), minlength=6)
     if n < len(counts) and _is_last_suffix(counts, n):
-        # `lmplz` counts the very last n-gram of each lower order under its occurrences. This
-        # matters for small corpora only, and keeps our numbers equal to its numbers.
+        # `lmplz` counts the very last n-gram of each lower order by its occurrences. This only
+        # matters for small corpora, and keeps our numbers equal to its numbers.
         histogram[min(adjusted[-1], 5)] -= 1
         histogram[min(counts[n - 1].occurrences[-1], 5)] += 1
     return [int(number) for number in histogram[:5]]
 
 
 def _is_last_suffix(counts: list[_Counts], n: int) -> bool:
-    """Whether the last n-gram ends with the last n-gram of every lower order."""
+    """Return whether the last n-gram ends with the last n-gram of every lower order."""
     return all(counts[i].suffixes[-1] == len(counts[i - 1]) - 1 for i in range(1, n))
 
 
 def _discounts(num_with: list[int], n: int, fallback: Discounts | None) -> Discounts:
     """Estimate the discounts of adjusted counts 1, 2, and 3 or more.
 
-    Computed in float32 in the order of operations of `lmplz`, so that both fail on the same data.
+    Computed in float32 with the operations in `lmplz`'s order, so that both fail on the same data.
     """
     single = np.float32
     if min(num_with[1:4]) > 0:
@@ -253,5 +254,5 @@ def _discounts(num_with: list[int], n: int, fallback: Discounts | None) -> Disco
 
 
 def _log10(values: Floats) -> Floats:
-    """Return log10 values of at most 0 (despite rounding), and finite, as ARPA files need."""
+    """Return finite log10 values of at most 0 (despite rounding), as ARPA files require."""
     return np.minimum(np.log10(np.maximum(values, _ZERO)), 0.0)

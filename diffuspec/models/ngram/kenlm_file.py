@@ -1,8 +1,8 @@
-"""KenLM's files: checking them before KenLM opens them, and converting ARPA to binary.
+"""KenLM's files: checks before KenLM opens them, and conversion from ARPA to binary.
 
 KenLM trusts a binary file, and a damaged one can crash the process: headers and sizes are checked
 first. The checks find files of another format, truncated files and headers out of bounds. They do
-not find bytes changed in the middle of a binary.
+not detect changed bytes in the middle of a binary.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from diffuspec.core.errors import MissingDependencyError, NgramError
 MIN_ORDER, MAX_ORDER = 2, 6  # KenLM has no unigram models, and is compiled for up to 6
 
 _BINARY_MAGIC = b"mmap lm http://kheafield.com/code"
-# KenLM's `Sanity`: magic, then values that differ under another byte order or word size.
+# KenLM's `Sanity`: magic, then values that differ with another byte order or word size.
 _SANITY = struct.pack(
     "<56s3f3IQ",
     _BINARY_MAGIC + b" format version 5\n",
@@ -33,7 +33,8 @@ _SANITY = struct.pack(
 # KenLM's `FixedWidthParameters`: order, probing multiplier, model type, has vocabulary, version.
 _PARAMETERS = struct.Struct("<B3xfI?3xI")
 _MAX_LINE_BYTES = 4096
-_MIN_BYTES_PER_NGRAM = 4  # shortest line of ARPA: a digit of probability, a tab, a word, a newline
+# the shortest ARPA line: one digit of probability, a tab, a word, a newline
+_MIN_BYTES_PER_NGRAM = 4
 _COUNT_LINE = re.compile(rb"ngram (\d+)=(\d{1,18})\s*")
 _EXPECTED = (
     "expected an ARPA file (its first line is \\data\\) or a binary made from one by KenLM's"
@@ -45,7 +46,7 @@ def read_num_ngrams(path: str | Path) -> tuple[int, ...]:
     """Return the numbers of n-grams of order 1, 2, ... up to the model's order.
 
     Words (1-grams) include <unk>, <s> and </s>. Raises NgramError, which names the file, if it
-    cannot be read, is not a KenLM file, is truncated, or is of an order that KenLM cannot load.
+    cannot be read, is not a KenLM file, is truncated, or has an order that KenLM cannot load.
     """
     try:
         with open(path, "rb") as file:
@@ -119,7 +120,7 @@ def _read_binary(file: IO[bytes], path: str | Path, start: bytes) -> tuple[int, 
 
 
 def _has_all_words(file: IO[bytes], num_words: int) -> bool:
-    """Whether the file ends with num_words words, NUL-terminated, <unk> first."""
+    """Return whether the file ends with num_words words, NUL-terminated, <unk> first."""
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         first = content.rfind(b"<unk>\0")
         words = content[first:] if first >= 0 else b""

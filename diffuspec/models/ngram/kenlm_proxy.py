@@ -20,7 +20,7 @@ _LN_10 = math.log(10)
 
 
 class KenlmProxy:
-    """Scores token ids by an n-gram model: `CausalProxy` over an ARPA or KenLM binary file.
+    """Scores token ids with an n-gram model: a `CausalProxy` over an ARPA or KenLM binary file.
 
     States are KenLM's: hashable, equal if they score every continuation equally, and not picklable.
     Ids that the model does not know have the probability of <unk>. A proxy does not change after
@@ -52,7 +52,7 @@ class KenlmProxy:
     def begin(self, context: Sequence[int]) -> ProxyState:
         """Return the state after the last order - 1 tokens of a context.
 
-        The context is taken from the middle of a text: it does not start with <s>.
+        The context is from the middle of a text, so it does not start with <s>.
         """
         state = self._null_state
         for word in self._spell(context[-(self.order - 1) :]):
@@ -108,16 +108,17 @@ def _load(kenlm: Any, path: str | Path) -> Any:
     config.arpa_complain = kenlm.ARPALoadComplain.NONE
     try:
         return kenlm.Model(str(path), config)
-    except UnicodeDecodeError as error:  # KenLM's message quotes the file's bytes
+    except UnicodeDecodeError as error:  # KenLM's message quotes bytes of the file
         raise NgramError(f"{path} cannot be loaded by KenLM: it is damaged") from error
     except (OSError, RuntimeError, MemoryError) as error:
-        reason = str(error).rpartition(" threw ")[2].rstrip(")")  # drops KenLM's own source line
+        reason = str(error).rpartition(" threw ")[2].rstrip(")")  # drops KenLM's source location
         raise NgramError(f"{path} cannot be loaded by KenLM: {reason}") from error
 
 
 def _check_vocabulary(model: Any, path: str | Path, num_words: int, words: dict[int, str]) -> None:
-    """Raises NgramError unless all words are token ids; looks up every id to count them."""
-    num_special = 1 + ("<s>" in model) + ("</s>" in model)  # 1 for <unk>, which is never `in`
+    """Raise NgramError unless all words are token ids; looks up every id to count them."""
+    # 1 for <unk>, which is never `in` a model
+    num_special = 1 + ("<s>" in model) + ("</s>" in model)
     num_known = sum(map(model.__contains__, words.values()))
     if num_known == 0 or num_known < num_words - num_special:
         raise NgramError(

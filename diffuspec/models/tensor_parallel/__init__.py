@@ -1,1 +1,1 @@
-"""One target spread over several processes (ranks) that take the same steps."""
+"""One target split over several processes (ranks) that take the same steps."""

@@ -1,12 +1,12 @@
-"""A model spread over the ranks of a group: each rank's share of its layers, over plain tensors.
+"""A model split over the ranks of a group: each rank's share of its layers, as plain tensors.
 
-Every rank reads its share of the weights, by transformers' own plan, and caches its share of the
-key/value heads. The output of a forward is complete on every rank, and the same to the last bit.
+Every rank reads its share of the weights, according to transformers' own plan, and caches its share
+of the key/value heads. The output of a forward is complete on every rank, and bitwise identical.
 
 transformers shards weights as DTensors and wraps every layer's forward to convert between shards
-and tensors. Here its layers are replaced by plain ones over the same local weights, so that a
-forward costs its products and its collectives only, and what works on plain layers (packed CPU
-weights, CUDA graphs) works on a shard too.
+and tensors. Here these layers are replaced by plain ones over the same local weights, so that a
+forward costs only its products and collectives, and everything that works on plain layers (packed
+CPU weights, CUDA graphs) also works on a shard.
 
 A linear layer split by columns computes this rank's share of the output and needs no communication.
 A layer split by rows takes a share of the input, and the ranks' outputs are summed.
@@ -83,7 +83,7 @@ class GatheredLinear(nn.Module):
 
 
 class VocabularyShare(nn.Module):
-    """An embedding of which this rank holds a range of token ids."""
+    """An embedding; this rank holds a range of token ids."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def _local(parameter: Any) -> nn.Parameter:
 
 
 def _any_layer(name: str) -> str:
-    """Return a module's name as plans write it, with * for layer numbers."""
+    """Return a module's name as in plans, with * for layer numbers."""
     return re.sub(r"\.\d+(?=\.|$)", ".*", name)
 
 
@@ -131,7 +131,7 @@ _LAYERS: dict[tuple[type[nn.Module], str], Callable[[nn.Module], nn.Module]] = {
 
 
 def check_divides(path: Path, config: Any, num_ranks: int) -> None:
-    """Raises ModelLoadError, naming the possible numbers of ranks, if shares would differ."""
+    """Raise ModelLoadError, naming the possible numbers of ranks, if shares would differ."""
     sizes = {name: getattr(config, name, None) for name in _DIVIDED}
     found = {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
     wrong = [f"{size} {_DIVIDED[name]}" for name, size in found.items() if size % num_ranks]
@@ -145,7 +145,7 @@ def check_divides(path: Path, config: Any, num_ranks: int) -> None:
 
 
 def sharding_options(path: Path, config: Any, num_ranks: int) -> dict[str, Any]:
-    """Return the arguments of from_pretrained that read one rank's share; none for one rank.
+    """Return the arguments of from_pretrained that read one rank's share; empty for one rank.
 
     Raises ModelLoadError.
     """
@@ -157,10 +157,10 @@ def sharding_options(path: Path, config: Any, num_ranks: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def spreading_over(device: torch.device) -> Iterator[None]:
-    """Have transformers spread a model over devices of this type.
+    """Make transformers split a model over devices of this type.
 
-    It asks torch which accelerator it was built for: "cuda" for the default build on Linux, which
-    is also installed where there is no GPU, or where other processes are to have it.
+    It asks torch for which accelerator it was built: "cuda" for the default build on Linux, which
+    is also installed where there is no GPU, or where the GPU is meant for other processes.
     """
     built_for = torch._C._get_accelerator
     if device.type == "cpu":

@@ -1,8 +1,8 @@
 """Several ranks that verify the same requests in the same order.
 
-Rank 0 broadcasts each batch, and what the forms of structured outputs admit of it. Every rank takes
-the whole step on logits that are the same to the last bit, and so reaches the same verdicts and the
-same cache. Verdicts are returned once all ranks have agreed on their digest. While idle, rank 0
+Rank 0 broadcasts each batch, and the tokens that grammars of structured output admit. Every rank
+takes the whole step on bitwise identical logits, and so reaches the same verdicts and the same
+cache. Verdicts are returned once all ranks have agreed on their digest. While idle, rank 0
 broadcasts empty steps to detect lost ranks.
 """
 
@@ -28,7 +28,7 @@ from diffuspec.text.answer_matchers import Admitted
 
 logger = logging.getLogger(__name__)
 
-_FAILED = -1  # stands for the digest of a step that failed
+_FAILED = -1  # represents the digest of a failed step
 
 
 class LockstepTarget:
@@ -64,7 +64,7 @@ class LockstepTarget:
         self._released.append(request_id)
 
     def add_observer(self, observer: Observer) -> None:
-        """Let an observer watch this rank, which computes the same as the others."""
+        """Add an observer on this rank, which computes the same as the others."""
         self._target.add_observer(observer)
 
     def remove_observer(self, observer: Observer) -> None:
@@ -79,7 +79,7 @@ class LockstepTarget:
         return self._target.num_ranks
 
     async def watch(self) -> None:
-        """Take an empty step after every idle_seconds without one.
+        """Take an empty step after every idle_seconds without a step.
 
         Raises VerifierUnavailableError as soon as a rank is lost; never returns.
         """
@@ -132,7 +132,7 @@ class LockstepTarget:
 
 
 def follow(target: CausalTarget, group: RankGroup) -> None:
-    """Take rank 0's steps, on another rank, until its last one.
+    """Take rank 0's steps on another rank, until its last one.
 
     Raises VerifierUnavailableError if another rank is lost, late or out of step.
     """
@@ -149,11 +149,11 @@ def follow(target: CausalTarget, group: RankGroup) -> None:
         except VerifierUnavailableError:
             raise
         except (VerifierError, InvalidRequestError):
-            continue  # all ranks failed alike; rank 0 raises it to its caller
+            continue  # all ranks failed alike; rank 0 raises the error to its caller
 
 
 def _take(step: Step, target: CausalTarget, group: RankGroup) -> list[Verdict]:
-    """Take a step and agree with the others on its verdicts.
+    """Take a step, and agree with the other ranks on its verdicts.
 
     Raises the error with which the step failed on all ranks.
     """

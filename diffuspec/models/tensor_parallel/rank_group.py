@@ -1,8 +1,8 @@
 """The group of processes that share one model, one process per rank, and their messages.
 
 Forwards communicate over the default process group: NCCL on GPUs, gloo on CPUs. Messages between
-the ranks go over a second, gloo group with a shorter time-out, so that waiting for the next message
-does not share a limit with reading weights.
+the ranks use a second, gloo group with a shorter time-out, so that waiting for the next message has
+another limit than reading weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from diffuspec.core.errors import VerifierError, VerifierUnavailableError
 
-_BLOCK_BYTES = 1 << 16  # a message up to this size takes one broadcast
+_BLOCK_BYTES = 1 << 16  # a message up to this size takes a single broadcast
 _LENGTH_BYTES = 8
 _HEAD_BYTES = _BLOCK_BYTES - _LENGTH_BYTES  # first part of a message, sent with its length
 _MAX_MESSAGE_BYTES = 1 << 30
@@ -26,15 +26,15 @@ _MAX_MESSAGE_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class RankLimits:
-    """How long a rank waits for the others."""
+    """Limits on a rank's wait for the others."""
 
-    meet_seconds: float = 60.0  # wait for all ranks to join
-    compute_seconds: float = 600.0  # wait within a forward; the first one waits for all weights
-    message_seconds: float = 60.0  # wait for rank 0's next message, and for all to agree on a step
+    meet_seconds: float = 60.0  # for all ranks to join
+    compute_seconds: float = 600.0  # within a forward; the first one waits for all weights
+    message_seconds: float = 60.0  # for rank 0's next message, and for all ranks to agree on a step
 
 
 def open_meeting_point(host: str, limits: RankLimits) -> TCPStore:
-    """Serve a store at a free port of an address of this machine, and return it."""
+    """Serve a store at a free port of one of this machine's addresses, and return it."""
     with socket.socket(socket.AF_INET) as listener:
         listener.bind((host, 0))
         listener.listen()
@@ -63,8 +63,8 @@ def find_meeting_point(host: str, port: int, limits: RankLimits) -> TCPStore:
 class RankGroup:
     """This process's membership in a group of ranks; a process is in one group at a time.
 
-    Every rank makes the same calls in the same order. Calls raise VerifierUnavailableError if
-    another rank is lost or late; the group is then broken.
+    Every rank must make the same calls in the same order. Calls raise VerifierUnavailableError if
+    another rank is lost or late; the group is then unusable.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class RankGroup:
         self.close()
 
     def broadcast(self, message: bytes = b"") -> bytes:
-        """Return rank 0's message. Other ranks' argument is ignored."""
+        """Return rank 0's message. The argument of other ranks is ignored."""
         block = self._block
         if self.rank == 0:
             head = len(message).to_bytes(_LENGTH_BYTES, "little") + message[:_HEAD_BYTES]
@@ -153,7 +153,8 @@ class RankGroup:
 def _wait_for_all(store: TCPStore, rank: int, num_ranks: int, limits: RankLimits) -> None:
     """Wait until every rank has joined.
 
-    Opening the connections has the longer limit of a forward, too long to notice a missing rank.
+    Opening the connections has the longer limit of a forward, too long for detecting a missing
+    rank.
     """
     names = [f"rank {number}" for number in range(num_ranks)]
     store.set(names[rank], "here")

@@ -1,7 +1,7 @@
-"""The message with which rank 0 broadcasts a step, as bytes.
+"""The bytes with which rank 0 broadcasts a step.
 
-A header in JSON, then the token ids of the prefixes, then masks. It is data only, and never
-evaluated: request ids and stop strings come from users.
+A header in JSON, then the token ids of the prefixes, then masks. Nothing in it is ever evaluated,
+because request ids and stop strings come from users.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftTree, StatesWanted, TokenIds, VerifyRequest
 from diffuspec.text.answer_matchers import Admitted
 
-_LENGTH_BYTES = 8  # size of the number that gives the header's length, little-endian
+_LENGTH_BYTES = 8  # size of the header's length, which is little-endian
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """One step of all ranks. A step without requests shows that rank 0 is alive."""
 
-    number: int  # counts steps from 1, without gaps
+    number: int  # counts from 1, without gaps
     released: Sequence[str] = ()  # request ids to forget first
     requests: Sequence[VerifyRequest] = ()
     admitted: Sequence[Admitted | None] = ()  # one for each request
@@ -49,7 +49,7 @@ def encode_step(step: Step) -> bytes:
 
 
 def decode_step(message: bytes) -> Step:
-    """Decode a step. Raises VerifierError if the message is not one."""
+    """Decode a step. Raises VerifierError for a malformed message."""
     try:
         end = _LENGTH_BYTES + int.from_bytes(message[:_LENGTH_BYTES], "little")
         header = json.loads(message[_LENGTH_BYTES:end])

@@ -1,1 +1,1 @@
-"""Makes a diffusion drafter for any causal LM: answers of the target, training, export."""
+"""Trains a diffusion drafter for any causal LM: the target's answers, training, export."""

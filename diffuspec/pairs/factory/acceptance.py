@@ -1,4 +1,4 @@
-"""How far argmax drafts agree with held-out answers."""
+"""Measures how far argmax drafts agree with held-out answers."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def measure_acceptance(
     length: int,
     probes: int = 10,
 ) -> Acceptance:
-    """Draft `length` tokens at evenly spread places of each answer, `probes` a sequence.
+    """Draft `length` tokens at evenly spaced places of each answer, `probes` per sequence.
 
-    They are drafted together, in place of masks, or one by one if settings are None.
+    They are drafted together, in place of masks; if `settings` is None, one by one.
     """
     right = [_right_so_far(model, batch, settings, length, probes) for batch in batches]
     flags = torch.cat([one.flatten(0, 1) for one in right]).float()  # [drafts, length]
@@ -58,8 +58,8 @@ def _right_so_far(
 ) -> torch.Tensor:
     """Return for each draft and position whether all its tokens up to there are right.
 
-    One by one, a token counts only if those before it are right, so that the answer's own rows
-    show what a draft would be.
+    When drafting one by one, a token only counts if those before it are right, so the answer's own
+    rows show what would be drafted.
     """
     token_ids = batch.token_ids
     spread = torch.linspace(0.0, 0.9, probes, device=token_ids.device)
@@ -81,12 +81,13 @@ def _right_so_far(
     head = model.get_output_embeddings()
     first = head(_rows(hidden, starts - 1)).argmax(-1) == token_ids.gather(1, starts)
     rest = (head(block_rows).argmax(-1) == blocks.labels).unflatten(1, (probes, -1))  # [B, S, M]
-    # A token's row is the one before its own: the text's last one, if no row of the draft is.
+    # A token is predicted by the row before it: the text's last row, if no row of the draft is
+    # before it.
     rows = (starts % size - 1)[:, :, None] + torch.arange(length, device=starts.device)
     found = rest.gather(2, rows.clamp(min=0))
     return torch.where(rows < 0, first[:, :, None], found).long().cumprod(-1)
 
 
 def _rows(hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return some rows [B, R] of hidden states [B, N, H]."""
+    """Select rows, [B, R], of hidden states, [B, N, H]."""
     return hidden.gather(1, rows[:, :, None].expand(-1, -1, hidden.shape[-1]))

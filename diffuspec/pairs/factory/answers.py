@@ -1,6 +1,6 @@
-"""The target's own greedy answers, with its probabilities, to given questions or to its own.
+"""The target's own greedy answers, with probabilities, to given or self-written questions.
 
-With the chat template up to the place where the user speaks, a chat model writes a question itself.
+Given the chat template up to the user's message, a chat model writes a question itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from diffuspec.pairs.factory.examples import NUM_TOP_IDS, PROBABILITY_UNITS
 
 MAX_ANSWER_TOKENS = 192
 MAX_QUESTION_TOKENS = 96
-_QUESTION_PLACE = "0123456789"  # no template writes this itself
+_QUESTION_PLACE = "0123456789"  # no template contains this text
 _BATCH = 64  # answers between two writes
 
 
@@ -33,10 +33,10 @@ def write_answers(
     prompt_files: Sequence[Path] = (),
     on_progress: Callable[[int], None] = lambda count: None,
 ) -> None:
-    """Append answers to a file until it has num_answers; those that are there are kept.
+    """Append answers to a file until it has num_answers; existing answers are kept.
 
-    Prompts come from the files, and after their end from the target itself. on_progress is called
-    with the number of answers there are. Raises ConfigError.
+    Prompts come from the files, then from the target itself. on_progress is called with the number
+    of answers so far. Raises ConfigError.
     """
     count = _drop_unfinished_line(path)
     prompts = _prompts(engine, prompt_files, count)
@@ -67,7 +67,7 @@ def _line(prompt: list[int], answer: Completion) -> str:
 
 
 def _drop_unfinished_line(path: Path) -> int:
-    """Cut off an incomplete last line of a killed process. Return the number of lines."""
+    """Remove a killed process's incomplete last line. Return the number of lines."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         return 0
@@ -89,7 +89,7 @@ def _prompts(engine: Engine, files: Sequence[Path], num_done: int) -> Iterator[P
 def read_prompts(path: Path) -> Iterator[Prompt]:
     """Yield the prompts of a JSONL file. Raises ConfigError, naming the line.
 
-    A line has `messages`, a chat; or `turns`, of which the first is asked, as in Spec-Bench; or
+    A line has `messages`, a chat; or `turns`, of which the first is used, as in Spec-Bench; or
     `prompt`, the user's message or token ids.
     """
     try:
@@ -116,9 +116,9 @@ def _prompt(record: dict[str, Any]) -> Prompt:
 
 
 def own_questions(engine: Engine, first_seed: int = 0) -> Iterator[Prompt]:
-    """Yield questions that the target writes, without end, as prompts of token ids.
+    """Yield an endless series of questions written by the target, as prompts of token ids.
 
-    Raises ConfigError if its chat template leaves no place for them.
+    Raises ConfigError if its chat template has no place for them.
     """
     before, after = _around_question(engine.tokenizer)
     encode = engine.tokenizer.backend_tokenizer.encode

@@ -2,7 +2,7 @@
 
 One pass trains both kinds of rows. Clean rows are those of the text. Masked rows are at the
 positions of a draft, attend to the clean tokens before it and to each other, and predict the token
-after their own (the shift). Drafts start at random places of an answer and have random lengths.
+after their own (the shift). Drafts start at random places in an answer and have random lengths.
 
 - Block-causal: clean rows are causal and predict the next token, as the last prefix row does when
   drafting. A draft is one block.
@@ -22,16 +22,16 @@ from diffuspec.pairs.factory.examples import Batch
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Rows of the drafts of a batch: [B, M] each, M = drafts x rows of a draft."""
+    """The rows of the drafts in a batch: [B, M] each, M = drafts x rows of a draft."""
 
-    positions: torch.Tensor  # place of the row in its sequence
+    positions: torch.Tensor  # position of the row in its sequence
     block_ids: torch.Tensor  # number of the row's draft
-    starts: torch.Tensor  # number of clean tokens that the row attends to
-    ends: torch.Tensor  # the row attends to those of its draft at positions below
+    starts: torch.Tensor  # number of clean tokens to which the row attends
+    ends: torch.Tensor  # the row attends to rows of its draft at positions below this
     labels: torch.Tensor  # the token after the row's own; -1: none
-    offsets: torch.Tensor  # place of the label in the draft, or of the row in a block
-    is_known: torch.Tensor  # rows of text before the draft
-    size: int = 1  # tokens of an aligned block: clean rows attend up to the end of theirs
+    offsets: torch.Tensor  # index of the label in the draft, or of the row in a block
+    is_known: torch.Tensor  # whether the row is text before the draft
+    size: int = 1  # tokens in an aligned block: clean rows attend up to the end of their block
 
 
 def place_blocks(batch: Batch, starts: torch.Tensor, length: int) -> Blocks:
@@ -52,7 +52,7 @@ def place_blocks(batch: Batch, starts: torch.Tensor, length: int) -> Blocks:
 
 
 def place_aligned_blocks(batch: Batch, starts: torch.Tensor, num_blocks: int, size: int) -> Blocks:
-    """Return drafts at starts [B, S] to the end of the num_blocks blocks from there on."""
+    """Return drafts from starts [B, S] to the end of num_blocks blocks."""
     length = num_blocks * size
     rows = torch.arange(length, device=starts.device).repeat(starts.shape[1])
     row_starts = starts.repeat_interleave(length, dim=1)
@@ -77,10 +77,10 @@ def _ids(starts: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def _labels(batch: Batch, positions: torch.Tensor, row_starts: torch.Tensor) -> torch.Tensor:
-    """Return the tokens after positions, -1 beyond the answer that a draft begins in."""
+    """Return the tokens after positions; -1 beyond the answer in which a draft begins."""
     token_ids, is_answer = batch.token_ids, batch.is_answer
     num_tokens = token_ids.shape[1]
-    # An answer's id is the number of other tokens before it.
+    # An answer's id is the number of non-answer tokens before it.
     answer_ids = torch.where(is_answer, (~is_answer).cumsum(-1), -1)
     after = (positions + 1).clamp(max=num_tokens - 1)
     inside = positions + 1 < num_tokens
@@ -89,14 +89,14 @@ def _labels(batch: Batch, positions: torch.Tensor, row_starts: torch.Tensor) -> 
 
 
 def masked_tokens(batch: Batch, blocks: Blocks, mask_token_id: int) -> torch.Tensor:
-    """Return the tokens of the blocks' rows: masks after known text."""
+    """Return the tokens of the blocks' rows: known text, then masks."""
     last = batch.token_ids.shape[1] - 1
     own = batch.token_ids.gather(1, blocks.positions.clamp(max=last))
     return torch.where(blocks.is_known, own, mask_token_id)
 
 
 def causal_states(model: Any, token_ids: torch.Tensor) -> torch.Tensor:
-    """Return hidden states [B, N, H] of the clean rows, where there are no others."""
+    """Return the hidden states of clean rows, [B, N, H], without other rows."""
     hidden: torch.Tensor = model.get_decoder()(
         input_ids=token_ids, use_cache=False
     ).last_hidden_state
@@ -106,7 +106,7 @@ def causal_states(model: Any, token_ids: torch.Tensor) -> torch.Tensor:
 def hidden_states(
     model: Any, token_ids: torch.Tensor, blocks: Blocks, block_ids: torch.Tensor
 ) -> torch.Tensor:
-    """Return hidden states [B, N + M, H] of the clean rows, then of the block rows."""
+    """Return the hidden states of the clean rows and then the block rows, [B, N + M, H]."""
     size, num_tokens = token_ids.shape
     num_rows, device = blocks.positions.shape[1], token_ids.device
     clean = torch.arange(num_tokens, device=device)
@@ -128,7 +128,7 @@ def hidden_states(
 
 
 def _masks(config: Any, visible: torch.Tensor, positions: torch.Tensor) -> Any:
-    """Return the mask of all layers, or one for each type of layer where types differ."""
+    """Return the mask of all layers, or one for each type of layer if types differ."""
     types, window = (
         getattr(config, "layer_types", None) or (),
         getattr(config, "sliding_window", None),

@@ -1,8 +1,8 @@
 """Training examples: prompts with the target's own answers, read from JSONL, in batches.
 
-A line holds `prompt` and `answer`, lists of token ids, and may hold the target's probabilities:
-`top_ids`, the same number of likeliest ids for each token of the answer, and `top_probs`, their
-probabilities in 255ths, both flat.
+A line holds `prompt` and `answer`, lists of token ids, and optionally the target's probabilities:
+`top_ids`, a fixed number of likeliest ids for each token of the answer, and `top_probs`, their
+probabilities in 255ths, both flattened.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from diffuspec.core.errors import ConfigError
 
-NUM_TOP_IDS = 8  # likeliest ids kept for each answer token that has probabilities
+NUM_TOP_IDS = 8  # likeliest ids stored for each answer token with probabilities
 PROBABILITY_UNITS = 255
-HELD_OUT_EVERY = 40  # the last of each 40 examples is never trained on
+HELD_OUT_EVERY = 40  # the last of every 40 examples is never trained on
 BATCHES_PER_CHUNK = 8
 NUM_TYPICAL_EXAMPLES = 4
 
@@ -99,10 +99,10 @@ def _pad_likely(
 
 
 class ExampleFiles:
-    """The examples of JSONL files, which may grow while they are read."""
+    """The examples in JSONL files, which may grow while they are read."""
 
     def __init__(self, paths: Sequence[Path], max_tokens: int) -> None:
-        """Leave out examples of more than max_tokens tokens, and those without an answer."""
+        """Skip examples of more than max_tokens tokens, and those without an answer."""
         self._ends = dict.fromkeys(paths, 0)  # bytes read of each file
         self._num_lines = 0
         self._max_tokens = max_tokens
@@ -110,7 +110,7 @@ class ExampleFiles:
         self.held_out: list[Example] = []
 
     def read_new(self) -> None:
-        """Read the lines that were completed since the last call. Raises ConfigError."""
+        """Read the lines completed since the last call. Raises ConfigError."""
         for path, start in self._ends.items():
             if not path.is_file():
                 raise ConfigError(f"there is no file {path}")
@@ -125,13 +125,13 @@ class ExampleFiles:
             self._ends[path] = start
 
     def read_enough(self) -> None:
-        """Read the files, and demand an answer that is held out. Raises ConfigError."""
+        """Read the files. Raises ConfigError if there is no held-out answer."""
         self.read_new()
         if not self.held_out:
             raise ConfigError(f"{len(self.training)} answers are too few: none of them is held out")
 
     def typical_batch(self) -> Batch:
-        """Return a few held-out examples of middle length, which show how a model computes."""
+        """Return a few held-out examples of medium length, to measure how a model computes."""
         few = sorted(self.held_out, key=lambda example: example.num_tokens)
         middle = len(few) // 2
         return pad(few[middle : middle + NUM_TYPICAL_EXAMPLES])
@@ -139,9 +139,9 @@ class ExampleFiles:
     def batches(
         self, seed: int, chunk: int, tokens_per_batch: int, device: torch.device
     ) -> Iterator[Batch]:
-        """Read what is new, and yield the padded batches of a chunk; see `chunk_of_batches`.
+        """Read new lines, and yield the padded batches of a chunk; see `chunk_of_batches`.
 
-        A thread pads the batches to come while one is trained on.
+        A thread pads later batches while one is being trained on.
         """
         self.read_new()
         chosen = chunk_of_batches(self.training, seed, chunk, tokens_per_batch)
@@ -182,10 +182,10 @@ def _likely(record: dict[str, Any], num_tokens: int) -> Likely | None:
 def chunk_of_batches(
     examples: Sequence[Example], seed: int, chunk: int, tokens_per_batch: int
 ) -> Iterator[list[Example]]:
-    """Yield BATCHES_PER_CHUNK batches or so, each of examples of similar length.
+    """Yield about BATCHES_PER_CHUNK batches, each of examples of similar length.
 
-    Successive chunks take all examples once in random order before they take any of them again.
-    A chunk depends on the seed, its index and the examples only, so that training resumes exactly.
+    Successive chunks use all examples once in random order before using any of them again. A chunk
+    depends only on the seed, its index and the examples, so that training resumes exactly.
     """
     mean = sum(example.num_tokens for example in examples) / len(examples)
     size = max(1, round(BATCHES_PER_CHUNK * tokens_per_batch / mean))
@@ -206,7 +206,7 @@ def _order(count: int, seed: str) -> list[int]:
 def batches_by_length(
     examples: Iterable[Example], tokens_per_batch: int, rng: random.Random
 ) -> list[list[Example]]:
-    """Cut examples into batches of similar length and at most tokens_per_batch, padded."""
+    """Group examples of similar length into batches of at most tokens_per_batch, padded."""
     batches: list[list[Example]] = [[]]
     for example in sorted(examples, key=lambda example: example.num_tokens):
         if batches[-1] and (len(batches[-1]) + 1) * example.num_tokens > tokens_per_batch:

@@ -1,4 +1,4 @@
-"""A trained drafter as a model directory that shares embeddings and head with its target."""
+"""Saves a trained drafter as a model directory that shares embeddings and head with its target."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def save_drafter(
     storage: Storage = "bfloat16",
     head_token_ids: torch.Tensor | None = None,
 ) -> None:
-    """Write config.json, tokenizer and the weights that are the drafter's own; see `stored`.
+    """Write config.json, the tokenizer and the drafter's own weights; see `stored`.
 
-    settings None: it is a causal LM. head_token_ids: the only ones to draft, ascending.
+    settings: None for a causal LM. head_token_ids: the only ids to draft, ascending.
     """
     out.mkdir(parents=True, exist_ok=True)
     config = model.config
@@ -57,9 +57,9 @@ def save_drafter(
 
 
 def stored(weights: Mapping[str, torch.Tensor], storage: Storage) -> dict[str, torch.Tensor]:
-    """Return weights as they are stored, on the CPU.
+    """Return weights in their stored form, on the CPU.
 
-    int8 stores matrices as whole numbers with a scale for each row, in half the space of bfloat16.
+    int8 stores matrices as integers with a scale for each row, in half the space of bfloat16.
     """
     found: dict[str, torch.Tensor] = {}
     for name, tensor in weights.items():
@@ -71,9 +71,10 @@ def stored(weights: Mapping[str, torch.Tensor], storage: Storage) -> dict[str, t
 
 
 def load_drafter(path: Path) -> tuple[Any, DiffusionSettings | None]:
-    """Load an exported drafter as a transformers model; return it and how it is run.
+    """Load an exported drafter as a transformers model; return it and its settings.
 
-    Its head is the target's whole one. The settings of a causal LM are None. Raises ModelLoadError.
+    Its head is the target's complete head. The settings of a causal LM are None. Raises
+    ModelLoadError.
     """
     checkpoint = inspect_checkpoint(path)
     settings = checkpoint.diffusion if checkpoint.is_diffusion else None

@@ -54,7 +54,7 @@ class GroupsProduct:
     ) -> None:
         self._matrices, self._bias, self._type = _joined(matrices), bias, dtype
         self.num_outputs = sum(matrix.num_outputs for matrix in matrices)
-        agreeing_tiles(dtype, matrices[0].device)  # no trial can run while steps are captured
+        agreeing_tiles(dtype, matrices[0].device)  # no trial can run while steps are being captured
 
     @property
     def num_bytes(self) -> int:
@@ -87,7 +87,7 @@ def _pieces(rows: Tensor, outputs: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
 
 
 def _joined(matrices: Sequence[GpuMatrix]) -> list[GpuMatrix]:
-    """Return as few matrices as there can be."""
+    """Concatenate the matrices as far as possible."""
     joined = list(matrices[:1])
     for matrix in matrices[1:]:
         if joined[-1].can_be_joined_to(matrix):
@@ -98,7 +98,7 @@ def _joined(matrices: Sequence[GpuMatrix]) -> list[GpuMatrix]:
 
 
 class Int8Product:
-    """A product in int8, for which rows are rounded to 8 bits, too: sums are exact."""
+    """A product in int8; rows are rounded to 8 bits as well, and sums are exact."""
 
     def __init__(self, matrix: Int8Matrix, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._numbers, self._scales = matrix.numbers.contiguous(), matrix.scales.contiguous()

@@ -1,7 +1,7 @@
 """The Triton kernels of products with quantised weights.
 
-A program computes some outputs of a tile of rows. A row's sums take the inputs in an order that the
-shape of the weight alone decides, and no program depends on another.
+A program computes some outputs of a tile of rows. A row's sums add the inputs in an order that
+depends only on the weight's shape, and no program depends on another.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_LARGEST = tl.constexpr(3.4028234e38)  # finite number
-_ROUNDS = tl.constexpr(12582912.0)  # added and taken off, rounds to the nearest whole number
+_LARGEST = tl.constexpr(3.4028234e38)  # the largest finite number
+_ROUNDS = tl.constexpr(12582912.0)  # adding and subtracting this rounds to the nearest integer
 
 
 @triton.jit
 def _numbers(
     words, place: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, kind: tl.constexpr
 ):
-    """Return the numbers at one place of words, less ZERO, in a type in which they are exact.
+    """Return the numbers at one place of words, minus ZERO, in a type in which they are exact.
 
-    Numbers are put into the last bits of a floating-point number, whose value is then taken off:
-    GPUs convert integers at a fraction of the speed.
+    Numbers are put into the last bits of a floating-point number, whose value is then subtracted:
+    GPUs convert integers far more slowly.
     """
     bits = (words >> (place * BITS)) & ((1 << BITS) - 1)
     if kind == tl.bfloat16 and BITS == 4:
@@ -36,7 +36,7 @@ def _numbers(
 def _of_span(
     supers, codes, span, place, OUTPUTS: tl.constexpr, RATIO: tl.constexpr, CODES: tl.constexpr
 ):
-    """Return the scales or offsets of a span of inputs, [OUTPUTS]; supers are of RATIO spans."""
+    """Return the scales or offsets of a span of inputs, [OUTPUTS]; RATIO spans share supers."""
     found = tl.load(supers + (span // RATIO) * OUTPUTS + place).to(tl.float32)
     if CODES:
         found *= tl.load(codes + span * OUTPUTS + place).to(tl.float32)
@@ -78,15 +78,15 @@ def multiply_groups(
 ):
     """Write the sums of a tile of rows over one split of the inputs, [splits, rows, outputs].
 
-    A chunk of inputs is what a tile of words holds: UNIT words of 32 bits for each output, whose
-    numbers at one place are of UNIT successive inputs. The whole numbers of a span are multiplied
-    first, then their sum by its scale; offsets are multiplied by the sums of its inputs. With
-    IS_WHOLE, no chunk reaches beyond the inputs.
+    A chunk of inputs is the content of a tile of words: UNIT 32-bit words for each output, whose
+    numbers at one place belong to UNIT successive inputs. The integers of a span are multiplied
+    first, then their sum by the span's scale; offsets are multiplied by the sum of the span's
+    inputs. With IS_WHOLE, no chunk extends beyond the inputs.
     """
     tile, block, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     KIND: tl.constexpr = inputs.dtype.element_ty
     PLACES: tl.constexpr = 32 // BITS
-    SPANS: tl.constexpr = UNIT * PLACES // SPAN  # spans of a chunk
+    SPANS: tl.constexpr = UNIT * PLACES // SPAN  # spans in a chunk
     UNITS: tl.constexpr = SPAN // UNIT
     row = tile * ROWS + tl.arange(0, ROWS)
     is_row = row < num_rows
@@ -157,7 +157,7 @@ def add_splits(
     HAS_BIAS: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """Add up the splits of one row's outputs, one after another; scale them and add a bias."""
+    """Sum the splits of one row's outputs, one after another; scale the sums and add a bias."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     mask = at < num_outputs
@@ -175,7 +175,7 @@ def add_splits(
 
 @triton.jit
 def round_rows(inputs, numbers, scales, num_inputs, WIDTH: tl.constexpr):
-    """Divide one row so that its largest number becomes 127, and round it to whole numbers."""
+    """Scale one row so that its largest magnitude becomes 127, and round it to integers."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, WIDTH)
     mask = at < num_inputs

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-SPLIT = 512  # columns of attention in one program
+SPLIT = 512  # columns of attention per program
 MIN_TILE = 16  # rows of the smallest matrix product
-ALL = 2**31 - 1  # columns
+ALL = 2**31 - 1  # all columns
 MAX_STEP_ROWS = 256  # rows of the largest forward that counts as a step
-PADDING = (0, -1, 0, 0)  # row of a table that is not written and sees nothing
-_MAX_ROWS = 256  # rows of a chunk, whose splits are in memory together
+PADDING = (0, -1, 0, 0)  # a table row that is not written and sees nothing
+_MAX_ROWS = 256  # rows of a chunk, whose splits are in memory at the same time
 
 
 class Chunk(NamedTuple):
-    """Successive tiles, their rows, and the number of splits of the longest row's columns."""
+    """Successive tiles, their rows, and the number of splits of the longest row."""
 
     tiles: slice
     rows: slice
@@ -36,7 +36,7 @@ class Chunk(NamedTuple):
 class ColumnTable:
     """The cache columns that the rows of a forward see, the same in all layers.
 
-    The shape of a step's table depends only on its numbers of padded rows and of splits.
+    The shape of a step's table depends only on the numbers of padded rows and of splits.
     """
 
     def __init__(
@@ -46,11 +46,12 @@ class ColumnTable:
         columns: NDArray[np.integer],
         device: torch.device,
     ) -> None:
-        """rows [T, 4]: slot, row of the slot to write to, number of columns seen, position.
+        """rows [T, 4]: slot, row of the slot to write to, number of visible columns, position.
 
         PADDING comes last. tiles [N, 6], ascending by rows: first row, number of rows, base, start
-        of its list of columns, number of columns that its last row sees, and number of columns, in
-        whole splits, that it computes for all of its rows. The rest it computes for the first row.
+        of the tile's list of columns, number of columns that its last row sees, and number of
+        columns, in whole splits, that it computes for all of its rows. It computes the rest only
+        for the first row.
         """
         self.num_rows = len(rows)
         is_short = self.num_rows <= MAX_STEP_ROWS
@@ -68,7 +69,7 @@ class ColumnTable:
 
     @classmethod
     def of_padding(cls, num_rows: int, num_columns: int, device: torch.device) -> ColumnTable:
-        """Return the table of a step that computes nothing, shaped as if it saw some columns."""
+        """Return the table of a step without real rows, shaped as if it saw some columns."""
         rows, tiles = np.tile(PADDING, (num_rows, 1)), np.array([(0, 0, ALL, 0, num_columns, 0)])
         return cls(rows, tiles, np.zeros(0, np.int32), device)
 

@@ -1,1 +1,1 @@
-"""Trains draft heads for a target: one module for each kind, and one that trains any of them."""
+"""Trains draft heads for a target: one module for each kind, and one that trains any kind."""

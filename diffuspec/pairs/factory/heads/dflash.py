@@ -1,8 +1,8 @@
-"""How a DFlash drafter is trained: it guesses blocks after random places of answers.
+"""Trains a DFlash drafter, which guesses blocks after random places of answers.
 
-It starts from some of the target's own layers. Each row of a block learns the token at its place,
-half from the answer and half from the target's probabilities; a later row counts less, for it
-matters only if all before it were right.
+It starts from some of the target's own layers. Each row of a block learns the token at its
+position, half from the answer and half from the target's probabilities; later rows count less,
+since they only matter if all earlier ones were right.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from diffuspec.pairs.factory.heads.learner import Rows, in_slices, right_tokens
 from diffuspec.pairs.factory.loss import Head
 
 ROWS_PER_ANSWER_TOKEN = 2.0  # rows of blocks for each answer token
-LIKELY_SHARE = 0.5  # share of the target's probabilities in what is learnt
-GIVEN_SHARE = 0.2  # share of the batches whose blocks begin with several known tokens
+LIKELY_SHARE = 0.5  # weight of the target's probabilities in the loss
+GIVEN_SHARE = 0.2  # share of batches whose blocks begin with several known tokens
 PROBES = 6  # drafts measured in each answer
 
 
@@ -38,7 +38,7 @@ class DFlashLearner:
         kept: Sequence[int],
         token_ids: torch.Tensor,
     ) -> None:
-        """kept: numbers of the target's layers. token_ids [B, N]: examples that show its states."""
+        """kept: indices of the target's layers. token_ids [B, N]: examples that show its states."""
         self._layers = layers
         self._settings = settings
         self.module = DFlashModel(settings)
@@ -70,7 +70,7 @@ class DFlashLearner:
         batch, size = rows.batch, self._settings.block_size
         answered = int(batch.is_answer.sum()) // len(batch.token_ids)
         count = max(1, round(ROWS_PER_ANSWER_TOKEN * answered / size))
-        # They are drawn on the CPU, whose random state is in the checkpoints.
+        # Drawn on the CPU, whose random state is saved in checkpoints.
         starts = torch.multinomial(batch.is_answer.float().cpu(), count, replacement=True)
         blocks = place_blocks(batch, starts.to(batch.token_ids.device), size)
         num_given = 1
@@ -81,7 +81,7 @@ class DFlashLearner:
         hidden = self.states(rows, blocks, num_given)[kept]
         row, column = kept.nonzero(as_tuple=True)
         before = rows.states[row, blocks.positions[row, column] - 1]
-        rate = max(1.0, size / 2 - 1)  # places after which a row counts 1/e
+        rate = max(1.0, size / 2 - 1)  # places after which a row's weight is 1/e
         weights = torch.exp((num_given - blocks.offsets[kept]) / rate)
 
         def loss(
@@ -126,16 +126,16 @@ class DFlashLearner:
 
 
 def _own_labels(blocks: Blocks, size: int) -> torch.Tensor:
-    """Return the token at each row's own place; -1: none to guess."""
+    """Return the token at each row's own position; -1: none to guess."""
     after = blocks.labels.reshape(len(blocks.labels), -1, size)
     return functional.pad(after[..., :-1], (1, 0), value=-1).flatten(1)
 
 
 class _BlocksOfBatch(Attention):
-    """Attention of the blocks of sequences of one length: a mask says which columns rows see."""
+    """Attention of the blocks of equally long sequences: a mask says which columns rows see."""
 
     def __init__(self, context: Sequence[torch.Tensor], visible: torch.Tensor) -> None:
-        """context: keys and values of each layer; visible [B, M, N + M]."""
+        """context: each layer's keys and values; visible: [B, M, N + M]."""
         self._context = context
         self._visible = visible.unsqueeze(1)
 
@@ -145,7 +145,7 @@ class _BlocksOfBatch(Attention):
             x.reshape(len(x), size, -1, x.shape[-1]).transpose(0, 1)
             for x in (*rows, self._context[2 * layer], self._context[2 * layer + 1])
         )
-        # Kernels that take a mask do not share keys among heads.
+        # Kernels that take a mask do not let heads share keys.
         share = query.shape[1] // key.shape[1]
         keys = torch.cat([keys, key], dim=2).repeat_interleave(share, 1)
         values = torch.cat([values, value], dim=2).repeat_interleave(share, 1)
@@ -158,7 +158,7 @@ class _BlocksOfBatch(Attention):
 def settings_for(
     target: Any, num_layers: int, block_size: int, mask_token_id: int
 ) -> DFlashSettings:
-    """Return the settings of a drafter of the size of a target's layers."""
+    """Return the settings of a drafter with layers of the target's size."""
     heads = target.num_attention_heads
     model = Qwen3Config(
         vocab_size=target.vocab_size,
@@ -182,12 +182,12 @@ def settings_for(
 def start_from_layers(
     model: DFlashModel, target: Any, kept: Sequence[int], token_ids: torch.Tensor
 ) -> None:
-    """Give a drafter weights with which it approximates these layers of the target.
+    """Initialise a drafter's weights so that it approximates these layers of the target.
 
     Its context is the mean of the states that it reads, each scaled to the same size. Norms before
-    attention become part of the projections behind them: context has one norm for all layers. The
-    norms of queries and keys, where the target has none, get the sizes that these have for some
-    token ids, [B, N].
+    attention are merged into the projections after them: the context has one norm for all layers.
+    Norms of queries and keys, if the target has none, get the sizes measured for some token ids,
+    [B, N].
     """
     base = target.base_model
     states = base(input_ids=token_ids, use_cache=False, output_hidden_states=True).hidden_states
@@ -202,7 +202,7 @@ def start_from_layers(
 
 
 def _take_layer(layer: Any, source: Any, inputs: torch.Tensor) -> None:
-    """Take the weights of a layer of the target; inputs [T, H] are examples of its inputs."""
+    """Copy the weights of a layer of the target; inputs [T, H] are examples of its inputs."""
     own, given = layer.state_dict(), source.state_dict()
     fitting = {name: x for name, x in given.items() if name in own and x.shape == own[name].shape}
     layer.load_state_dict(fitting, strict=False)

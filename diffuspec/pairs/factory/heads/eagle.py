@@ -1,4 +1,4 @@
-"""How an EAGLE head is trained: it guesses the next hidden states, and with them the tokens."""
+"""Trains an EAGLE head, which guesses the next hidden states and through them the tokens."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from diffuspec.pairs.factory.heads.learner import (
 )
 from diffuspec.pairs.factory.loss import Head
 
-GUESSED_SHARE = 0.5  # share of guessed states among those of the second reading
+GUESSED_SHARE = 0.5  # share of guessed states in the second pass
 
 
 class EagleLearner:
-    """A Learner: a head that starts as the target's last layer."""
+    """A Learner: a head initialised with the target's last layer."""
 
     hidden_layers: tuple[int, ...] = ()
 
     def __init__(self, target: Any, layers: TargetLayers, token_ids: torch.Tensor) -> None:
-        """token_ids [B, N]: examples that show how large the target's hidden states are."""
+        """token_ids [B, N]: examples that show the size of the target's hidden states."""
         self._layers = layers
         self._target_config = target.config
         self.module = start_from_last_layer(target, token_ids)
@@ -40,10 +40,10 @@ class EagleLearner:
         return settings
 
     def loss(self, rows: Rows, head: Head) -> torch.Tensor:
-        """Return the distance between guessed and true states, and between the tokens they give.
+        """Return the distance between guessed and true states, and between their tokens.
 
-        They are guessed twice: after true states, and where GUESSED_SHARE of these are guesses of
-        the first time, as they are when drafting goes on.
+        States are guessed twice: first after true states, then with GUESSED_SHARE of these replaced
+        by guesses of the first pass, as happens while drafting.
         """
         guessed = self._guess(rows, rows.states)
         again = self._guess(rows, _with_guesses(rows, guessed.detach(), GUESSED_SHARE))
@@ -71,7 +71,7 @@ class EagleLearner:
         return torch.stack(found, dim=-1)
 
     def _guess(self, rows: Rows, states: torch.Tensor) -> torch.Tensor:
-        """Return the guessed state of each row's next token, [B, N, H]; the last is of no use."""
+        """Return the guessed state of each row's next token, [B, N, H]; the last one is unused."""
         token_ids = rows.batch.token_ids
         batch, num_rows = token_ids.shape
         embedded = self._layers.embed(ahead(token_ids, 1))
@@ -82,15 +82,15 @@ class EagleLearner:
 
 
 def _with_guesses(rows: Rows, guessed: torch.Tensor, share: float = 1.0) -> torch.Tensor:
-    """Return the states, a share of them guessed by the row before, where rows learn that."""
+    """Return the states, with a share of them replaced by the previous row's guess."""
     learnt = functional.pad(rows.wanted(2)[:, :-1], (1, 0)).unsqueeze(-1)
-    drawn = torch.rand(learnt.shape) < share  # the CPU's random state is in checkpoints
+    drawn = torch.rand(learnt.shape) < share  # the CPU's random state is saved in checkpoints
     chosen = learnt & drawn.to(learnt.device)
     return torch.where(chosen, functional.pad(guessed[:, :-1], (0, 0, 1, 0)), rows.states)
 
 
 class _CausalBatch(Attention):
-    """Attention of sequences of one length, one after the other; rows are causal."""
+    """Causal attention of equally long sequences, one after the other."""
 
     def __init__(self, num_sequences: int) -> None:
         self._num_sequences = num_sequences
@@ -106,7 +106,7 @@ class _CausalBatch(Attention):
 
 
 def eagle_config(target: Any) -> LlamaConfig | Qwen2Config:
-    """Return the configuration of an EAGLE head of the size of a target's layers."""
+    """Return the configuration of an EAGLE head of the target's size."""
     family = Qwen2Config if target.model_type == "qwen2" else LlamaConfig
     heads = target.num_attention_heads
     config = family(
@@ -126,11 +126,12 @@ def eagle_config(target: Any) -> LlamaConfig | Qwen2Config:
 
 @torch.no_grad()
 def start_from_last_layer(target: Any, token_ids: torch.Tensor) -> EagleHead:
-    """Return an EAGLE head that starts as the target's last layer, as far as their weights fit.
+    """Return an EAGLE head initialised with the target's last layer, as far as weights fit.
 
-    The head reads and writes states after the target's last norm, which its layer does not know:
-    the weights at both ends take the scales of the norms, that of the last one as it is for some
-    token ids, [B, N]. `fc` starts by adding a token's embedding to the state before.
+    The head reads and writes states after the target's last norm, for which its layer was not
+    trained. So the weights at both ends absorb the scales of the norms, that of the last one
+    measured for some token ids, [B, N]. Initially `fc` adds a token's embedding to the previous
+    state.
     """
     base = target.base_model
     device = base.norm.weight.device

@@ -1,4 +1,4 @@
-"""How Medusa's and Hydra's heads are trained: each guesses the token some places further on."""
+"""Trains Medusa's and Hydra's heads; each guesses the token some places further on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUM_HEADS = 4
 
 
 class _GuessLearner(ABC):
-    """A Learner: heads that share the target's own, each for one place."""
+    """A Learner: heads that share the target's own head, each for one position."""
 
     hidden_layers: tuple[int, ...] = ()
 
@@ -40,7 +40,7 @@ class _GuessLearner(ABC):
 
     @abstractmethod
     def _output(self, rows: Rows, place: int, kept: torch.Tensor) -> torch.Tensor:
-        """Return a head's output for the rows that a mask [B, N] keeps, [R, H]."""
+        """Return a head's output for the rows kept by a mask [B, N], [R, H]."""
 
     def loss(self, rows: Rows, head: Head) -> torch.Tensor:
         losses = []
@@ -60,7 +60,7 @@ class _GuessLearner(ABC):
 
 
 class MedusaLearner(_GuessLearner):
-    """Heads that guess from the target's state alone."""
+    """Heads that guess only from the target's state."""
 
     def __init__(self, layers: TargetLayers, num_blocks: int) -> None:
         heads = MedusaHeads(NUM_HEADS, num_blocks, layers.hidden_size, None)
@@ -75,7 +75,7 @@ class MedusaLearner(_GuessLearner):
 
 
 class HydraLearner(_GuessLearner):
-    """Grounded heads, which see the true tokens before the one that they guess."""
+    """Grounded heads, which see the true tokens before the guessed one."""
 
     def __init__(self, layers: TargetLayers, num_blocks: int) -> None:
         heads = HydraHeads(NUM_HEADS, num_blocks, layers.hidden_size, None)

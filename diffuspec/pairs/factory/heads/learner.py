@@ -1,8 +1,8 @@
-"""The training that all kinds of draft heads share.
+"""The training shared by all kinds of draft heads.
 
-A row is a token of an answer, with the target's hidden state there. The target's own head makes the
-next token out of that state, so the heads' guesses begin with the token after the next. Rows count
-only if the tokens that they guess are in the same answer.
+A row is a token of an answer, with the target's hidden state there. The target's own head turns
+that state into the next token, so the heads' guesses begin with the token after the next. Rows only
+count if the tokens that they guess are in the same answer.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch.utils.checkpoint import checkpoint
 from diffuspec.pairs.factory.examples import Batch
 from diffuspec.pairs.factory.loss import Head
 
-HEAD_DECAY = 0.8  # weight of a head's loss over that of the head before
-NUM_GUESSES = 3  # guesses measured after a row
-_SLICE_ROWS = 8192  # rows with logits in memory at a time
+HEAD_DECAY = 0.8  # weight of a head's loss relative to the previous head's
+NUM_GUESSES = 3  # number of guesses measured after a row
+_SLICE_ROWS = 8192  # number of rows whose logits are in memory at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +58,23 @@ class Learner(Protocol):
         ...
 
     def loss(self, rows: Rows, head: Head) -> torch.Tensor:
-        """Return the loss of a batch; its logits are those that `head` computes."""
+        """Return the loss of a batch; `head` computes the logits."""
         ...
 
     def right(self, rows: Rows) -> torch.Tensor:
-        """Mark which guesses are right, of rows with all tokens that are guessed, [R, n]."""
+        """Mark the right guesses, [R, n], of rows followed by all guessed tokens."""
         ...
 
 
 def ahead(values: torch.Tensor, step: int) -> torch.Tensor:
-    """Return the values `step` places further on in each row of [B, N, ...]; 0 after the end."""
+    """Shift the values [B, N, ...] by `step` places, filling with 0 at the end."""
     after = torch.zeros_like(values)
     after[:, : values.shape[1] - step] = values[:, step:]
     return after
 
 
 def token_loss(head: Head, states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy of the tokens that the target's head makes of states [R, H]."""
+    """Return the mean cross-entropy of the tokens that the target's head predicts, [R, H]."""
 
     def loss(states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return head.cross_entropies(head.logprobs(states), labels).sum()
@@ -83,10 +83,9 @@ def token_loss(head: Head, states: torch.Tensor, labels: torch.Tensor) -> torch.
 
 
 def in_slices(loss: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torch.Tensor:
-    """Return the sum of a loss over slices of rows; intermediate results are not kept.
+    """Return the sum of a loss over slices of rows, without keeping intermediate results.
 
-    For a large batch, the logits of all rows would not fit into memory: they are computed a second
-    time for the gradient.
+    The logits of a large batch would not fit into memory, so they are recomputed for the gradient.
     """
     if len(rows[0]) <= _SLICE_ROWS:
         return loss(*rows)
@@ -98,11 +97,11 @@ def in_slices(loss: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torch.T
 def right_tokens(
     layer: Callable[[torch.Tensor], torch.Tensor], states: torch.Tensor, token_ids: torch.Tensor
 ) -> torch.Tensor:
-    """Mark the states [R, H] whose likeliest token by the target's head is the one wanted."""
+    """Mark the states [R, H] for which the target's head predicts the right token."""
     slices = zip(*(torch.split(one, _SLICE_ROWS) for one in (states, token_ids)), strict=True)
     return torch.cat([layer(some).argmax(-1) == wanted for some, wanted in slices])
 
 
 def weighted(losses: list[torch.Tensor]) -> torch.Tensor:
-    """Return the sum of the heads' losses, of which each counts less than the one before."""
+    """Return the weighted sum of the heads' losses; each head counts less than the previous one."""
     return sum((HEAD_DECAY**place * loss for place, loss in enumerate(losses)), torch.zeros(()))
