@@ -1,4 +1,4 @@
-"""Answers that outlive the process that gives them."""
+"""Answers that survive the loss of the process that produces them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ Ask: TypeAlias = Callable[[Sequence[int]], Awaitable[AsyncGenerator[RequestOutpu
 Wait: TypeAlias = Callable[[TransportError], Awaitable[None]]
 Result = TypeVar("Result")
 
-_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.25, 2.0  # pauses after refusals by a full queue
-_TURN_SECONDS = 0.5  # time in which answers that have begun are asked for again, before the others
+# pauses after a full queue has refused the request
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.25, 2.0
+# interrupted answers that have begun are retried for this long before the others
+_TURN_SECONDS = 0.5
 
 
 class ResumedAnswer:
-    """An answer that is asked for again when the connection is lost, from where it was.
+    """An answer that is requested again when the connection is lost, from where it stopped.
 
-    `ask` requests the rest of the answer after the given tokens, which were yielded before.
-    `wait_for_another` waits for the next process that can, or raises the reason why there is none.
+    `ask` requests the rest of the answer after the given tokens, which have been yielded.
+    `wait_for_another` waits for another usable process, or raises the reason why there is none.
     Belongs to one event loop.
     """
 
@@ -37,12 +39,12 @@ class ResumedAnswer:
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ask, self._wait_for_another = ask, wait_for_another
         self._token_ids: list[int] = []  # tokens yielded so far
-        self._is_over = False  # there is nothing left to cancel
+        self._is_over = False  # nothing is left to cancel
         self._is_cancelled = False
-        self._waiting: asyncio.Task[object] | None = None  # the wait for an output, or for a turn
+        self._waiting: asyncio.Task[object] | None = None  # waits for an output, or for a turn
 
     def cancel(self) -> bool:
-        """End the answer with RequestCancelledError; return whether it had not ended before."""
+        """End the answer with RequestCancelledError; return whether it was still running."""
         if self._is_over:
             return False
         if self._waiting is not None and not self._is_cancelled:
@@ -51,10 +53,10 @@ class ResumedAnswer:
         return True
 
     async def stream(self) -> AsyncGenerator[RequestOutput]:
-        """Yield the answer, once. Raises what `ask`, `wait_for_another` and the answer raise.
+        """Yield the answer, once. Raises the errors of `ask`, `wait_for_another` and the answer.
 
-        An answer that was interrupted before its first token is asked for again for as long as the
-        next process's queue is full.
+        An answer that was interrupted before its first token is retried as long as the next
+        process's queue is full.
         """
         was_lost, backoff = False, Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         try:

@@ -1,1 +1,1 @@
-"""gRPC between the roles: the only part of the library that knows the wire."""
+"""gRPC between the roles: the only part of the library that knows the protocol."""

@@ -1,7 +1,7 @@
 """One address in front of several draft servers: each engine's stream goes to one of them.
 
-Messages are passed on as they are. An engine whose server dies gets UNAVAILABLE, connects again,
-and is then sent to another server; so do the engines of a server that is taken away.
+Messages are passed on unchanged. An engine whose server dies gets UNAVAILABLE, reconnects, and is
+then sent to another server; so do the engines of a server that is removed.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ _UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 @dataclass(slots=True, eq=False)
 class _Server:
-    """A draft server, and the engines that it has."""
+    """A draft server, and its engines."""
 
     connection: Connection
-    streams: set[asyncio.Event] = field(default_factory=set)  # each is set to end its stream
-    has_failed: bool = False  # a stream has ended with UNAVAILABLE since it was last named
+    streams: set[asyncio.Event] = field(default_factory=set)  # set one to end its stream
+    has_failed: bool = False  # a stream has ended with UNAVAILABLE since the last `use`
 
 
 class DraftProxy(RoleServicer):
-    """Serves the draft service by other servers of it, the one with the fewest engines first."""
+    """Serves the draft service through other servers, choosing the one with the fewest engines."""
 
     service = DRAFT_SERVICE
 
     def __init__(self, security: Security) -> None:
-        """`security`: what the servers ask for."""
+        """`security`: the credentials that the servers require."""
         self._security = security
         self._limits = RpcLimits()
         self._servers: dict[str, _Server] = {}
         self._is_draining = False
 
     async def use(self, addresses: Iterable[str]) -> None:
-        """Use these servers from now on. Engines of others get UNAVAILABLE, and connect again."""
+        """Use these servers from now on. Engines of others get UNAVAILABLE, and reconnect."""
         wanted = {*addresses}
         for address in self._servers.keys() - wanted:
             server = self._servers.pop(address)
@@ -59,13 +59,13 @@ class DraftProxy(RoleServicer):
             self._servers[address].has_failed = False
 
     def num_engines(self) -> dict[str, int]:
-        """Return how many engines each server has, by its address."""
+        """Return the number of engines of each server, by address."""
         return {address: len(server.streams) for address, server in self._servers.items()}
 
     def balance(self) -> None:
-        """End streams of the server with the most engines until it has as few as the others.
+        """End streams of the server with the most engines until it has no more than the others.
 
-        These engines connect again, and are sent to those with the fewest.
+        These engines reconnect, and are sent to the servers with the fewest engines.
         """
         servers = [one for one in self._servers.values() if not one.has_failed]
         if len(servers) < 2:
@@ -96,7 +96,7 @@ class DraftProxy(RoleServicer):
             await server.connection.close()
 
     async def _connect(self, requests: object, context: Any) -> None:
-        """Pass on the messages of one engine, both ways, to the end of its stream."""
+        """Pass on the messages of one engine, in both directions, until its stream ends."""
         if self._is_draining or not self._servers:
             await context.abort(_UNAVAILABLE, "there is no draft server at present")
         server = min(self._servers.values(), key=lambda one: (one.has_failed, len(one.streams)))

@@ -1,4 +1,4 @@
-"""Access to a role: a bearer token on every call; with TLS, certificates of both sides."""
+"""Access to a role: a bearer token on every call and, with TLS, certificates on both sides."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _TOKEN = re.compile(r"[!-~]+")
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files for mutual TLS: the authority that signed both sides, and one's own certificate.
+    """PEM files for mutual TLS: the authority that signed both sides, and this side's certificate.
 
-    server_name is the name in the server's certificate where that is not the address dialled:
-    one certificate may serve machines whose addresses are not known in advance.
+    server_name: the name in the server's certificate if it differs from the address: one
+    certificate may serve machines whose addresses are not known in advance.
     """
 
     ca: Path
@@ -37,7 +37,7 @@ class TlsFiles:
 class Security:
     """The deployment's token, and TLS where it is configured.
 
-    is_open: a server takes calls without the token, too; only on loopback and sockets of Unix.
+    is_open: a server also accepts calls without the token; only on loopback and Unix sockets.
     """
 
     token: str = field(repr=False)
@@ -54,14 +54,14 @@ class Security:
         return ((TOKEN_KEY, _SCHEME + self.token),)
 
     def accepts(self, authorization: str | bytes | None) -> bool:
-        """Return whether a call's authorization has the token; compares in constant time."""
+        """Return whether a call's authorization contains the token; compares in constant time."""
         if self.is_open:
             return True
         found = authorization.encode() if isinstance(authorization, str) else authorization or b""
         return hmac.compare_digest(found, (_SCHEME + self.token).encode())
 
     def server_credentials(self, host: str) -> grpc.ServerCredentials | None:
-        """Return the credentials to listen with; None: no TLS, for which only loopback will do.
+        """Return the credentials for listening; None: no TLS, which is allowed only on loopback.
 
         Raises ConfigError.
         """
@@ -78,7 +78,7 @@ class Security:
         return grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """Return the credentials to connect with; None: no TLS."""
+        """Return the credentials for connecting; None: no TLS."""
         if self.tls is None:
             return None
         ca, certificate, key = _read(self.tls)
@@ -97,12 +97,12 @@ def read_token(path: Path) -> str:
 
 
 def new_token() -> str:
-    """Return a token for a deployment, 256 bits of randomness."""
+    """Return a token for a deployment, with 256 bits of randomness."""
     return secrets.token_urlsafe(32)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host, as is true of a Unix socket, "unix:PATH"."""
+    """Return whether only this machine can reach a host, as with a Unix socket, "unix:PATH"."""
     if host == "localhost" or host.startswith(UNIX_SCHEME):
         return True
     try:

@@ -1,4 +1,4 @@
-"""The full names of the services, as calls and health checks spell them."""
+"""The full names of the services, as used in calls and health checks."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ COORDINATOR_SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorSe
 VERIFIER_SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
-TRACEPARENT_KEY = "traceparent"  # metadata of a call: W3C's trace context
+TRACEPARENT_KEY = "traceparent"  # metadata of a call: W3C trace context

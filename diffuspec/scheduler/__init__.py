@@ -1,1 +1,1 @@
-"""The scheduler: one loop that decodes all requests, and the function that decides for it."""
+"""The scheduler: one loop that decodes all requests, and the function that makes its decisions."""

@@ -1,6 +1,6 @@
-"""The acceptance model: how many tokens of a draft the target will accept, and what to cut off.
+"""The acceptance model: how many tokens of a draft the target will accept, and what to cut.
 
-It learns from the confidences of drafts, calibrated by earlier verdicts.
+It learns from the drafts' confidences, calibrated by earlier verdicts.
 """
 
 from __future__ import annotations
@@ -19,43 +19,47 @@ from diffuspec.core.types import Draft, DraftTree, Verdict
 from diffuspec.scheduler.cost_curve import CostCurve
 
 _LENGTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
-# Prices of a drafted position, in tokens: from one that only nearly certain tokens are worth, to 0,
-# at which drafts are as long as they may be.
+# Prices of a drafted position, in tokens: from one that only nearly certain tokens are worth, down
+# to 0, at which drafts are as long as possible.
 PRICES = (0.9, 0.75, 0.6, 0.45, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03, 0.015, 0.0)
 _SMOOTHING = 0.4  # weight of a draft in its request's averages: easy stretches last a few steps
-_USUAL_SMOOTHING = 0.1  # in its long averages; and of these in a step without a draft
-_SHARED_SMOOTHING = 0.04  # its weight in those of all requests: answers have about a dozen steps
-_PRIOR_DRAFTS = 4  # number of drafts as which the prior counts
-_MAX_SHARED_DRAFTS = 12  # drafts of one request that count: long answers do not rule the averages
+# weight of a draft in its request's long-term averages, and of these in a step without a draft
+_USUAL_SMOOTHING = 0.1
+# weight of a draft in the averages of all requests: answers have about a dozen steps
+_SHARED_SMOOTHING = 0.04
+_PRIOR_DRAFTS = 4  # weight of the prior, in drafts
+# drafts counted per request, so that long answers do not dominate the averages
+_MAX_SHARED_DRAFTS = 12
 
 
 class SharedExpectation:
-    """What drafts of one drafter were worth to the requests so far."""
+    """The value of drafts of one drafter, over all requests so far."""
 
     def __init__(self, max_draft_tokens: int) -> None:
         self.acceptance = AcceptanceModel()
         self.lengths = [k for k in _LENGTHS if k < max_draft_tokens] + [max_draft_tokens]
-        # Accepted tokens of a draft of each length. A prior on the high side, for a few drafts
-        # correct it, while drafts that are never made correct nothing.
+        # Accepted tokens of a draft of each length. The prior is on the high side, since a few
+        # drafts correct it, while drafts that are never made correct nothing.
         self.tokens = [sum(0.85**depth for depth in range(1, k + 1)) for k in self.lengths]
         self.rows = _Rows()
         self._num_learnt = 0
-        # Sums of squares and products of what first drafts of requests and later ones were above
-        # the average: how much of it lasts. They begin with a half, from as many drafts as a prior.
+        # Sums of squares and products of the excess of requests' first and later drafts over the
+        # average: how much of the excess lasts. The prior is one half, with the weight of the prior
+        # drafts.
         typical = _PRIOR_DRAFTS * (self.tokens[-1] / 2) ** 2
         self._squares, self._products = typical, typical / 2
 
     def observe_later(self, first: Sequence[float], tokens: Sequence[float]) -> None:
-        """Learn from a request's first draft and a later one what they have in common."""
+        """Learn from a request's first and a later draft how much they have in common."""
         one, other = first[-1] - self.tokens[-1], tokens[-1] - self.tokens[-1]
         rate = 1 - _SHARED_SMOOTHING / 4
         self._squares = rate * self._squares + (one * one + other * other) / 2
         self._products = rate * self._products + one * other
 
     def credibility(self, num_drafts: int) -> float:
-        """Weight of the average of a request's drafts, against the average of all requests.
+        """Weight of the average over a request's drafts, relative to that of all requests.
 
-        Bühlmann's: drafts of one request have `kept` of their variance in common.
+        This is Bühlmann's credibility: drafts of one request share `kept` of their variance.
         """
         kept = min(max(self._products / self._squares, 0.02), 0.98)
         return num_drafts * kept / (1 + (num_drafts - 1) * kept)
@@ -69,7 +73,7 @@ class SharedExpectation:
 
 @dataclass(slots=True)
 class _Rows:
-    """Nodes verified, and the tokens of them that were expected to be accepted: averages."""
+    """Averages of verified nodes and of their expected accepted tokens."""
 
     nodes: float = 8.0
     tokens: float = 4.0
@@ -80,39 +84,39 @@ class _Rows:
 
 
 class Offers(NamedTuple):
-    """Draft lengths that are worth the prices of a position, the highest price first."""
+    """Draft lengths that are worth the price of a position, the highest price first."""
 
     lengths: list[int]
-    tokens: list[float]  # tokens of each to be accepted, in the part that is verified
-    rows: list[float]  # nodes verified of each
+    tokens: list[float]  # accepted tokens of each, in the part that is verified
+    rows: list[float]  # verified nodes of each
 
 
 class Expectation:
-    """What drafts of one drafter are worth to one request."""
+    """The value of drafts of one drafter for one request."""
 
     def __init__(self, shared: SharedExpectation) -> None:
         self._shared = shared
         self._acceptance = AcceptanceModel(shared.acceptance)
         self.lengths = shared.lengths
-        self.tokens: Sequence[float] = shared.tokens  # those of a draft of each length, lately
-        self._first: Sequence[float] = ()  # accepted tokens expected of its first draft
-        self._mean: Sequence[float] = ()  # their average over a long time
-        self._usual = shared.tokens  # those to be expected after many steps without a draft
+        self.tokens: Sequence[float] = shared.tokens  # recent value of a draft of each length
+        self._first: Sequence[float] = ()  # expected accepted tokens of its first draft
+        self._mean: Sequence[float] = ()  # their long-term average
+        self._usual = shared.tokens  # expected after many steps without a draft
         self.rows = replace(shared.rows)
         self.steps_without_draft = 0
         self._offers: Offers | None = None  # a cache; None: stale
-        self._num_drafts = self._num_found = 0  # drafts verified, and drafts that came
+        self._num_drafts = self._num_found = 0  # verified drafts, and drafts received
 
     def reach(self, draft: Draft) -> list[float]:
-        """Return the probability of each node to be accepted with all of its ancestors."""
+        """Return the probability that each node is accepted with all of its ancestors."""
         return self._acceptance.reach(draft)
 
     def observe_draft(self, draft: Draft, length: int) -> list[float]:
-        """Learn from a draft of `length` tokens, as it came; return the reach of its nodes."""
+        """Learn from a received draft of `length` tokens; return the reach of its nodes."""
         reach = self.reach(draft)
         most = self.lengths[-1]
         seen, end = _by_depth(draft.tree, reach, most), min(length, most)
-        if draft.num_tokens_before_eos >= end > 0 and seen[end] > 0:  # go on as it ended
+        if draft.num_tokens_before_eos >= end > 0 and seen[end] > 0:  # extrapolate its end
             ratio = min(seen[end] ** (1 / end), 0.99)
             seen[end:] = accumulate(repeat(ratio, most - end), mul, initial=seen[end])
         accepted = [*accumulate(seen)]
@@ -136,7 +140,7 @@ class Expectation:
         self._usual = _moved(shared.tokens, self._mean, credibility)
 
     def observe_no_draft(self) -> None:
-        """Note a step without a draft: what was seen of the text says less of what comes next."""
+        """Record a step without a draft, which makes earlier observations less relevant."""
         self.steps_without_draft += 1
         if not self._num_found:
             self._usual = self._shared.tokens
@@ -150,19 +154,19 @@ class Expectation:
         self._num_drafts += 1
 
     def observe_cut(self, num_nodes: int, tokens: float) -> None:
-        """Learn how many nodes of a draft are verified, and for how many tokens expected."""
+        """Learn how many nodes of a draft are verified, and their expected accepted tokens."""
         self._offers = None
         self.rows.add(num_nodes, tokens, _SMOOTHING)
         self._shared.rows.add(num_nodes, tokens, _SHARED_SMOOTHING)
 
     @property
     def rows_per_token(self) -> float:
-        """Nodes verified for each token accepted."""
+        """Verified nodes per accepted token."""
         return self.rows.nodes / self.rows.tokens
 
     @property
     def need_of_trial(self) -> tuple[bool, int]:
-        """Whether no draft of this request has been verified yet, and for how long it had none."""
+        """Return whether its drafts were never verified, and for how long it had none."""
         return not self._num_drafts, self.steps_without_draft
 
     def offers(self, room: int) -> Offers:
@@ -177,7 +181,7 @@ class Expectation:
         return found
 
     def length_at(self, price: float, room: int) -> int:
-        """Return how far to draft where a position costs this many tokens."""
+        """Return how far to draft if a position costs this many tokens."""
         place = bisect_left(PRICES, -price, key=lambda one: -one)
         return self.offers(room).lengths[min(place, len(PRICES) - 1)]
 
@@ -200,7 +204,7 @@ class Expectation:
         return Offers(lengths, tokens, [ratio * one for one in tokens])
 
     def at(self, length: int) -> float:
-        """Expected accepted tokens of a draft of this length, all of it verified."""
+        """Expected accepted tokens of a draft of this length that is verified whole."""
         lengths, tokens = self.lengths, self.tokens
         if length >= lengths[-1]:
             return tokens[-1]
@@ -210,10 +214,10 @@ class Expectation:
 
 
 def best_num_nodes(reach: Sequence[float], seconds: Sequence[float], rate: float) -> int:
-    """Return how many nodes to verify, likeliest first; `reach` falls.
+    """Return how many nodes to verify, likeliest first. `reach` is in descending order.
 
-    Tokens less `rate` times the seconds of the verification are the most; `seconds[n]` are those
-    with n nodes.
+    This maximises tokens minus `rate` times the seconds of the verification, which are `seconds[n]`
+    for n nodes.
     """
     gains = accumulate(reach, initial=0.0)
     scores = [gain - rate * one for gain, one in zip(gains, seconds, strict=False)]
@@ -223,9 +227,9 @@ def best_num_nodes(reach: Sequence[float], seconds: Sequence[float], rate: float
 def nodes_to_verify(
     reaches: Sequence[Sequence[float]], num_others: int, verification: CostCurve, rate: float
 ) -> list[int]:
-    """Return how many of its likeliest nodes to verify of each of several drafts.
+    """Return for each of several drafts how many of its likeliest nodes to verify.
 
-    `reaches` has the reach of their nodes. All are verified in one pass beside `num_others` rows.
+    reaches: the reach of their nodes. All are verified in one pass with `num_others` other rows.
     """
     reach = sorted([value for one in reaches for value in one], reverse=True)
     sizes = range(num_others, num_others + len(reach) + 1)
@@ -237,7 +241,7 @@ def nodes_to_verify(
 
 
 def _by_depth(tree: DraftTree, reach: Sequence[float], max_depth: int) -> list[float]:
-    """Return the expected accepted tokens at each depth, from 0 to `max_depth` or beyond."""
+    """Return the expected accepted tokens at each depth, from 0 to at least `max_depth`."""
     rest = [0.0] * (max_depth - len(reach))
     if is_chain(tree):
         return [0.0, *reach, *rest]

@@ -1,4 +1,4 @@
-"""Admission: makes requests, and decides which run, which wait for a slot, which are refused."""
+"""Admission: creates requests, and decides which run, wait for a slot, or are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from diffuspec.text.detokenizer import Detokenizer
 
 
 class Beginnings:
-    """Makes requests, each with a policy and with the expectations learnt from earlier requests."""
+    """Creates requests, each with a policy and the expectations learnt from earlier requests."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Beginnings:
         config: CoordinatorConfig,
         draft_length: DraftLengthConfig,
     ) -> None:
-        """Without a pool, all requests go without drafts."""
+        """Without a pool, no request has drafts."""
         self._target = target
         self._drafters = () if pool is None else pool.names
         self._config = config
@@ -53,7 +53,7 @@ class Beginnings:
         client_request_id: str | None = None,
         committed_token_ids: TokenIds = NO_TOKENS,
     ) -> Request:
-        """Return a new request that uses a drafter of this name; see Request."""
+        """Return a new request that uses the drafter with this name; see Request."""
         if not self._config.overlap:
             speculation = replace(speculation, num_outcomes=0)
         if not self._drafters:
@@ -85,7 +85,7 @@ class Beginnings:
 
 
 class Admission:
-    """The requests of a coordinator, in the order they came; resumed ones first."""
+    """The requests of a coordinator in order of arrival, resumed ones first."""
 
     def __init__(self, max_running: int, max_waiting: int, metrics: Metrics) -> None:
         self.max_running = max_running
@@ -119,10 +119,11 @@ class Admission:
         return [request for request in self if not request.is_finished]
 
     def check_load(self, *, is_resumed: bool = False) -> None:
-        """Raise OverloadedError when no further request can be taken.
+        """Raise OverloadedError if no further request can be accepted.
 
-        A resumed request was admitted before and should not be refused now: it is taken while
-        draining, and a whole coordinator's requests (max_running + max_waiting) beyond the limit.
+        A resumed request was admitted before and should not be refused now: it is accepted even
+        while draining, and beyond the limit by a whole coordinator's requests (max_running +
+        max_waiting).
         """
         if self._is_draining and not is_resumed:
             raise ShuttingDownError("the coordinator is shutting down; try again later")
@@ -134,7 +135,7 @@ class Admission:
             raise OverloadedError(f"{len(self._waiting)} requests are waiting; try again later")
 
     def submit(self, request: Request) -> None:
-        """Queue a request: a resumed one behind other resumed ones, any other at the end."""
+        """Queue a request: a resumed one after other resumed ones, any other at the end."""
         if request.is_resumed:
             num_resumed = sum(other.is_resumed for other in self._waiting)
             self._waiting.insert(num_resumed, request)
@@ -143,7 +144,7 @@ class Admission:
         self._is_empty.clear()
 
     def admit(self) -> list[Request]:
-        """Return the requests that may start now, each with a slot of its own."""
+        """Return the requests that may start now, each with its own slot."""
         admitted = []
         while self._waiting and len(self._running) < self.max_running:
             request, now = self._waiting.popleft(), time.monotonic()
@@ -160,7 +161,7 @@ class Admission:
         return request in self._running
 
     def leave(self, request: Request) -> None:
-        """Forget a request, waiting or running, and free its slot."""
+        """Remove a waiting or running request, and free its slot."""
         if request in self._running:
             del self._running[request]
             self.active.end(time.monotonic())

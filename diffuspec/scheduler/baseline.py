@@ -1,8 +1,8 @@
-"""The guard: what drafts gain or lose against plain decoding, measured under the present load.
+"""The guard: the gain or loss of drafts relative to plain decoding, under the present load.
 
-Costs and acceptance are predictions. What they leave out (a processor that is shared, a batch that
-was split, a machine that got slower) is in the time that all requests together take for their
-tokens. So that time is compared with what plain decoding takes for as many.
+Costs and acceptance are predictions. What they miss (a shared processor, a split batch, a slower
+machine) shows in the time that all requests together take for their tokens. So that time is
+compared with the time of plain decoding for as many tokens.
 """
 
 from __future__ import annotations
@@ -12,38 +12,40 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-_TRIAL_SHARE = 0.012  # most of the time that trials, of drafts and of plain decoding, may cost
-NUM_PLAIN = 3  # plain steps in a row until one counts: the first find the drafter's weights cached
-_PLAIN_EVERY = 256  # drafted steps for each NUM_PLAIN plain ones: within _TRIAL_SHARE
-# A verification that takes 1.5 times what is expected, or as much less, may tell that the machine
-# has another speed now. After two in a row, and 16 drafted steps, plain decoding is measured.
+_TRIAL_SHARE = 0.012  # largest share of time that trials, of drafts and of plain decoding, may cost
+# consecutive plain steps until one counts: in the first ones the caches hold the drafter's weights
+NUM_PLAIN = 3
+_PLAIN_EVERY = 256  # drafted steps for each NUM_PLAIN plain ones: keeps within _TRIAL_SHARE
+# A verification that takes 1.5 times the expected time, or as much less, may mean that the
+# machine's speed has changed. After two in a row, and 16 drafted steps, plain decoding is measured.
 _SURPRISE, _NUM_SURPRISES, _LEAST_SINCE = math.log(1.5), 2, 16
-_MAX_WAITS = 8  # steps for which drafts are held back; other requests may draft all the same
-# Plain steps of one request that drafts may lose at first, and of gains that are kept for a run of
-# bad drafts. Of several requests they are by the square root of their number fewer, as luck is.
+_MAX_WAITS = 8  # steps for which drafts are held back; other requests may still draft
+# Plain steps of one request that drafts may lose at first, and maximum of gains saved for a run of
+# bad drafts. With several requests both are divided by the square root of their number, like random
+# fluctuations.
 _FIRST_BALANCE, _MAX_BALANCE = 12.0, 60.0
-_READING_DRAFTS = 12  # drafts of a short answer: they share the cost of reading its prompt
+_READING_DRAFTS = 12  # drafts of a short answer, which share the cost of reading its prompt
 _MAX_CREDIT = 8.0  # plain steps that trials may save up, so that few are made at once
 
 
 def _bucket(num_running: int) -> int:
-    """Return the power of two that is nearest by ratio: 23 to 45 requests are those of 32."""
+    """Return the nearest power of two by ratio: 23 to 45 requests count as 32."""
     return (num_running * num_running).bit_length() // 2
 
 
 @dataclass(slots=True)
 class _Account:
-    """Gains less losses of one drafter under one load, in steps of plain decoding."""
+    """Gains minus losses of one drafter under one load, in steps of plain decoding."""
 
-    scale: float  # factor of balances: it falls as more requests run
+    scale: float  # factor of balances: falls as more requests run
     balance: float = 0.0
     credit: float = 0.0  # plain steps saved up for trials
-    debt: float = 0.0  # cost of prompts read: drafts to come gain by it, too
-    worst: float = 2.0  # most plain steps that a step with drafts has lost lately
+    debt: float = 0.0  # cost of prompts read, which later drafts also benefit from
+    worst: float = 2.0  # most plain steps that a step with drafts has lost recently
     is_stopped: bool = False
 
     def pay(self) -> float:
-        """Return what this step pays of the debt."""
+        """Return the part of the debt paid by this step."""
         paid = self.debt / _READING_DRAFTS
         self.debt -= paid
         return paid
@@ -52,12 +54,12 @@ class _Account:
         most = self.scale * _MAX_BALANCE
         self.balance = min(max(self.balance + steps, -most), most)
         self.worst = max(0.98 * self.worst, -steps) if steps < 0 else self.worst
-        # Drafts go on with enough for another step like the worst; if they lose it, they stop.
+        # Drafts resume with enough for another step like the worst; if they lose that, they stop.
         self.is_stopped = self.balance < (self._enough if self.is_stopped else self._least)
 
     @property
     def missing(self) -> float:
-        """Plain steps that drafts which are stopped have to save before they go on."""
+        """Plain steps that stopped drafts have to save before they resume."""
         return max(self._enough - self.balance, 0.0) if self.is_stopped else 0.0
 
     @property
@@ -66,44 +68,46 @@ class _Account:
 
     @property
     def _enough(self) -> float:
-        return min(self._least + self.worst, 0.0)  # bounded: one hung call may have cost very much
+        # limited, because one hung call may have cost very much
+        return min(self._least + self.worst, 0.0)
 
 
 @dataclass(slots=True)
 class _Plain:
-    """How fresh the measurement of plain decoding is under one load."""
+    """How recent the measurement of plain decoding is under one load."""
 
     num_measured: int = 0
     num_since: int = 0  # drafted steps since the last measurement
-    num_waits: int = 0  # steps for which drafts were held back to measure one
-    held: list[Interval] = field(default_factory=list)  # surprising ones, not compared yet
+    num_waits: int = 0  # steps for which drafts were held back for a measurement
+    held: list[Interval] = field(default_factory=list)  # surprising intervals, not compared yet
 
 
 @dataclass(slots=True)
 class Interval:
-    """The time from one verdict to the next, and what all requests committed in it.
+    """The time from one verdict to the next, and what all requests committed in this time.
 
-    A plain step, in which nothing was drafted and no draft verified, costs no drafter anything.
+    A plain step, in which nothing was drafted and no draft verified, has no cost for any drafter.
     """
 
     num_running: int
     seconds: float
-    plain_seconds: float  # duration of a step of these requests in plain decoding
-    base_seconds: float  # duration of this step without drafts: plain_seconds, and its prefill
+    plain_seconds: float  # duration of a step of plain decoding for these requests
+    base_seconds: float  # duration of this step without drafts: plain_seconds plus its prefill
     cost_seconds: Mapping[str, float] = field(default_factory=dict)  # predictions, by drafter
     accepted: Mapping[str, float] = field(default_factory=dict)  # drafted tokens, by drafter
-    num_missing: int = 0  # running requests not verified
-    reading: Mapping[str, float] = field(default_factory=dict)  # seconds of prompts, by drafter
-    is_whole: bool = True  # All running requests were verified, and no prompt read.
-    num_steps: int = 1  # plain steps that the interval sums up
-    surprise: float = 0.0  # log ratio of the verification's seconds to those expected
+    num_missing: int = 0  # running requests that were not verified
+    # seconds of reading prompts, by drafter
+    reading: Mapping[str, float] = field(default_factory=dict)
+    is_whole: bool = True  # whether all running requests were verified, and no prompt was read
+    num_steps: int = 1  # plain steps covered by the interval
+    surprise: float = 0.0  # log ratio of the verification's actual to expected seconds
 
 
 class Baseline:
-    """Compares drafts with plain decoding, by drafter and by doublings of the running requests.
+    """Compares drafts with plain decoding, by drafter and power of two of the running requests.
 
-    Drafts that have lost more than they gained stop. While they do, 1.2 % of the time is saved for
-    trials, and they go on once a trial gains.
+    Drafts that have lost more than they gained stop. Meanwhile 1.2 % of the time is saved for
+    trials, and drafts resume once a trial gains.
     """
 
     def __init__(self, drafters: Collection[str]) -> None:
@@ -111,7 +115,7 @@ class Baseline:
         self._drafters = drafters
         self._accounts: dict[tuple[str, int], _Account] = {}
         self._plain: dict[int, _Plain] = defaultdict(_Plain)
-        self._num_plain = 0  # latest plain steps in a row of all requests
+        self._num_plain = 0  # consecutive plain steps of all requests, up to now
 
     def _account(self, drafter: str, num_running: int) -> _Account:
         key = drafter, _bucket(num_running)
@@ -121,11 +125,11 @@ class Baseline:
         return found
 
     def allows(self, drafter: str, num_running: int) -> bool:
-        """Whether the guard lets requests draft; `choose_lengths` still decides how much."""
+        """Return whether the guard lets requests draft; `choose_lengths` still decides how much."""
         return not self._account(drafter, num_running).is_stopped
 
     def num_stopped_steps(self, drafter: str, num_running: int) -> float:
-        """Plain steps until requests may draft again; 0: they may."""
+        """Plain steps until requests may draft again; 0: they may draft now."""
         return self._account(drafter, num_running).missing / _TRIAL_SHARE
 
     def allows_trial(self, drafter: str, num_running: int, steps: float) -> bool:
@@ -139,16 +143,16 @@ class Baseline:
         self._account(drafter, num_running).credit -= steps
 
     def wants_plain(self, num_running: int) -> bool:
-        """Whether the next step should be a plain one of all requests, to measure it.
+        """Return whether the next step should be a plain one of all requests, to be measured.
 
-        Gives up while requests with lengths of their own go on drafting.
+        Gives up while requests with their own draft lengths keep drafting.
         """
         plain = self._plain[_bucket(num_running)]
         is_due = not plain.num_measured or plain.num_since >= _PLAIN_EVERY
         return (is_due or len(plain.held) >= _NUM_SURPRISES) and plain.num_waits < _MAX_WAITS
 
     def skip(self, num_running: int) -> None:
-        """Count a step from which nothing can be learnt, so that waiting for a plain one ends."""
+        """Count a step from which nothing can be learnt, so that the wait for a plain one ends."""
         self._num_plain = 0
         self._plain[_bucket(num_running)].num_waits += self.wants_plain(num_running)
 
@@ -179,7 +183,7 @@ class Baseline:
     def _settle(self, plain: _Plain, slower: float = 1.0) -> None:
         """Compare the held intervals with plain steps.
 
-        `slower`: by what factor plain steps now take longer than was expected when they were held.
+        slower: ratio of the present time of plain steps to that expected when they were held.
         """
         for one in plain.held:
             step, base = slower * one.plain_seconds, slower * one.base_seconds
@@ -187,7 +191,7 @@ class Baseline:
         plain.held = []
 
     def _compare(self, interval: Interval) -> None:
-        """Compare what drafts gained with what they cost."""
+        """Compare the gain of drafts with their cost."""
         step = interval.plain_seconds
         extra = min(interval.seconds - interval.base_seconds, _MAX_BALANCE * step)
         whole = sum(interval.cost_seconds.values())
@@ -201,7 +205,7 @@ class Baseline:
             account.add(gained - share * extra / step + read - account.pay())
 
     def _save(self, interval: Interval) -> None:
-        """Save up for trials: of drafters, and of lengths where a drafter does not draft."""
+        """Save up for trials: of drafters, and of lengths if a drafter does not draft."""
         steps = _TRIAL_SHARE * interval.seconds / interval.plain_seconds
         for drafter in self._drafters:
             account = self._account(drafter, interval.num_running)

@@ -1,4 +1,4 @@
-"""Calls of the roles: what each is for, and when it is expected to end; a drafter's lane."""
+"""Calls of the roles: their purpose, and when they are expected to end; a drafter's lane."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from diffuspec.core.types import Draft, DraftRequest, StateRows, Verdict, Verify
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import PreDraft, PreDrafts
 
-UNNAMED = ""  # the name that chooses a coordinator's drafters if they were given none
-_PAUSES = 0.5, 30.0  # seconds from failures of a drafter to its next trial, first and last
+UNNAMED = ""  # the name for a coordinator's drafters if they were given none
+# first and last pause, in seconds, between a drafter's failure and its next trial
+_PAUSES = 0.5, 30.0
 
 
 class PreDraftJob(NamedTuple):
-    """A pre-draft that a drafter is asked for."""
+    """A pre-draft requested of a drafter."""
 
     request: Request
-    pre_drafts: PreDrafts  # pre-drafts of the verification
+    pre_drafts: PreDrafts  # the verification's pre-drafts
     pre_draft: PreDraft
 
     def arrive(self, draft: Draft) -> bool:
-        """Keep the pre-draft; return whether its request waits for it."""
+        """Store the pre-draft; return whether its request is waiting for it."""
         return self.pre_drafts.arrive(self.pre_draft, draft)
 
     def lose(self) -> bool:
-        """Give the pre-draft up; return whether its request waits for it."""
+        """Give up the pre-draft; return whether its request is waiting for it."""
         return self.pre_drafts.lose(self.pre_draft)
 
 
@@ -42,16 +43,16 @@ class VerifyCall:
     requests: Sequence[Request]
     asked: Sequence[VerifyRequest]
     num_rows: int  # roots and nodes of the trees
-    num_decoding: int  # requests with no prompt left to read
-    num_running: int  # requests that decoded when it began
-    started_at: float = 0.0  # points in time are time.monotonic()
+    num_decoding: int  # requests without prompt left to read
+    num_running: int  # decoding requests when it began
+    started_at: float = 0.0  # points in time are of time.monotonic()
     ends_at: float = 0.0  # expected end
     ended_at: float = 0.0
     draft_busy_seconds: dict[str, float] = field(default_factory=dict)  # totals at the beginning
-    surprise: float = 0.0  # log ratio of its seconds to those expected of its rows
+    surprise: float = 0.0  # log ratio of its actual to expected seconds
 
     def rows_fed(self, verdicts: Sequence[Verdict]) -> tuple[int, int]:
-        """Return the rows that the target was fed, and how many were tokens of prompts."""
+        """Return the number of rows that the target processed, and how many were prompt tokens."""
         rows = read = 0
         for asked, request, verdict in zip(self.asked, self.requests, verdicts, strict=True):
             unread = request.prefill.num_unread
@@ -70,25 +71,26 @@ class DraftCall:
 
     lane: Lane
     lengths: dict[Request, int]  # lengths of the drafts
-    awaited: dict[Request, int] = field(default_factory=dict)  # lengths that a step waits for
+    # lengths of drafts that a step waits for
+    awaited: dict[Request, int] = field(default_factory=dict)
     jobs: Sequence[PreDraftJob] = ()
-    trial: Request | None = None  # A copy of its draft request tests the drafter.
+    trial: Request | None = None  # a copy of this request's draft request tests the drafter
     started_at: float = 0.0
-    ends_at: float = 0.0  # expected end; points in time are time.monotonic()
+    ends_at: float = 0.0  # expected end; points in time are of time.monotonic()
     ended_at: float = 0.0
     num_unread: int = 0  # prompt tokens that the drafter reads
-    verify_busy_seconds: float = 0.0  # total of the verifier at the beginning
-    wanted_by: set[Request] = field(default_factory=set)  # a call that no request wants ends
+    verify_busy_seconds: float = 0.0  # the verifier's total at the beginning
+    wanted_by: set[Request] = field(default_factory=set)  # when no request wants the call, it ends
     task: asyncio.Task[list[Draft] | Exception] | None = None
 
     @property
     def num_positions(self) -> int:
-        """Masked positions that the drafter computes."""
+        """Number of masked positions that the drafter computes."""
         ahead = sum([job.pre_draft.num_draft_tokens for job in self.jobs])
         return sum(self.lengths.values()) + ahead
 
     async def answer(self) -> list[Draft] | Exception:
-        """Ask the drafter; return the drafts, or why there are none."""
+        """Call the drafter; return the drafts, or the error."""
         try:
             requests = self._draft_requests()
             drafts = await self.lane.drafter.draft(requests)
@@ -101,7 +103,7 @@ class DraftCall:
         return drafts
 
     def _draft_requests(self) -> list[DraftRequest]:
-        """Return what the drafter is asked, the pre-drafts last."""
+        """Return the requests for the drafter, pre-drafts last."""
         if self.trial is not None:
             return [self.trial.draft_request(max(self.trial.step.num_draft_tokens, 1))]
         share = StateRows.MAX_BYTES // max(1, len(self.lengths))
@@ -113,7 +115,7 @@ class DraftCall:
         return abs(self.ends_at - now)
 
     def is_overdue(self, now: float) -> bool:
-        """Whether it has taken twice as long as expected."""
+        """Return whether it has taken twice as long as expected."""
         return now - self.started_at > 2 * (self.ends_at - self.started_at)
 
     def end(self) -> None:
@@ -122,12 +124,12 @@ class DraftCall:
             self.task.cancel()
 
     def lose_jobs(self) -> None:
-        """Give its pre-drafts up."""
+        """Give up its pre-drafts."""
         for job in self.jobs:
             job.lose()
 
     def drop(self, request: Request) -> None:
-        """Take a request out of the call; cancel the call if it was the last."""
+        """Remove a request from the call; cancel the call if that was the last one."""
         self.awaited.pop(request, None)
         self.wanted_by.discard(request)
         if not self.wanted_by:
@@ -135,15 +137,16 @@ class DraftCall:
 
 
 class Lane:
-    """One drafter of a pool: it has one call at a time, and no lane waits for another."""
+    """One drafter of a pool: it runs one call at a time, and no lane waits for another."""
 
     def __init__(self, drafter: Drafter, name: str, chosen_by: str = UNNAMED) -> None:
-        self.chosen_by = chosen_by  # the name that its requests choose
+        self.chosen_by = chosen_by  # the name by which requests choose it
         self.drafter = drafter
         self.name = name
         self.is_gone = False
         self.breaker = Breaker(*_PAUSES)
-        self.pre_draft_breaker = Breaker(*_PAUSES)  # large batches may fail where small ones do not
+        # large batches may fail where small ones succeed
+        self.pre_draft_breaker = Breaker(*_PAUSES)
         self.call: DraftCall | None = None
         self.homed: set[Request] = set()  # requests placed in this lane
         self.known: set[Request] = set()  # requests whose prefix the drafter has read
@@ -151,7 +154,7 @@ class Lane:
 
     @property
     def is_available(self) -> bool:
-        """Whether requests may be placed here."""
+        """Return whether requests may be placed here."""
         return self.breaker.is_closed and not self.is_gone
 
     @property
@@ -160,6 +163,6 @@ class Lane:
 
     @property
     def load(self) -> tuple[int, int]:
-        """Draft tokens of the requests placed here, then requests held: least is chosen first."""
+        """Draft tokens of the requests placed here, then requests held; the least comes first."""
         num_tokens = sum([max(request.last_length, 1) for request in self.homed])
         return num_tokens, len(self.held_request_ids)

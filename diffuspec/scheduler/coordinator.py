@@ -1,4 +1,4 @@
-"""The coordinator: requests come in, their outputs go out. `loop` decodes them in between."""
+"""The coordinator: requests in, outputs out. `loop` decodes them in between."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ from diffuspec.text.detokenizer import Detokenizer
 
 logger = logging.getLogger(__name__)
 
-MAX_UNREAD_OUTPUTS = 64  # unread outputs at which a request's next step waits for its reader
+# number of unread outputs at which a request's next step waits for its reader
+MAX_UNREAD_OUTPUTS = 64
 _GRACE_SECONDS = 1.0  # time for workers to release requests at shutdown
 
 
 class Coordinator:
-    """Owns the requests. Lives in one event loop; use it as an async context manager."""
+    """Owns the requests. Belongs to one event loop; use it as an async context manager."""
 
     def __init__(
         self,
@@ -52,9 +53,9 @@ class Coordinator:
         metrics: Metrics | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """A mapping holds drafters by the names that requests choose, the default first.
+        """A mapping holds drafters by the names that requests use, the default first.
 
-        The tracer is written to and not closed.
+        The caller closes the tracer.
         """
         self.metrics = metrics or Metrics()
         self._verifier = verifier
@@ -72,7 +73,7 @@ class Coordinator:
         busy = {"verifier": self.loop.verifications.busy, "drafter": self.loop.drafting.busy}
         bind_gauges(self.metrics, self._info, self.admission, pool, busy)
 
-    # ---- the beginning of a request
+    # ---- the start of a request
 
     async def stream(
         self,
@@ -85,12 +86,12 @@ class Coordinator:
     ) -> AsyncGenerator[RequestOutput]:
         """Yield one output per step until the request is finished.
 
-        The answer goes on after `committed_token_ids`, output of a run that was interrupted: they
-        count as output, are not yielded again, and put the request at the front of the queue.
+        The answer continues after `committed_token_ids`, output of an interrupted run: these count
+        as output, are not yielded again, and put the request at the front of the queue.
 
-        A request whose outputs are not read holds its slot and waits, at MAX_UNREAD_OUTPUTS.
-        Closing the iterator aborts the request and frees its slot within one step. Raises
-        InvalidRequestError or OverloadedError before any work, VerifierError when it cannot go on.
+        At MAX_UNREAD_OUTPUTS unread outputs, a request waits while holding its slot. Closing the
+        iterator aborts the request and frees its slot within one step. Raises InvalidRequestError
+        or OverloadedError before any work, VerifierError if it cannot continue.
         """
         if self._task is None:
             raise RequestCancelledError("the coordinator is not running")
@@ -126,7 +127,7 @@ class Coordinator:
             self._abort(request)
 
     def _on_read(self, request: Request) -> None:
-        """Go on with a request that waits for its reader, once half of its outputs are read."""
+        """Resume a request that waits for its reader, once half of its outputs are read."""
         if not request.is_finished and request.outputs.num_unread <= MAX_UNREAD_OUTPUTS // 2:
             self._held.discard(request)
             self.loop.events.put(lambda: self._resume(request))
@@ -136,13 +137,13 @@ class Coordinator:
             self.loop.begin_step(request)
 
     def _admit(self) -> None:
-        """Begin requests that wait, as far as there are slots."""
+        """Start waiting requests, as far as there are slots."""
         for request in self.admission.admit():
             try:
                 self.loop.begin_step(request)
             except Exception as error:
                 self._abort(request, error)
-        self.loop.events.put(lambda: None)  # The loop looks at the state anew.
+        self.loop.events.put(lambda: None)  # wakes the loop to look at the state again
 
     def requests(self) -> tuple[RequestStatus, ...]:
         """Return the state of every request that has not ended: the waiting ones first."""
@@ -153,7 +154,7 @@ class Coordinator:
 
     def _finish_step(self, request: Request, result: Verdict | Exception, call: VerifyCall) -> None:
         """Commit a verdict and begin the next step, or end the request."""
-        if request.is_finished:  # aborted while it was verified
+        if request.is_finished:  # aborted during its verification
             self._free(request)
             return
         try:
@@ -171,7 +172,7 @@ class Coordinator:
             self._abort(request, error)
 
     def _commit(self, request: Request, verdict: Verdict, call: VerifyCall) -> None:
-        """Append the verdict's tokens, learn from it, and emit what it adds to the answer."""
+        """Append the verdict's tokens, learn from it, and emit the new part of the answer."""
         self.loop.drafting.resolve(request, verdict)
         request.adapt(verdict)
         token_ids, pieces = request.commit(verdict)
@@ -188,7 +189,7 @@ class Coordinator:
     # ---- the end of a request
 
     def cancel(self, request_id: str) -> int:
-        """Abort all requests that were submitted under an id; return how many there were.
+        """Abort all requests that were submitted with an id; return how many there were.
 
         Their streams raise RequestCancelledError.
         """
@@ -210,7 +211,7 @@ class Coordinator:
     def _abort(self, request: Request, error: Exception | None = None) -> None:
         """End a request early, unless it has ended. Its stream raises `error`; None: it was closed.
 
-        While the verifier works on the request, it keeps its slot; `_finish_step` then frees it.
+        While the verifier works on the request, it keeps its slot, which `_finish_step` then frees.
         """
         if request.is_finished:
             return
@@ -229,7 +230,7 @@ class Coordinator:
             self._free(request)
 
     def _free(self, request: Request) -> None:
-        """Take a request out of the loop, release it at the workers, and free its slot."""
+        """Remove a request from the loop, release it at the workers, and free its slot."""
         self._held.discard(request)
         if not self.admission.is_running(request):
             self.admission.leave(request)
@@ -242,12 +243,12 @@ class Coordinator:
         if self._task is not None:
             self._admit()
 
-    # ---- the coordinator's own life
+    # ---- the life of the coordinator
 
     async def profile(self, max_seconds: float = 1.0) -> None:
-        """Measure what calls cost, as far as it is not known, for about `max_seconds` at most.
+        """Measure unknown costs of calls, for at most about `max_seconds`.
 
-        A role that hangs is given up after `max_draft_seconds` of the configuration.
+        A hanging role is given up after the configuration's `max_draft_seconds`.
         """
         max_wait_seconds = self._config.max_draft_seconds
         profile = Profile(self._verifier, self.loop.costs, max_seconds, max_wait_seconds)
@@ -255,12 +256,12 @@ class Coordinator:
 
     async def __aenter__(self) -> Coordinator:
         self.releases.open()
-        # In a context of its own: the caller's may belong to one request.
+        # In its own context: the caller's may belong to one request.
         self._task = asyncio.create_task(self._run(), context=contextvars.Context())
         return self
 
     async def _run(self) -> None:
-        """Run the loop; after a bug that ends it, end all requests, and run it again."""
+        """Run the loop. After a bug that ends it, end all requests and run it again."""
         while True:
             try:
                 await self.loop.run()
@@ -282,8 +283,8 @@ class Coordinator:
     async def drain(self, max_seconds: float) -> bool:
         """Refuse new requests, and let the others finish within `max_seconds`.
 
-        Returns whether all did; the rest end with RequestCancelledError. The coordinator cannot be
-        used afterwards: leave its context.
+        Returns whether all did; the rest end with RequestCancelledError. Afterwards the coordinator
+        cannot be used: leave its context.
         """
         is_done = await self.admission.drain(max_seconds)
         message = f"shut down before the request had finished, {max_seconds:g} s after the notice"
@@ -293,7 +294,7 @@ class Coordinator:
 
     def _abort_all(self, error: DiffuspecError) -> None:
         for request in list(self.admission):
-            with contextlib.suppress(Exception):  # the bug may be there
+            with contextlib.suppress(Exception):  # the bug may be in here
                 if not request.is_finished:
                     self._abort(request, error)
                 elif not request.is_in_verifier:

@@ -1,4 +1,4 @@
-"""Cost curves: seconds by the size of a call, on a machine that gets slower and faster."""
+"""Cost curves: seconds by the size of a call, on a machine whose speed varies."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 
-# Sizes of about the same cost: single rows first, then wider and wider ranges.
+# Sizes of similar cost: single rows first, then wider and wider ranges.
 _BUCKET_STARTS = (
     *(1, 2, 3, 5, 7, 9, 13, 17, 21, 25, 33, 41, 49, 65, 97, 129, 193, 257),
     *(2**power + 1 for power in range(9, 21)),
 )
 SMOOTHING = 0.1  # weight of a new measurement: the mean of about the last twenty
-OWN_SMOOTHING = 0.02  # its weight in what its size costs in comparison with others
-MAX_JUMP = 3.0  # times the mean, which outliers count as: another process had the processor
-_MAX_WEIGHT = 50  # measurements of a size that count against those of others
-MIN_SECONDS = 1e-9  # No call takes less: callers divide by costs.
+OWN_SMOOTHING = 0.02  # weight of a new measurement in the relative cost of its size
+MAX_JUMP = 3.0  # multiple of the mean to which outliers are clipped: another process was running
+_MAX_WEIGHT = 50  # measurements of a size that count relative to those of others
+MIN_SECONDS = 1e-9  # no call takes less, because callers divide by costs
 
 
 @dataclass(slots=True)
 class Speed:
-    """How slow a machine is: a factor of all that is measured on it."""
+    """How slow a machine is: a factor in everything that is measured on it."""
 
     slowness: float = 1.0
     num_unmeasured: int = 0  # steps since the latest measurement
 
     def observe(self, surprise: float) -> None:
-        """Follow a call that took exp(surprise) times the seconds expected.
+        """Learn from a call that took exp(surprise) times the expected seconds.
 
-        It stands for the steps since the latest measurement, too.
+        It also represents the steps since the latest measurement.
         """
         weight = 1 - (1 - SMOOTHING) ** (1 + self.num_unmeasured)
         self.slowness *= math.exp(weight * surprise)
@@ -38,55 +38,56 @@ class Speed:
 
 @dataclass(slots=True)
 class _Point:
-    """What a size takes on a machine with a slowness of 1."""
+    """The time of a size on a machine with a slowness of 1."""
 
-    size: int  # the first that was measured in its bucket
+    size: int  # the first size measured in its bucket
     seconds: float
     count: int = 1  # measurements in the bucket
-    drawn: float = 0.0  # seconds in the present lines
+    drawn: float = 0.0  # seconds on the present lines
 
 
 class CostCurve:
     """Seconds as a rising, piecewise linear function of a size.
 
-    It runs through the measured points. Before the first it continues with the slope between that
-    and the last, never below a tenth of the first point's seconds; after the last it rises at least
-    half as fast as in proportion to the size.
+    It passes through the measured points. Before the first point it continues with the slope
+    between the first and last points, but never below a tenth of the first point's seconds; after
+    the last point it rises at least half as fast as in proportion to the size.
     """
 
     def __init__(self, speed: Speed | None = None) -> None:
-        """`speed` is the machine's."""
+        """speed: the machine's."""
         self._speed = speed or Speed()
         self._points: dict[int, _Point] = {}  # keys: buckets, ascending
-        self._starts: list[float] = []  # sizes from which each line counts
-        self._lines: list[tuple[float, float]] = []  # seconds at size 0, and for each more
+        self._starts: list[float] = []  # sizes at which each line starts
+        self._lines: list[tuple[float, float]] = []  # seconds at size 0, and per unit of size
 
     @property
     def is_known(self) -> bool:
         return bool(self._points)
 
     def is_known_near(self, size: int) -> bool:
-        """Whether a size between half and twice this one has been measured."""
+        """Return whether a size between half and twice this one has been measured."""
         return any([size <= 2 * one.size <= 4 * size for one in self._points.values()])
 
     def observe(self, size: int, seconds: float) -> None:
-        """Add one measurement that tells nothing of the machine's speed."""
+        """Add a measurement that reveals nothing about the machine's speed."""
         seconds, bucket, point = self._find(size, seconds)
         if point is None:
             self._add(bucket, size, seconds)
             return
-        if point.count == 1 and seconds < point.seconds:  # The first call may have allocated.
+        if point.count == 1 and seconds < point.seconds:  # the first call may have allocated memory
             self._move(point, math.log(seconds / point.seconds))
         else:
             rate = max(SMOOTHING, 1 / point.count)
             self._move(point, rate * self._surprise(point, size, seconds))
 
     def explain(self, size: int, seconds: float) -> float:
-        """Add one measurement that tells the machine's speed.
+        """Add a measurement that reveals the machine's speed.
 
-        Returns the log ratio of its seconds to those expected: nearly all of it is put down to the
-        machine. Where the size is blamed wrongly, what seems too dear may never be measured; where
-        the machine is, other costs are wrong until they are measured.
+        Returns the log ratio of actual to expected seconds; nearly all of it is attributed to the
+        machine. If it were wrongly attributed to the size, a size that seems too expensive might
+        never be measured again; if wrongly to the machine, other costs are only wrong until they
+        are measured.
         """
         seconds, bucket, point = self._find(size, seconds)
         if point is None:
@@ -98,7 +99,7 @@ class CostCurve:
         return surprise
 
     def _find(self, size: int, seconds: float) -> tuple[float, int, _Point | None]:
-        """Return the seconds at a slowness of 1, the size's bucket, and its point if it has one."""
+        """Return the seconds at a slowness of 1, the size's bucket, and its point or None."""
         bucket = bisect_right(_BUCKET_STARTS, size)
         point = self._points.get(bucket)
         is_known = point is not None and point.seconds > MIN_SECONDS
@@ -111,7 +112,7 @@ class CostCurve:
     def _move(self, point: _Point, log_ratio: float) -> None:
         point.seconds *= math.exp(log_ratio)
         point.count += 1
-        is_doubled = not point.count & (point.count - 1)  # its weight, if it is pooled
+        is_doubled = not point.count & (point.count - 1)  # its weight if it is pooled
         if is_doubled or abs(point.seconds - point.drawn) > 0.02 * point.drawn:
             self._lines = []
 
@@ -128,9 +129,9 @@ class CostCurve:
         return self._speed.slowness * (seconds + slope * size)
 
     def _corners(self) -> list[tuple[float, float]]:
-        """Return sizes and seconds that rise: the isotonic regression of the points.
+        """Return ascending sizes and seconds: the isotonic regression of the points.
 
-        Points that fall are pooled, each weighted by its measurements, as in PAVA.
+        Descending points are pooled, weighted by their numbers of measurements, as in PAVA.
         """
         pools: list[tuple[float, int, list[int]]] = []  # seconds, weight, sizes
         for point in self._points.values():
@@ -151,12 +152,13 @@ class CostCurve:
         corners = self._corners()
         size, highest = corners[-1]
         first, lowest = corners[0]
-        # With a single point, 50 more rows are taken to double the time: a pass reads all weights.
-        # Where it is of more than 50 already, time is taken to be in proportion to their number.
+        # With a single point, 50 more rows are assumed to double the time, since a pass reads all
+        # weights. If the point has more than 50 rows, time is assumed to be proportional to their
+        # number.
         before = lowest / max(size, 50)
         if size > first:
             before = (highest - lowest) / (size - first)
-        # Larger sizes than any measured may be beyond what a processor computes in one go.
+        # Sizes above any measured one may exceed what a processor computes in one go.
         after = max(before, highest / size / 2) if len(corners) > 1 else before
         self._starts.append(max(first - 0.9 * lowest / before, 0.0) if before else 0.0)
         self._lines = [(0.1 * lowest, 0.0), (lowest - before * first, before)]
@@ -167,5 +169,5 @@ class CostCurve:
 
 
 def _surprise(seconds: float, expected: float) -> float:
-    """Return the log ratio of a time to what was expected; outliers count as MAX_JUMP times."""
+    """Return the log ratio of actual to expected seconds; outliers are clipped to MAX_JUMP."""
     return math.log(min(max(seconds / expected, 1 / MAX_JUMP), MAX_JUMP))

@@ -1,9 +1,9 @@
-"""The cost model: seconds of a verification and of a draft call, and how they slow each other.
+"""The cost model: seconds of a verification and of a draft call, and their interference.
 
-A measured time is that of a role's whole answer: the forward, waiting for the worker and transport.
-The model is profiled when an engine starts, and follows moving averages while it decodes. A machine
-gets slower and faster as other programs come and go, so all costs of one machine share its speed:
-those that are not measured for a while follow plain decoding, and keep their ratio to it.
+A measured time is that of a role's whole answer: the forward, waiting for the worker, and
+transport. The model is profiled when an engine starts, and uses moving averages while it decodes. A
+machine's speed varies as other programs come and go, so all costs on one machine share its speed:
+those not measured for a while follow plain decoding, and keep their ratio to it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from diffuspec.scheduler.cost_curve import (
     Speed,
 )
 
-# Of the term for each further request of a batch: where it is so high that all calls are of single
-# requests, it halves in 350 of them, and batches are tried again.
+# Decay of the term for each further request of a batch: if it is so high that all calls are for
+# single requests, it halves in 350 calls, and batches are tried again.
 _KEPT_BY_SINGLE_CALLS = 0.998
 _LEAST_ROWS = 64
-_ASSUMED = 40  # measurements that an assumed interference counts as
+_ASSUMED = 40  # weight, in measurements, of an assumed interference
 
 
 class CallCosts:
     """Seconds of one kind of call: a curve by size, and a term for each request after the first."""
 
     def __init__(self, speed: Speed | None = None) -> None:
-        """`speed` is the machine's."""
+        """speed: the machine's."""
         self._speed = speed or Speed()
         self.curve = CostCurve(self._speed)
         self._request_seconds = 0.0  # on a machine with a slowness of 1
@@ -63,8 +63,8 @@ class CallCosts:
     ) -> None:
         """Learn from a call. The request term explains what the curve, if known there, does not.
 
-        is_plain: whether it is a step of plain decoding, which tells how slow the machine is.
-        reads: whether most of its time may be that of prompts, which says little of requests.
+        is_plain: whether it is a step of plain decoding, which reveals the machine's slowness.
+        reads: whether most of its time may be spent on prompts, which says little about requests.
         """
         others = num_requests - 1
         if not others:
@@ -84,16 +84,18 @@ class CallCosts:
 
 
 class DraftCosts:
-    """What the drafts of one drafter cost."""
+    """The costs of one drafter's drafts."""
 
     def __init__(self, interference: float, speed: Speed | None = None) -> None:
-        """`speed` is the machine's."""
+        """speed: the machine's."""
         self._speed = speed = speed or Speed()
         self.calls = CallCosts(speed)  # size: drafted positions
-        self.reading = CostCurve(speed)  # seconds added to a call; size: prompt tokens it reads
+        # seconds added to a call; size: prompt tokens that it reads
+        self.reading = CostCurve(speed)
         self._overhead_seconds = 0.0  # on a machine with a slowness of 1
         self.interference = interference  # see CostModel
-        self.num_interferences = _ASSUMED  # measurements of it, the assumed one counted as some
+        # number of measurements; the assumed value counts as _ASSUMED
+        self.num_interferences = _ASSUMED
 
     @property
     def is_known(self) -> bool:
@@ -105,7 +107,7 @@ class DraftCosts:
         return self._overhead_seconds * self._speed.slowness
 
     def seconds(self, num_positions: float, num_requests: float, num_unread: int = 0) -> float:
-        """Expected seconds of a call that also reads `num_unread` tokens of prompts."""
+        """Expected seconds of a call that also reads `num_unread` prompt tokens."""
         seconds = self.calls.seconds(num_positions, num_requests)
         if not num_unread:
             return seconds
@@ -116,7 +118,7 @@ class DraftCosts:
     def reading_seconds(
         self, num_unread: int, num_positions: float = 1, num_requests: float = 1
     ) -> float:
-        """Expected seconds that reading `num_unread` tokens of prompts adds to a call."""
+        """Expected seconds that reading `num_unread` prompt tokens adds to a call."""
         if not num_unread:
             return 0.0
         size = num_positions, num_requests
@@ -125,7 +127,7 @@ class DraftCosts:
     def observe(
         self, num_positions: int, num_requests: int, num_unread: int, seconds: float
     ) -> None:
-        """Learn from a call, and the seconds that it would have taken with no verification."""
+        """Learn from a call, given its seconds without a concurrent verification."""
         if not num_unread:
             self.calls.observe(num_positions, num_requests, seconds)
             return
@@ -134,7 +136,7 @@ class DraftCosts:
             self.reading.observe(num_unread, max(seconds - without, 0.0))
 
     def lost_seconds(self, beside: float) -> float:
-        """Seconds by which a call is longer for those that the other role's call ran beside it."""
+        """Seconds that a call loses to `beside` seconds of a concurrent call of the other role."""
         return beside * self.interference / (1 + self.interference)
 
     def observe_overhead(self, seconds: float) -> None:
@@ -144,10 +146,10 @@ class DraftCosts:
 
 
 class CostModel:
-    """What calls cost one coordinator.
+    """The costs of one coordinator's calls.
 
-    Interference is the number of seconds by which one second of a draft call beside it lengthens a
-    verification, and the reverse: 0 on hardware of their own, about 1 on one shared processor.
+    Interference is the number of seconds by which one second of a concurrent draft call lengthens a
+    verification, and vice versa: 0 on separate hardware, about 1 on one shared processor.
     """
 
     def __init__(self, drafters: Iterable[str], interference: float) -> None:

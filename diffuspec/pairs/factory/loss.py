@@ -1,7 +1,7 @@
-"""The drafter's loss: cross-entropy with the target's tokens, and with its probabilities if known.
+"""The drafter's loss: cross-entropy with the target's tokens and, if known, its probabilities.
 
-Only rows of answers count. The head is the target's own and stays as it is. Most of its rows belong
-to tokens that hardly ever occur: computing only the most frequent ones is several times cheaper.
+Only rows of answers count. The head is the target's own and is not trained. Most of its rows belong
+to tokens that hardly ever occur, so computing only the most frequent ones is several times cheaper.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from diffuspec.pairs.factory.examples import Batch, Example
 
 @dataclass(frozen=True, slots=True)
 class LossConfig:
-    """Shape of the masked rows, and how much each row counts."""
+    """The shape of the masked rows, and the weights of rows."""
 
     mask_token_id: int | None  # None: there are only clean rows
     block_size: int | None = None  # size of aligned blocks; None: a draft is one block
     min_block: int = 8
     max_block: int = 32
     rows_per_answer_token: float = 1.4  # masked rows for each answer token
-    clean_weight: float = 0.5  # weight of a clean row; a masked one has 1
-    position_decay: float = 0.97  # a late token counts only if all before it were right
+    clean_weight: float = 0.5  # weight of a clean row, relative to a masked one
+    position_decay: float = 0.97  # a later token only counts if all before it were right
     revealed_share: float = 0.15  # share of batches with some unmasked block tokens
-    likely_share: float = 0.5  # share of the target's probabilities, if known, in the wanted ones
+    likely_share: float = 0.5  # weight of the target's probabilities, if known, in the labels
 
 
 class Head:
     """The model's head, or its rows for some token ids."""
 
     def __init__(self, model: Any, token_ids: torch.Tensor | None = None) -> None:
-        """token_ids: those to compute, ascending; None: all."""
+        """token_ids: the ids to compute, ascending; None: all."""
         self._layer = model.get_output_embeddings()
-        self._index: torch.Tensor | None = None  # [V] -> row, -1 for ids left out
+        self._index: torch.Tensor | None = None  # [V] -> row, -1 for omitted ids
         if token_ids is not None:
             weight = self._layer.weight
             token_ids = token_ids.to(weight.device)
@@ -65,16 +65,16 @@ class Head:
         return logits.float().log_softmax(-1)
 
     def columns(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the columns of token ids in logprobs, -1 for those without."""
+        """Return the columns of token ids in logprobs; -1 for ids without one."""
         return token_ids if self._index is None else self._index[token_ids]
 
     def cross_entropies(self, logprobs: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return those of token ids [R] with logprobs [R, ids]; 0 where the id is left out."""
+        """Return cross-entropies of token ids [R] under logprobs [R, ids]; 0 for omitted ids."""
         return -_pick(logprobs, self.columns(token_ids)[:, None])[:, 0]
 
 
 def frequent_ids(examples: Iterable[Example], count: int | None) -> torch.Tensor | None:
-    """Return the most frequent token ids of answers, ascending; None for all."""
+    """Return the most frequent token ids in answers, ascending; None for all."""
     if count is None:
         return None
     counts: Counter[int] = Counter()
@@ -88,7 +88,7 @@ def frequent_ids(examples: Iterable[Example], count: int | None) -> torch.Tensor
 
 
 def draft_loss(model: Any, batch: Batch, config: LossConfig, head: Head) -> torch.Tensor:
-    """Return the mean loss of clean rows, weighted, plus that of masked rows."""
+    """Return the weighted mean loss of clean rows plus that of masked rows."""
     if config.mask_token_id is None:
         return _next_token_loss(model, batch, config, head)
     blocks = _draw_blocks(batch, config)
@@ -96,7 +96,7 @@ def draft_loss(model: Any, batch: Batch, config: LossConfig, head: Head) -> torc
     hidden = hidden_states(model, batch.token_ids, blocks, block_tokens)
     num_tokens = batch.token_ids.shape[1]
     is_clean, is_masked = batch.is_answer[:, 1:], labels >= 0
-    if blocks.size > 1:  # the last row of a block alone does not see the token after it
+    if blocks.size > 1:  # only the last row of a block does not see the token after it
         places = torch.arange(1, num_tokens, device=is_clean.device)
         is_clean = is_clean & (places % blocks.size == 0)
     rows = torch.cat([hidden[:, : num_tokens - 1][is_clean], hidden[:, num_tokens:][is_masked]])
@@ -118,7 +118,7 @@ def _draw_blocks(batch: Batch, config: LossConfig) -> Blocks:
         length = num_blocks * size
     answered = int(batch.is_answer.sum()) // len(batch.token_ids)
     num_drafts = max(1, round(config.rows_per_answer_token * answered / length))
-    # They are drawn on the CPU, whose random state is in the checkpoints.
+    # Drawn on the CPU, whose random state is saved in checkpoints.
     starts = torch.multinomial(batch.is_answer.float().cpu(), num_drafts, replacement=True)
     starts = starts.to(batch.token_ids.device)
     if size is None:
@@ -155,7 +155,7 @@ def _row_losses(
 
 
 def _pick(logprobs: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Return the values of columns [R, n], 0 where a column is -1."""
+    """Return the values of columns [R, n]; 0 where a column is -1."""
     values = logprobs.gather(1, columns.clamp(min=0))
     return torch.where(columns >= 0, values, 0.0)
 
@@ -177,7 +177,7 @@ def _likely_at(
 def _mask(
     batch: Batch, blocks: Blocks, mask_token_id: int, revealed_share: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return block tokens and labels; in revealed_share of the calls some are not masked."""
+    """Return block tokens and labels; in revealed_share of the calls some tokens are unmasked."""
     masks = masked_tokens(batch, blocks, mask_token_id)
     if torch.rand(()) >= revealed_share:
         return masks, blocks.labels

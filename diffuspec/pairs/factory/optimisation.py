@@ -30,17 +30,17 @@ class TrainingPlan:
     matrix_lr: float = 0.007
     other_lr: float = 1e-3
     decay_share: float = 0.95  # share of the training in which the learning rate falls to 0
-    report_every: int = 25  # chunks
-    stop_after: int | None = None  # chunks after which to stop for now; None: all
+    report_every: int = 25  # number of chunks
+    stop_after: int | None = None  # number of chunks after which to stop for now; None: train all
 
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """The figures of a report."""
+    """The numbers in a report."""
 
     chunk: int  # chunks trained so far
-    loss: float  # mean over the last one
-    seconds: float  # time since this process began to train
+    loss: float  # mean over the last chunk
+    seconds: float  # time since this process began training
 
 
 class Optimizers:
@@ -75,7 +75,7 @@ class Optimizers:
 
 
 def lr_scale(progress: float, decay_share: float = 0.95) -> float:
-    """Return the factor of the learning rate at progress in [0, 1]."""
+    """Return the learning rate's factor at progress in [0, 1]."""
     return min(1.0, progress / WARMUP_SHARE + 0.02, (1 - progress) / decay_share)
 
 
@@ -89,8 +89,8 @@ def train(
 ) -> None:
     """Run the plan to its end, from the last checkpoint if there is one.
 
-    chunk_of: the batches of a chunk, the same whenever it is called. report is called, and a
-    checkpoint written, after every report_every chunks; what it returns is printed.
+    chunk_of: returns the batches of a chunk, the same on every call. After every report_every
+    chunks, the result of `report` is printed and a checkpoint written.
     """
     optimizers = Optimizers(model, plan)
     start = _resume(model, optimizers, checkpoint)
@@ -121,12 +121,12 @@ def _train_chunk(
         loss = loss_of(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizers.step(scale)
-        losses.append(loss.detach())  # waiting for each would leave a GPU idle
+        losses.append(loss.detach())  # waiting for each loss would idle a GPU
     return float(torch.stack(losses).mean())
 
 
 def mixed_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Compute matrix products in bfloat16."""
+    """Run matrix products in bfloat16."""
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 

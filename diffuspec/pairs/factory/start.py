@@ -21,7 +21,7 @@ from diffuspec.text.tokenizer import load_tokenizer, quiet
 
 
 def load_target(path: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """Load a causal LM to train beside, as a transformers model. Raises ModelLoadError."""
+    """Load a causal LM for training beside it, as a transformers model. Raises ModelLoadError."""
     inspect_checkpoint(path).check_is_plain("training beside it")
     family: Any = AutoModelForCausalLM
     with quiet():
@@ -33,7 +33,7 @@ def load_target(path: Path, dtype: torch.dtype = torch.float32) -> Any:
 def choose_layers(target: Any, batch: Batch, num_layers: int) -> list[int]:
     """Return the layers to keep, ascending.
 
-    Layers are dropped one by one, each time the one whose loss harms the answers' prediction least.
+    Layers are dropped one by one, each time the layer whose removal harms the prediction least.
     """
     decoder = target.get_decoder()
     layers, kept = list(decoder.layers), list(range(len(decoder.layers)))
@@ -60,10 +60,10 @@ def _loss_without(
 
 
 def keep_layers(target: Any, kept: Sequence[int]) -> Any:
-    """Return a new model with these layers of the target; its embeddings and head are shared."""
+    """Return a new model with these layers of the target, which shares its embeddings and head."""
     config = copy.deepcopy(target.config)
     num_layers = config.num_hidden_layers
-    for name, value in list(vars(config).items()):  # layer_types, for example
+    for name, value in list(vars(config).items()):  # for example layer_types
         if isinstance(value, list) and len(value) == num_layers:
             setattr(config, name, [value[layer] for layer in kept])
     config.num_hidden_layers = len(kept)
@@ -84,7 +84,7 @@ def keep_layers(target: Any, kept: Sequence[int]) -> Any:
 
 
 def compile_layers(layers: Sequence[Any]) -> None:
-    """Compile layers that share their code: of one code, torch keeps eight compilations only."""
+    """Compile layers that share their code: torch keeps only eight compilations of one function."""
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, 4 * len(layers))
     for layer in layers:
@@ -93,7 +93,7 @@ def compile_layers(layers: Sequence[Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The start of a training, in training/start.json."""
+    """The start of a training, stored in training/start.json."""
 
     layers: tuple[int, ...]
     mask_token_id: int
@@ -106,7 +106,7 @@ def write_start(note: Path, start: Start) -> Start:
 
 
 def read_start(note: Path, wanted: int | tuple[int, ...]) -> Start:
-    """Read the start of a training. Raises ConfigError for other layers than those wanted."""
+    """Read the start of a training. Raises ConfigError if its layers are not those wanted."""
     found = json.loads(note.read_text())
     start = Start(tuple(found["layers"]), found["mask_token_id"])
     if wanted not in (start.layers, len(start.layers)):
@@ -131,9 +131,9 @@ class LayersPlan(Protocol):
 
 
 def begin(plan: LayersPlan, target: Any, batch: Batch, examples: Sequence[Example]) -> Start:
-    """Read the start of the training in the output directory, or choose and note one.
+    """Read the start of the training in the output directory, or choose and store one.
 
-    Layers are chosen on the batch; the mask is an id that no example has. Raises ConfigError.
+    Layers are chosen by the batch; the mask is an id that occurs in no example. Raises ConfigError.
     """
     wanted, note = plan.layers, plan.out / "training" / "start.json"
     if note.exists():
@@ -147,16 +147,16 @@ def begin(plan: LayersPlan, target: Any, batch: Batch, examples: Sequence[Exampl
 
 
 def unused_token_id(tokenizer: Any, vocab_size: int, examples: Sequence[Example]) -> int:
-    """Return an id that never occurs, to be the mask. Raises ConfigError.
+    """Return an id that never occurs, for the mask. Raises ConfigError.
 
-    Preferably one that the model has and the tokenizer lacks, then a special token. It is
+    It is preferably one that the model has and the tokenizer lacks, else a special token. It is
     never drafted.
     """
     seen = {token for example in examples for token in example.token_ids}
     seen |= {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
     known = tokenizer.get_vocab().values()
     beyond = range(max(known) + 1, vocab_size)
-    named = set(tokenizer.all_special_ids)  # such as the padding
+    named = set(tokenizer.all_special_ids)  # for example the padding
     special = sorted(
         tokenizer.added_tokens_decoder, key=lambda token_id: (token_id in named, token_id)
     )

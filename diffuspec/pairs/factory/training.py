@@ -40,9 +40,9 @@ from diffuspec.pairs.factory.start import (
 
 NUM_REPORT_EXAMPLES = 48  # held-out examples in a report
 MAX_EXAMPLE_TOKENS = 1024
-PROBES = 6  # drafts measured in each of them
+PROBES = 6  # drafts measured in each example
 TOKENS_PER_MEASURED_BATCH = 2048
-BYTES_PER_LAYER_ROW = 130  # bytes of activations for each column of the hidden states
+BYTES_PER_LAYER_ROW = 130  # bytes of activations per column of the hidden states
 
 
 ModelKind: TypeAlias = Literal["diffuspec", "sps"]
@@ -56,33 +56,33 @@ class DrafterPlan:
     out: Path
     answers: tuple[Path, ...]
     kind: ModelKind = "diffuspec"
-    block_size: int | None = None  # size of aligned blocks; None: it is block-causal
+    block_size: int | None = None  # size of aligned blocks; None: block-causal
     layers: int | tuple[int, ...] = 10  # number of the target's layers, or their indices
     num_chunks: int = 200
     tokens_per_batch: int = 4096
     max_tokens: int = MAX_EXAMPLE_TOKENS  # most tokens of an example
     matrix_lr: float = 0.004
     other_lr: float = 1e-3
-    head_tokens: int | None = 8192  # most frequent tokens, the only ones in the loss; None: all
+    head_tokens: int | None = 8192  # most frequent tokens, to which the loss is limited; None: all
     min_block: int = 4
     max_block: int = 12
     report_every: int = 4
     seed: int = 0
     device: str = "cpu"
     compiles: bool = False
-    storage: Storage = "bfloat16"  # form of the exported weights
-    stop_after: int | None = None  # chunks after which to stop; None: all
+    storage: Storage = "bfloat16"  # format of the exported weights
+    stop_after: int | None = None  # number of chunks after which to stop; None: train all
 
     def describe_memory(self) -> str:
-        """Say how much memory the training takes at most. Raises ModelLoadError."""
+        """Describe the training's maximum memory. Raises ModelLoadError."""
         checkpoint = inspect_checkpoint(self.target)
         config = checkpoint.config
         num_layers = int(config["num_hidden_layers"])
         kept = self.layers if isinstance(self.layers, int) else len(self.layers)
         share = min(1.0, kept / num_layers)
         weights = 4 * checkpoint.num_weights  # bytes of the target's weights in float32
-        states = 4 * 3 * share * checkpoint.num_weights  # gradients and the optimisers' states
-        # Clean rows and masked ones; sps has none of these.
+        states = 4 * 3 * share * checkpoint.num_weights  # gradients and optimiser states
+        # Clean rows and masked rows; sps has no masked rows.
         rows = self.tokens_per_batch * (1.0 if self.kind == "sps" else 2.5)
         hidden, head = int(config["hidden_size"]), self.head_tokens or int(config["vocab_size"])
         activations = rows * (kept * hidden * BYTES_PER_LAYER_ROW + head * 12)
@@ -94,7 +94,7 @@ class DrafterPlan:
 
     @property
     def checkpoint_name(self) -> str:
-        """Name of a file: one for each kind of training, since none fits another's weights."""
+        """File name, different for each kind of training, since no checkpoint fits another kind."""
         if self.kind == "sps":
             return "sps.pt"
         return "drafter.pt" if self.block_size is None else f"aligned-{self.block_size}.pt"
@@ -112,28 +112,28 @@ class DrafterPlan:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One report of a training: a line of curve.jsonl."""
+    """One report of a training: a line in curve.jsonl."""
 
     chunk: int
-    num_answer_tokens: int  # trained on so far, repetitions included
+    num_answer_tokens: int  # trained on so far, including repetitions
     loss: float
     seconds: float  # time since the process began
-    num_answers: int  # answers that there were to train on
+    num_answers: int  # answers available for training
     acceptance: float
     right_by_position: tuple[float, ...]
 
 
 def read_curve(path: Path) -> list[CurvePoint]:
-    """Read a curve. Of a chunk that was reported twice, after a restart, the last report counts."""
+    """Read a curve. If a chunk was reported twice, because of a restart, the last report counts."""
     points = [CurvePoint(**json.loads(line)) for line in path.read_text().splitlines()]
     return sorted({point.chunk: point for point in points}.values(), key=lambda point: point.chunk)
 
 
 class DrafterTraining:
-    """One training in its output directory; goes on from a checkpoint that is there."""
+    """One training in its output directory; resumes from an existing checkpoint."""
 
     def __init__(self, plan: DrafterPlan) -> None:
-        """Read the target and the answers there are. Raises ModelLoadError, ConfigError."""
+        """Read the target and the existing answers. Raises ModelLoadError, ConfigError."""
         self.plan = plan
         self._on_report: Callable[[list[CurvePoint]], None] = lambda curve: None
         self.device = torch.device(plan.device)
@@ -154,7 +154,7 @@ class DrafterTraining:
 
     @property
     def settings(self) -> DiffusionSettings | None:
-        """How the model is run; None if it is a causal LM."""
+        """How the model is run; None for a causal LM."""
         plan, mask = self.plan, self.start.mask_token_id
         if plan.kind == "sps":
             return None
@@ -165,7 +165,7 @@ class DrafterTraining:
     def run(self, on_report: Callable[[list[CurvePoint]], None] = lambda curve: None) -> None:
         """Train to the end of the plan, and export.
 
-        on_report is called with the curve so far after every report.
+        After every report, on_report is called with the curve so far.
         """
         self._on_report = on_report
         checkpoint = self.plan.out / "training" / self.plan.checkpoint_name
@@ -242,7 +242,7 @@ class DrafterTraining:
 
 
 def choose_device(name: str, num_threads: int | None) -> str:
-    """Return the device that `auto`, `cpu` or `cuda` names, and set the number of CPU threads.
+    """Return the device named by `auto`, `cpu` or `cuda`, and set the number of CPU threads.
 
     Raises ConfigError.
     """
@@ -264,7 +264,7 @@ def measure_drafts(
 ) -> Acceptance:
     """Measure argmax drafts, in bfloat16, at PROBES places of each answer.
 
-    settings None: they are drafted token by token.
+    settings: None: draft token by token.
     """
     device = next(model.parameters()).device
     batches = [
@@ -273,7 +273,7 @@ def measure_drafts(
     ]
     was_training = model.training
     model.eval()
-    # A few batches are not worth another compilation.
+    # Compiling for a few batches does not pay.
     with mixed_precision(device), torch.compiler.set_stance("force_eager"):
         found = measure_acceptance(model, batches, settings, num_draft_tokens, PROBES)
     model.train(was_training)

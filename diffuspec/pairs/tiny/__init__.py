@@ -32,7 +32,7 @@ TARGET = WEIGHTS / "target"
 DRAFTER = WEIGHTS / "drafter"
 NGRAM = WEIGHTS / "ngram.bin"
 QUESTIONS = WEIGHTS / "questions.jsonl"
-HEADS = {  # heads by the kind of drafter
+HEADS = {  # heads by kind of drafter
     "medusa": WEIGHTS / "medusa",
     "hydra": WEIGHTS / "hydra",
     "eagle": WEIGHTS / "eagle",
@@ -63,6 +63,6 @@ def tiny_config(**overrides: object) -> EngineConfig:
 
 
 def other_drafters() -> dict[str, dict[str, object]]:
-    """Return the sections of the drafters beside the configuration's own, by their kinds."""
-    paths = {"sps": DRAFTER, **HEADS}  # the diffusion LM is a causal LM where nothing is masked
+    """Return the sections of drafters besides the configuration's own, by kind."""
+    paths = {"sps": DRAFTER, **HEADS}  # without masks the diffusion LM is a causal LM
     return {kind: {"kind": kind, "path": path} for kind, path in paths.items()}

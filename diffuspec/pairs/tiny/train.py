@@ -83,8 +83,8 @@ Start = Annotated[
 ]
 RUN = Path("runs/tiny")
 TOKENS_PER_BATCH = 2048
-GUIDED_SHARE = 0.25  # share of the target's batches
-ATTENTION = "eager"  # returns attention weights; here it also trains twice as fast as SDPA
+GUIDED_SHARE = 0.25  # share of the target's batches with guidance
+ATTENTION = "eager"  # returns attention weights, and here also trains twice as fast as SDPA
 
 
 @app.command()
@@ -137,7 +137,7 @@ def answers(run: RunDir = RUN, conversations: Conversations = 2500, threads: Thr
 def drafter(
     run: RunDir = RUN, chunks: Chunks = 220, threads: Threads = 2, start: Start = None
 ) -> None:
-    """Train the drafter, if there are answers of the target half of it on those."""
+    """Train the drafter; half of the training uses the target's answers if there are any."""
     torch.set_num_threads(threads)
     torch.manual_seed(2)
     encoder = _encoder(run)
@@ -164,7 +164,7 @@ def drafter(
 
 @app.command()
 def heads(run: RunDir = RUN, chunks: Chunks = 50, threads: Threads = 2) -> None:
-    """Train draft heads on the answers, DFlash for four times the chunks; fill the package."""
+    """Train draft heads on the answers (DFlash four times as long), and export them."""
     torch.set_num_threads(threads)
     answered = (_result(run, "answers.jsonl", "answers"),)
     kinds: tuple[HeadKind, ...] = ("medusa", "hydra", "eagle")
@@ -227,7 +227,7 @@ def held_out_examples(encoder: Encoder, per_family: int) -> dict[str, list[Examp
 def _chunks(
     encoder: Encoder, seed: int, num_chunks: int, answered: Sequence[Example] = ()
 ) -> Callable[[int], Iterator[list[Example]]]:
-    """Return the function from a chunk of a training to its batches."""
+    """Return a function from the index of a training chunk to its batches."""
 
     def chunk_of(chunk: int) -> Iterator[list[Example]]:
         progress = chunk / num_chunks

@@ -1,1 +1,1 @@
-"""The calling side: remote roles behind the interfaces of local ones."""
+"""The client side: remote roles with the interfaces of local ones."""

@@ -1,4 +1,4 @@
-"""A connection to one server: every call carries the deployment's token."""
+"""A connection to one server, on which every call carries the deployment's token."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Response = TypeVar("Response", bound=Message)
 
 
 class Connection:
-    """One channel. Reconnects by itself; a call made while the server is gone fails at once."""
+    """A channel. Reconnects automatically; a call made while the server is gone fails at once."""
 
     def __init__(
         self, address: str, security: Security, limits: RpcLimits, options: Options = ()
     ) -> None:
-        """`options` of gRPC are set besides those of the limits."""
+        """`options`: gRPC options in addition to those of the limits."""
         self.address = address
         self.limits = limits
         self._metadata = security.metadata
@@ -35,7 +35,7 @@ class Connection:
     async def call(
         self, service: str, method: str, request: Message, kind: type[Response], timeout: float
     ) -> Response:
-        """Make a unary call. Raises what `failure` makes of its status."""
+        """Make a unary call. Raises the error that `failure` returns for its status."""
         path = f"/{service}/{method}"
         stub: Any = self._channel.unary_unary(
             path, type(request).SerializeToString, kind.FromString
@@ -91,7 +91,7 @@ class Connection:
         return stream
 
     async def check_health(self, service: str, timeout: float) -> bool:
-        """Return whether a service is SERVING. False too when no answer comes in time."""
+        """Return whether a service is SERVING; False if there is no answer in time."""
         try:
             return bool(await self.health(service, timeout) == HealthCheckResponse.SERVING)
         except DiffuspecError:
@@ -106,7 +106,7 @@ class Connection:
         await self._channel.close()
 
     def failure(self, error: grpc.aio.AioRpcError) -> DiffuspecError:
-        """Return the error that ended a call; a TransportError says where to."""
+        """Return the error that ended a call; a TransportError names the address."""
         found = from_rpc_error(error)
         if isinstance(found, TransportError) and self.address not in str(found):
             return type(found)(f"{self.address}: {found}")

@@ -47,9 +47,9 @@ class RemoteCoordinator:
         deadline_seconds: float = 600.0,
         limits: RpcLimits = DEFAULT_LIMITS,
     ) -> Self:
-        """Connect to a server that is there. deadline_seconds bounds every answer.
+        """Connect to a running server. deadline_seconds: limit on every answer.
 
-        Raises ConfigError when it refuses the token, TransportError when it cannot be reached.
+        Raises ConfigError if it refuses the token, TransportError if it cannot be reached.
         """
         remote = cls(Connection(address, security, limits, _OPTIONS), deadline_seconds)
         try:
@@ -60,7 +60,7 @@ class RemoteCoordinator:
         return remote
 
     async def close(self) -> None:
-        """End the connection. Answers under way end with TransportError."""
+        """Close the connection. Running answers end with TransportError."""
         await self._connection.close()
 
     async def stream(
@@ -71,7 +71,7 @@ class RemoteCoordinator:
         request_id: str | None = None,
         committed_token_ids: Sequence[int] = (),
     ) -> AsyncGenerator[RequestOutput]:
-        """Yield what every step adds; see `Frontend.stream`. Closing it cancels the request."""
+        """Yield the tokens of each step; see `Frontend.stream`. Closing it cancels the request."""
         request = generate_request(prompt, sampling, speculation, request_id, committed_token_ids)
         responses = self._connection.stream(
             COORDINATOR_SERVICE,
@@ -108,10 +108,10 @@ class RemoteCoordinator:
         return status_from_proto(response)
 
     async def is_serving(self, timeout: float) -> bool:
-        """Return whether the service says that it is SERVING. Raises WorkerError if silent."""
+        """Return whether the service reports SERVING. Raises WorkerError if it is silent."""
         status = await self._connection.health(COORDINATOR_SERVICE, timeout)
         return bool(status == HealthCheckResponse.SERVING)
 
     async def check_health(self, timeout: float) -> bool:
-        """Return whether the service is SERVING. False too when no answer comes in time."""
+        """Return whether the service is SERVING; False if there is no answer in time."""
         return await self._connection.check_health(COORDINATOR_SERVICE, timeout)

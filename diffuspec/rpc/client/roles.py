@@ -1,4 +1,4 @@
-"""The roles as seen from another process: each implements its Protocol over a stream of steps."""
+"""Remote roles: each implements its Protocol over a stream of steps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _VERIFY = Method(
 
 
 class _RemoteRole:
-    """A role behind a connection. Belongs to the event loop that it was connected in."""
+    """A role behind a connection. Belongs to the event loop that connected it."""
 
     method: ClassVar[Method[Any, Any]]
     failure: ClassVar[type[WorkerError]]  # raised if the role reports a failure
@@ -51,7 +51,7 @@ class _RemoteRole:
 
     def __init__(self, connection: Connection, deadline_seconds: float) -> None:
         self.address = connection.address
-        self.transport_seconds = 0.0  # time of the last call less the worker's
+        self.transport_seconds = 0.0  # time of the last call minus the worker's own
         self._connection = connection
         self._deadline_seconds = deadline_seconds
         self._greeting_seconds = min(deadline_seconds, _MAX_GREETING_SECONDS)
@@ -66,8 +66,11 @@ class _RemoteRole:
         deadline_seconds: float = _DEADLINE_SECONDS,
         limits: RpcLimits = DEFAULT_LIMITS,
     ) -> Self:
-        """Connect to a server that is there. Raises ConfigError when it refuses the token, and the
-        role's error when it cannot be reached. deadline_seconds bounds every call."""
+        """Connect to a running server.
+
+        deadline_seconds: limit on every call. Raises ConfigError if it refuses the token, and the
+        role's error if it cannot be reached.
+        """
         remote = cls(Connection(address, security, limits), deadline_seconds)
         try:
             await remote._meet()
@@ -79,12 +82,12 @@ class _RemoteRole:
         return remote
 
     async def close(self) -> None:
-        """End the stream and the connection. Calls still waiting fail."""
+        """Close the stream and the connection. Waiting calls fail."""
         await self._steps.close()
         await self._connection.close()
 
     async def check_health(self, timeout: float) -> bool:
-        """Return whether the role is SERVING. False too when no answer comes in time."""
+        """Return whether the role is SERVING; False if there is no answer in time."""
         return await self._connection.check_health(self.method.service, timeout)
 
     @property
@@ -96,7 +99,7 @@ class _RemoteRole:
         return self._steps.num_bytes_received
 
     async def _meet(self) -> None:
-        """Raise unless the server answers, takes the token and is the one connected to before."""
+        """Raise unless the server answers, accepts the token and is the same one as before."""
         await self._connection.health(self.method.service, self._greeting_seconds)
 
     async def _step(
@@ -122,7 +125,7 @@ class _RemoteRole:
         step: Step[Any],
         num_rows: int,
     ) -> list[Result]:
-        """Read one result per row. Raises the role's error for a response that is malformed."""
+        """Read one result per row. Raises the role's error for a malformed response."""
         try:
             if len(results) != num_rows:
                 raise InvalidRequestError(f"{len(results)} results for {num_rows} rows")
@@ -131,7 +134,7 @@ class _RemoteRole:
             raise self.failure(f"{self.address} gave a wrong answer: {error}") from error
 
     def _role_error(self, error: DiffuspecError) -> DiffuspecError:
-        """Return the error as one of those that the role's Protocol names."""
+        """Convert an error to one that the role's Protocol names."""
         if isinstance(error, self.failure | ConfigError):
             return error
         if isinstance(error, TransportError | OverloadedError):
@@ -146,7 +149,7 @@ class RemoteDrafter(_RemoteRole):
     failure = unavailable = DrafterError
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """See `Drafter.draft`. Raises DrafterError, also when it is gone or late."""
+        """See `Drafter.draft`. Raises DrafterError, also if the drafter is gone or late."""
 
         def fill(batch: drafter_pb2.DraftRequest, store: PrefixStore) -> None:
             encode_draft_rows(batch, requests, store)
@@ -166,7 +169,7 @@ class RemotePathScorer(_RemoteRole):
     async def search(
         self, requests: Sequence[DraftRequest], lattices: Sequence[Lattice]
     ) -> list[Draft]:
-        """See `PathScorer.search`. Raises DrafterError, also when it is gone or late."""
+        """See `PathScorer.search`. Raises DrafterError, also if the scorer is gone or late."""
 
         def fill(batch: path_scorer_pb2.SearchRequest, store: PrefixStore) -> None:
             encode_draft_rows(batch, requests, store)
@@ -184,7 +187,8 @@ class RemoteVerifier(_RemoteRole):
 
     def __init__(self, connection: Connection, deadline_seconds: float) -> None:
         super().__init__(connection, deadline_seconds)
-        self.drafters: tuple[HostedDrafter, ...] = ()  # those beside it, when last connected
+        # drafters in its process, as of the last connection
+        self.drafters: tuple[HostedDrafter, ...] = ()
         self._info: TargetInfo | None = None
 
     @property
@@ -193,7 +197,7 @@ class RemoteVerifier(_RemoteRole):
         return self._info
 
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
-        """See `Verifier.verify`. Raises VerifierUnavailableError when it is gone or late."""
+        """See `Verifier.verify`. Raises VerifierUnavailableError if it is gone or late."""
 
         def fill(batch: verifier_pb2.VerifyRequest, store: PrefixStore) -> None:
             encode_verify_rows(batch, requests, store)

@@ -1,4 +1,4 @@
-"""The client's end of a stream of steps: many in flight on it, each with a deadline of its own."""
+"""The client's end of a stream of steps: many are in flight at once, each with its own deadline."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MAX_QUEUED_MESSAGES = 1024  # steps and releases that the network has not taken
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[Request, Response]):
-    """A streaming method and the messages on it."""
+    """A streaming method and its messages."""
 
     service: str
     name: str
@@ -45,17 +45,17 @@ class Method(Generic[Request, Response]):
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[Response]):
-    """A response, and the seconds of its round trip that the worker did not need."""
+    """A response, and the part of its round-trip time that the worker did not need."""
 
     response: Response
     transport_seconds: float
 
 
 class StepClient(Generic[Request, Response]):
-    """Sends steps on one stream, which is opened when it is needed and again when it was lost.
+    """Sends steps on one stream, which is opened on demand and reopened after a loss.
 
-    A step that is cancelled or late leaves the stream to the others. When the server goes away
-    every waiting step fails at once.
+    A cancelled or late step does not affect the others. When the server goes away, all waiting
+    steps fail at once.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class StepClient(Generic[Request, Response]):
         method: Method[Request, Response],
         meet: Callable[[], Awaitable[None]],
     ) -> None:
-        """`meet` raises unless the server after a lost stream is the one known from before."""
+        """`meet` raises unless the server after a lost stream is the same one as before."""
         self.num_bytes_sent = 0
         self.num_bytes_received = 0
         self._connection = connection
@@ -81,11 +81,11 @@ class StepClient(Generic[Request, Response]):
     ) -> Step[Response]:
         """Send a batch and wait for its response.
 
-        Sends it again, with whole prefixes, when the server lacks one of them, and when the server
-        was closing the stream because it had been idle.
+        Sends it again with whole prefixes if the server lacks one of them, or was closing the
+        stream because it had been idle.
 
         Raises the error in the response, TransportError, OverloadedError for too many steps in
-        flight, and InvalidRequestError for what cannot be sent.
+        flight, and InvalidRequestError for requests that cannot be sent.
         """
         deadline = asyncio.get_running_loop().time() + deadline_seconds
         try:
@@ -99,7 +99,7 @@ class StepClient(Generic[Request, Response]):
         return await self._attempt(fill, deadline)
 
     def release(self, request_id: str) -> None:
-        """Tell the server that a request is over. There is nothing to tell without a stream."""
+        """Tell the server that a request has ended. Does nothing if no stream is open."""
         stream = self._stream
         if stream is None or stream.error is not None:
             return
@@ -109,7 +109,7 @@ class StepClient(Generic[Request, Response]):
         self._send(stream, message)
 
     async def close(self) -> None:
-        """End the stream. Steps still waiting fail."""
+        """Close the stream. Waiting steps fail."""
         stream, self._stream = self._stream, None
         if stream is not None:
             await stream.close()
@@ -125,7 +125,7 @@ class StepClient(Generic[Request, Response]):
         message: Any = self._method.request(step_id=step_id)
         try:
             fill(message, stream.prefixes)
-        except ValueError as error:  # numbers that no field can hold
+        except ValueError as error:  # numbers out of a field's range
             raise InvalidRequestError(f"a batch cannot be sent: {error}") from error
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
@@ -162,13 +162,13 @@ class StepClient(Generic[Request, Response]):
 
 
 def _expire(answer: asyncio.Future[Any], address: str) -> None:
-    """Cheaper than a timeout that cancels the waiting task: there is one for every step."""
+    """Fail a late step. Cheaper than a timeout that cancels a task, which every step would need."""
     if not answer.done():
         answer.set_exception(TransportError(f"{address} did not answer before the deadline"))
 
 
 class _Stream:
-    """One open stream, until it fails: then error says why and every waiting step has it."""
+    """One open stream. When it fails, `error` holds the reason, and all waiting steps get it."""
 
     def __init__(
         self, connection: Connection, method: Method[Any, Any], received: Callable[[int], None]
@@ -182,17 +182,17 @@ class _Stream:
         self._response = method.response
         self._received = received
         self._outgoing: deque[bytes] = deque()
-        self._has_outgoing: asyncio.Future[None] | None = None  # the writer waits for it
+        self._has_outgoing: asyncio.Future[None] | None = None  # the writer waits for this
         self._is_writing = False
-        # Only the tasks refer to the call, and they are dropped when it ends: a failed step may
-        # keep this stream alive by its traceback, and a live call keeps its connection open.
+        # Only the tasks refer to the call, and they are dropped when it ends: the traceback of a
+        # failed step may keep this stream alive, and a live call would keep its connection open.
         call = connection.open_stream(method.service, method.name)
-        # Tasks of their own: cancelling a read or a write would end the call for every step.
+        # Separate tasks, since cancelling a read or a write would end the call for every step.
         writer = asyncio.create_task(self._write(call))
         self._tasks = [writer, asyncio.create_task(self._read(call, writer))]
 
     def send(self, data: bytes) -> None:
-        """Queue a message to be sent. Raises OverloadedError when the network takes nothing."""
+        """Queue a message to be sent. Raises OverloadedError if the network takes nothing."""
         if len(self._outgoing) >= _MAX_QUEUED_MESSAGES:
             raise OverloadedError(f"{self._address} takes no messages")
         self._outgoing.append(data)
@@ -214,12 +214,12 @@ class _Stream:
                 self._take(data)
         except grpc.aio.AioRpcError as status:
             error = self._failure(status)
-            # What gRPC makes of a write that meets the server's end of the stream.
+            # gRPC's error for a write that meets the server's end of the stream.
             if self._is_writing and status.code() is grpc.StatusCode.INTERNAL:
                 error = IdleStreamError(f"{self._address} ended the stream during a write")
         except DecodeError:
             error = TransportError(f"{self._address} sent bytes that are no response")
-        finally:  # close() and the server may cancel, too
+        finally:  # close() and the server may also cancel
             self._fail(error)
             self._tasks = []
             writer.cancel()

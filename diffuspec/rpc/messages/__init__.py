@@ -1,1 +1,1 @@
-"""Between values and messages: conversion, batches as prefix deltas, status codes."""
+"""Conversion between values and messages, batches as prefix deltas, and status codes."""

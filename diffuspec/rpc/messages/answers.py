@@ -28,7 +28,7 @@ from diffuspec.rpc.messages.values import (
 )
 from diffuspec.v1 import coordinator_pb2
 
-# Numbers on the wire by word; None is UNSPECIFIED.
+# Numbers of words in messages; None is UNSPECIFIED.
 _FINISH_REASONS: dict[Any, Any] = {None: 0} | enum_numbers(coordinator_pb2.FinishReason.DESCRIPTOR)
 _FINISH_REASON_NAMES = {n: word and FinishReason(word) for word, n in _FINISH_REASONS.items()}
 _PRE_DRAFTS: dict[Any, Any] = {None: 0} | enum_numbers(coordinator_pb2.PreDraftResult.DESCRIPTOR)
@@ -40,7 +40,7 @@ _STEP_FIELDS = tuple({field.name for field in fields(StepStats)} - {"fallback", 
 
 
 def put_prompt(request: coordinator_pb2.GenerateRequest, prompt: Prompt) -> None:
-    """Raises InvalidRequestError for anything that is not a prompt."""
+    """Fill in a prompt. Raises InvalidRequestError if it is not a prompt."""
     try:
         if isinstance(prompt, str):
             request.text = prompt
@@ -62,7 +62,7 @@ def generate_request(
     request_id: str | None,
     committed_token_ids: Sequence[int],
 ) -> coordinator_pb2.GenerateRequest:
-    """Raises InvalidRequestError for what no message can hold."""
+    """Return a message for a request. Raises InvalidRequestError if no message can hold it."""
     request = coordinator_pb2.GenerateRequest(request_id=request_id or "")
     put_prompt(request, prompt)
     try:
@@ -77,7 +77,7 @@ def generate_request(
 
 
 def check_prompt_size(request: coordinator_pb2.GenerateRequest, limits: RpcLimits) -> None:
-    """Raises InvalidRequestError for lists that are too long for any target."""
+    """Raise InvalidRequestError for lists that are too long for any target."""
     bounds = (
         ("prompt tokens", len(request.tokens.token_ids), limits.max_prompt_tokens),
         ("committed tokens", len(request.committed_token_ids), limits.max_prompt_tokens),
@@ -89,7 +89,7 @@ def check_prompt_size(request: coordinator_pb2.GenerateRequest, limits: RpcLimit
 
 
 def take_prompt(request: coordinator_pb2.GenerateRequest) -> Prompt:
-    """Raises InvalidRequestError when there is none."""
+    """Return a message's prompt. Raises InvalidRequestError if there is none."""
     kind = request.WhichOneof("prompt")
     if kind == "text":
         return request.text
@@ -111,7 +111,7 @@ def _known(names: Any, number: int, field: str) -> Any:
 
 
 def put_output(message: coordinator_pb2.GenerateResponse, output: RequestOutput) -> None:
-    """Fill an empty message. A constructor would copy each part that is a message itself."""
+    """Fill an empty message in place. A constructor would copy each part that is a message."""
     message.token_ids.extend(output.token_ids)
     message.num_accepted_tokens = output.num_accepted_tokens
     message.text = output.text
@@ -134,7 +134,7 @@ def put_output(message: coordinator_pb2.GenerateResponse, output: RequestOutput)
 
 
 def request_output_from_proto(message: coordinator_pb2.GenerateResponse) -> RequestOutput:
-    """Raises InvalidRequestError."""
+    """Return the output in a message. Raises InvalidRequestError."""
     stop_reason = message.WhichOneof("stop_reason")
     return RequestOutput(
         token_ids=tuple(message.token_ids),
@@ -174,7 +174,7 @@ def _put_step(message: coordinator_pb2.StepStats, step: StepStats) -> None:
 
 
 def step_from_proto(message: coordinator_pb2.StepStats) -> StepStats:
-    """Raises InvalidRequestError."""
+    """Return the statistics in a message. Raises InvalidRequestError."""
     return StepStats(
         **{name: getattr(message, name) for name in _STEP_FIELDS},
         fallback=message.fallback if message.HasField("fallback") else None,
@@ -185,7 +185,7 @@ def step_from_proto(message: coordinator_pb2.StepStats) -> StepStats:
 def status_to_proto(
     status: ServiceStatus, max_message_bytes: int = DEFAULT_LIMITS.max_message_bytes
 ) -> coordinator_pb2.GetStatusResponse:
-    """List requests in at most half of the message's bytes, and count the rest."""
+    """Convert a status; requests are listed in at most half of the message, the rest counted."""
     roles = [coordinator_pb2.RoleStatus(**same_fields(RoleStatus, one)) for one in status.roles]
     listed = _listed(status.requests, max_message_bytes // 2)
     return coordinator_pb2.GetStatusResponse(

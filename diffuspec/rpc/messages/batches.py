@@ -1,6 +1,6 @@
 """Batches of requests as deltas and rows, and back.
 
-Rows of one request (hypothetical continuations) build on one delta, their common prefix.
+Rows of one request (hypothetical continuations) refer to a single delta, their common prefix.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DraftingBatch: TypeAlias = DraftBatch | SearchRequest
 
 
 class _Place(NamedTuple):
-    """Where a row's prefix is in a batch: a delta, and tokens after it."""
+    """The location of a row's prefix in a batch: a delta, and tokens after it."""
 
     delta: int
     token_ids: Sequence[int]
@@ -50,7 +50,7 @@ class _Place(NamedTuple):
 def encode_draft_rows(
     batch: DraftingBatch, requests: Sequence[DraftRequest], store: PrefixStore
 ) -> None:
-    """Put the requests into a batch. The stream remembers their prefixes as sent."""
+    """Put the requests into a batch. The stream records their prefixes as sent."""
     deltas, places = _encode_prefixes(requests, store)
     batch.prefixes.extend(deltas)
     batch.rows.extend(
@@ -74,7 +74,7 @@ def encode_draft_rows(
 def encode_verify_rows(
     batch: VerifyBatch, requests: Sequence[VerifyRequest], store: PrefixStore
 ) -> None:
-    """Put the requests into a batch. The stream remembers their prefixes as sent."""
+    """Put the requests into a batch. The stream records their prefixes as sent."""
     deltas, places = _encode_prefixes(requests, store)
     batch.prefixes.extend(deltas)
     batch.rows.extend(
@@ -115,10 +115,10 @@ def _encode_prefixes(
 
 
 class BatchReader:
-    """Makes requests of the batches of one stream.
+    """Converts the batches of one stream to requests.
 
-    Their ids are made unique to the stream by a leading scope: two coordinators may name their
-    requests alike.
+    Their ids get a prefix that is unique to the stream, since two coordinators may use the same
+    ids.
     """
 
     def __init__(self, store: PrefixStore, bounds: Bounds, scope: str) -> None:
@@ -128,12 +128,14 @@ class BatchReader:
         self._forgotten: list[str] = []
 
     def take_forgotten(self) -> list[str]:
-        """Return the request ids that the stream has no room for any more."""
+        """Return the request ids for which the stream had no more room."""
         forgotten, self._forgotten = self._forgotten, []
         return forgotten
 
     def draft_requests(self, batch: DraftingBatch) -> list[DraftRequest]:
-        """Raises InvalidRequestError, and StalePrefixError for a base that is not held."""
+        """Return the requests. Raises InvalidRequestError, and StalePrefixError without the
+        base.
+        """
         bounds = self._bounds
         bounds.check_batch(len(batch.prefixes), len(batch.rows), bounds.max_draft_rows)
         for row in batch.rows:
@@ -172,7 +174,9 @@ class BatchReader:
         return lattices
 
     def verify_requests(self, batch: VerifyBatch) -> list[VerifyRequest]:
-        """Raises InvalidRequestError, and StalePrefixError for a base that is not held."""
+        """Return the requests. Raises InvalidRequestError, and StalePrefixError without the
+        base.
+        """
         bounds = self._bounds
         bounds.check_batch(len(batch.prefixes), len(batch.rows), bounds.target.max_sequences)
         held = self._read_prefixes(batch.prefixes)

@@ -1,7 +1,7 @@
-"""Bounds of a role's work, checked for each message before any work is done.
+"""Limits on a role's work, checked for each message before any work is done.
 
-Work grows with rows, positions and tokens of prefixes. A role serves at most as many requests as
-the target, and prefixes no longer than the target's context; no coordinator sends more.
+Work grows with the number of rows, positions and prefix tokens. A role serves at most as many
+requests as the target, and prefixes no longer than the target's context; no coordinator sends more.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _ROUNDING = 1e-3  # error of a float32 log-probability that should be 0
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The bounds of one role. Every check raises InvalidRequestError with value and bound."""
+    """The limits of one role. Every check raises InvalidRequestError with value and limit."""
 
     target: TargetInfo
     max_id_length: int
 
     @property
     def max_draft_rows(self) -> int:
-        """Most rows in a batch to draft: one for each sequence, and the pre-drafts."""
+        """Largest number of rows in a draft batch: one for each sequence, plus the pre-drafts."""
         return self.target.max_sequences + MAX_PRE_DRAFTS
 
     def check_batch(self, num_prefixes: int, num_rows: int, max_rows: int) -> None:
@@ -54,7 +54,7 @@ class Bounds:
         self._check_token_ids(delta.prediction)
 
     def check_prefix(self, num_tokens: int, hypothetical: Sequence[int]) -> None:
-        """Check a row's whole prefix, of which `hypothetical` are the tokens not yet checked."""
+        """Check a row's whole prefix, of which the tokens in `hypothetical` are unchecked."""
         _require("tokens of a row's prefix", num_tokens, 1, self.target.max_model_len)
         self._check_token_ids(hypothetical)
 
@@ -83,7 +83,7 @@ class Bounds:
         self._check_token_ids(tree.token_ids)
 
     def check_lattice(self, lattice: Lattice, num_draft_tokens: int) -> None:
-        """Check a lattice that answers a row of this draft length."""
+        """Check a lattice that answers a row with this draft length."""
         num_positions = lattice.num_positions
         _require("positions of a lattice", num_positions, 0, num_draft_tokens)
         _require("num_tokens_before_eos", lattice.num_tokens_before_eos, 0, num_positions)
@@ -106,7 +106,7 @@ class Bounds:
 
 
 def check_id(request_id: str, max_length: int) -> None:
-    """Raises InvalidRequestError for an id that is longer than any coordinator's."""
+    """Raise InvalidRequestError for an id that is longer than any coordinator's."""
     _require("characters of a request id", len(request_id), 0, max_length)
 
 

@@ -1,9 +1,9 @@
 """Declared parameters as messages, and back.
 
 A message holds a parameter in the field of the same name. A choice is an enum whose values end in
-the words, UNSPECIFIED being 0. Where a word may stand in place of a number, a oneof holds the
-number (in NAME or fixed_NAME) or a bool whose name begins with the word. What a message does not
-set takes the default; so does 0 in a field that cannot tell 0 from not set.
+the words; UNSPECIFIED is 0. If a word is allowed instead of a number, a oneof holds the number (in
+NAME or fixed_NAME) or a bool whose name begins with the word. Unset fields get the default; so does
+0 in a field that cannot distinguish 0 from unset.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """How a message holds a parameter."""
+    """How a message stores a parameter."""
 
     name: str  # name of the parameter
     field: str  # the field of its value
-    flags: Mapping[str, str]  # the bool field of each word that may stand in place of a number
-    numbers: Mapping[str, int]  # the enum's number of each word of a choice
-    is_nested: bool = False  # whether values are messages of token ids
-    section: type | None = None  # the class of a parameter that is a message itself
+    flags: Mapping[str, str]  # by word: the bool field that represents it instead of a number
+    numbers: Mapping[str, int]  # by word of a choice: the enum's number
+    is_nested: bool = False  # values are messages of token ids
+    section: type | None = None  # class of a parameter that is itself a message
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How a message holds all parameters of a class."""
+    """How a message stores all parameters of a class."""
 
     slots: tuple[_Slot, ...]
-    # The parameter of each field, and the words that values of the field stand for, if they do.
+    # The parameter of each field, and the words that values of the field represent, if any.
     fields: Mapping[str, tuple[str, Mapping[object, str] | None]]
-    sections: Mapping[str, type[Any]]  # the classes of parameters that are messages, by name
+    sections: Mapping[str, type[Any]]  # by name: classes of parameters that are messages
 
 
 def parameters_to_proto(params: object, kind: type[M]) -> M:
-    """Return a message of a kind that sets every parameter. Raises InvalidRequestError."""
+    """Return a message of a kind with every parameter set. Raises InvalidRequestError."""
     given: dict[str, Any] = {}
     for slot in _layout(type(params), kind).slots:
         value = getattr(params, slot.name)
@@ -69,12 +69,12 @@ def parameters_to_proto(params: object, kind: type[M]) -> M:
 
 
 def parameters_from_proto(message: Message, defaults: P) -> P:
-    """Return the defaults overlaid with what a message sets. Raises InvalidRequestError."""
+    """Return the defaults, overridden by what a message sets. Raises InvalidRequestError."""
     return replace(defaults, **_given(type(defaults), message))
 
 
 def _given(cls: type, message: Message) -> dict[str, Any]:
-    """Return the parameters of a class that a message sets, by name."""
+    """Return the parameters that a message sets, by name."""
     given: dict[str, Any] = {}
     layout = _layout(cls, type(message))
     for field, value in message.ListFields():

@@ -1,7 +1,7 @@
-"""Prefixes as changes: what both ends of a stream remember of each request.
+"""Prefixes as deltas: what both ends of a stream remember of each request.
 
-The sender sends what came after the tokens that the receiver holds already, with their number and
-hash. The receiver may have forgotten them, or never had them: then the sender sends them all.
+The sender sends the tokens after those that the receiver already holds, with the number and hash of
+the latter. If the receiver has forgotten these, or never had them, the sender sends all tokens.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ TOKEN_SIZE = 4
 
 
 class Held(NamedTuple):
-    """A prefix as both ends know it."""
+    """A prefix known to both ends."""
 
-    data: bytes  # the tokens, little-endian int32
+    data: bytes  # Return the name of the bool that represents a word instead of a number.
     hasher: hashlib.blake2b  # over all of data
     sampling: SamplingParams
     prediction: TokenIds = NO_TOKENS
@@ -45,7 +45,7 @@ class Held(NamedTuple):
     def extended(
         self, num_tokens: int, tail: bytes, sampling: SamplingParams, prediction: TokenIds
     ) -> Held:
-        """Return the first `num_tokens` tokens, followed by those of `tail`."""
+        """Return the first `num_tokens` tokens followed by those of `tail`."""
         hasher = self.hasher_at(num_tokens)
         if tail:
             hasher = hasher.copy()
@@ -54,7 +54,7 @@ class Held(NamedTuple):
 
 
 class PrefixStore:
-    """The prefixes of one stream, the least recently used forgotten first."""
+    """The prefixes of one stream; the least recently used are forgotten first."""
 
     def __init__(self, max_prefixes: int, max_tokens: int) -> None:
         self._max_prefixes = max_prefixes
@@ -126,10 +126,10 @@ def encode_delta(
 
 
 def apply_delta(store: PrefixStore, delta: PrefixDelta) -> Held:
-    """Return the prefix that a delta makes, and remember it.
+    """Return the prefix that results from a delta, and remember it.
 
-    Raises StalePrefixError when the base is not held, InvalidRequestError for ids of more than 31
-    bits and for wrong sampling parameters.
+    Raises StalePrefixError if the base is unknown, and InvalidRequestError for ids of more than 31
+    bits and wrong sampling parameters.
     """
     request_id, length = delta.request_id, delta.base_length
     held = store.get(request_id)
@@ -161,17 +161,17 @@ def to_bytes(token_ids: TokenIds) -> bytes:
 
 
 def to_token_ids(data: bytes) -> TokenIds:
-    """Return tokens over these very bytes, not to be written to."""
+    """Return tokens that share these bytes and must not be modified."""
     return np.frombuffer(data, "<i4")
 
 
 def num_common_tokens(prefixes: Sequence[bytes]) -> int:
-    """Return how many leading tokens, each four bytes, are the same in all prefixes."""
+    """Return the number of leading tokens, of four bytes each, that all prefixes share."""
     shortest = min(prefixes, key=len)
     num_tokens = len(shortest) // TOKEN_SIZE
     if all(prefix.startswith(shortest) for prefix in prefixes):
         return num_tokens
-    first, last = min(prefixes), max(prefixes)  # what these two have in common, all have
+    first, last = min(prefixes), max(prefixes)  # all prefixes share what these two share
     differs = np.frombuffer(first, "<i4", num_tokens) != np.frombuffer(last, "<i4", num_tokens)
     return int(differs.argmax())
 

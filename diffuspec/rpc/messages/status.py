@@ -1,7 +1,8 @@
 """Errors as gRPC status codes, and back: the one place where they are mapped.
 
-An error of ours travels as a code and, in google.rpc.ErrorInfo, the name of its class, so that the
-other side raises the same class again. Anything else is INTERNAL and stays in the log.
+Our errors are sent as a code and, in google.rpc.ErrorInfo, the name of their class, so that the
+other side can raise the same class. Any other error becomes INTERNAL, and its message is only
+logged.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class TransportError(WorkerError):
 
 
 class IdleStreamError(TransportError):
-    """The server closed a stream on which nothing had happened for too long; open another."""
+    """The server closed a stream that had been idle for too long; open another one."""
 
 
 _CODES: dict[type[DiffuspecError], grpc.StatusCode] = {
@@ -71,7 +72,7 @@ _BY_NAME = {
 
 
 def code_of(error: BaseException) -> grpc.StatusCode:
-    """Return the code of the nearest class in the tree that has one of its own."""
+    """Return the code of the nearest ancestor class that has one."""
     for kind in type(error).__mro__:
         if kind in _CODES:
             return _CODES[kind]
@@ -87,18 +88,18 @@ def describe(error: BaseException) -> tuple[grpc.StatusCode, str, str]:
 
 
 def _name(kind: type[BaseException]) -> str:
-    """Return the nearest name that the other side knows."""
+    """Return the nearest class name that the other side knows."""
     return next(k.__name__ for k in kind.__mro__ if _BY_NAME.get(k.__name__) is k)
 
 
 def step_error(error: BaseException) -> StepError:
-    """Return an error as it travels in a stream."""
+    """Return an error in the form in which a stream sends it."""
     code, message, reason = describe(error)
     return StepError(code=code.value[0], message=message, reason=reason)
 
 
 def from_step_error(error: StepError) -> DiffuspecError:
-    """Return the error that came in a stream."""
+    """Return the error received on a stream."""
     code = _BY_NUMBER.get(error.code, grpc.StatusCode.UNKNOWN)
     return _error(code, error.message, error.reason, WorkerError)
 
@@ -127,7 +128,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> DiffuspecError:
 
 
 def is_task_cancelled() -> bool:
-    """Whether a CancelledError is about this task, and not about a call or step it waits for."""
+    """Return whether a CancelledError concerns this task, not a call or step that it awaits."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 

@@ -1,7 +1,7 @@
 """Values of diffuspec.core.types as messages, and back.
 
-Conversion is exact, floats included. The form of a message (dimensions, one confidence per node) is
-checked here; the roles check the meaning of its values.
+Conversion is exact, including floats. The form of a message (dimensions, one confidence per node)
+is checked here; the roles check the meaning of its values.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ TREE_SHAPE_NAMES: dict[int, TreeShape] = {number: name for name, number in TREE_
 
 _DEFAULT_SAMPLING = SamplingParams()
 _MAX_CANDIDATES = 256
-_STATE_BYTES = 2  # size of one number of a hidden state
+_STATE_BYTES = 2  # bytes of one number in a hidden state
 _MAX_STATE_BYTES = 2 * StateRows.MAX_BYTES
 
 _Alternatives: TypeAlias = tuple[tuple[tuple[int, float], ...], ...]
 
 
 def same_fields(kind: type[Any], value: object) -> dict[str, Any]:
-    """Return the fields of a dataclass, of a value of it or of a message that has the same ones."""
+    """Return the fields of a dataclass, from an instance or a message with the same fields."""
     return {field.name: getattr(value, field.name) for field in fields(kind)}
 
 
 def sampling_to_proto(sampling: SamplingParams) -> types_pb2.SamplingParams:
-    """Raises InvalidRequestError for numbers that no field can hold."""
+    """Return a message. Raises InvalidRequestError for numbers that no field can hold."""
     return parameters_to_proto(sampling, types_pb2.SamplingParams)
 
 
 def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
-    """Raises InvalidRequestError."""
+    """Return the parameters in a message. Raises InvalidRequestError."""
     return parameters_from_proto(message, _DEFAULT_SAMPLING)
 
 
@@ -68,7 +68,7 @@ def wanted_to_proto(wanted: StatesWanted | None) -> types_pb2.StatesWanted | Non
 
 
 def wanted_from_proto(message: Any) -> StatesWanted | None:
-    """Return the field of a message that has one."""
+    """Return the wanted states in a message that has such a field."""
     if not message.HasField("states_wanted"):
         return None
     return StatesWanted(tuple(message.states_wanted.layers), message.states_wanted.first)
@@ -84,7 +84,7 @@ def states_to_proto(states: StateRows | None) -> types_pb2.StateRows | None:
 
 
 def states_from_proto(message: Any) -> StateRows | None:
-    """Return the field of a message that has one. Raises InvalidRequestError."""
+    """Return the states in a message that has such a field. Raises InvalidRequestError."""
     if not message.HasField("states"):
         return None
     states = message.states
@@ -106,7 +106,7 @@ def tree_from_proto(message: types_pb2.DraftTree) -> DraftTree:
 
 
 def put_drafts(message: types_pb2.Drafts, drafts: Iterable[Draft]) -> None:
-    """Put drafts into a message of their own, in place: messages are copied into others."""
+    """Put drafts into their message in place, since messages are copied into other messages."""
     message.SetInParent()
     for draft in drafts:
         _put_draft(message.drafts.add(), draft)
@@ -130,7 +130,7 @@ def _put_draft(message: types_pb2.Draft, draft: Draft) -> None:
 
 
 def draft_from_proto(message: types_pb2.Draft, transport_seconds: float = 0.0) -> Draft:
-    """Add transport_seconds to the draft's own. Raises InvalidRequestError."""
+    """Return a draft, with transport_seconds added to its own. Raises InvalidRequestError."""
     num_nodes = len(message.tree.token_ids)
     if not len(message.tree.parents) == len(message.confidences) == num_nodes:
         raise InvalidRequestError(
@@ -199,7 +199,7 @@ def lattice_to_proto(lattice: Lattice) -> types_pb2.Lattice:
 
 
 def lattice_from_proto(message: types_pb2.Lattice) -> Lattice:
-    """Return a lattice over the message's own bytes. Raises InvalidRequestError."""
+    """Return a lattice that shares the message's bytes. Raises InvalidRequestError."""
     rows, columns = message.num_positions, message.max_candidates
     if rows > MAX_DRAFT_TOKENS or columns > _MAX_CANDIDATES:
         raise InvalidRequestError(
@@ -219,7 +219,7 @@ def lattice_from_proto(message: types_pb2.Lattice) -> Lattice:
 
 
 def _table(name: str, data: bytes, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    expected = 4 * math.prod(shape)  # int32 and float32 alike
+    expected = 4 * math.prod(shape)  # for int32 and float32 alike
     if len(data) != expected:
         raise InvalidRequestError(
             f"{name} of shape {list(shape)} must be {expected} bytes, got {len(data)}"
@@ -242,7 +242,7 @@ def verdict_to_proto(verdict: Verdict) -> verifier_pb2.Verdict:
 
 
 def verdict_from_proto(message: verifier_pb2.Verdict, transport_seconds: float = 0.0) -> Verdict:
-    """Add transport_seconds to the verdict's own. Raises InvalidRequestError."""
+    """Return a verdict, with transport_seconds added to its own. Raises InvalidRequestError."""
     num_tokens = len(message.token_ids)
     if len(message.accepted_nodes) != num_tokens - 1:
         raise InvalidRequestError(

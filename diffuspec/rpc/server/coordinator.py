@@ -44,9 +44,9 @@ class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceS
         speculation: SpeculationParams = _DEFAULT_SPECULATION,
         health: StepHealth | None = None,
     ) -> None:
-        """`speculation` is for requests that set none; `health` records the frontend's steps.
+        """`speculation`: the default of requests. `health` records the frontend's steps.
 
-        Without a `health` the service is always SERVING.
+        Without `health` the service is always SERVING.
         """
         self._frontend = frontend
         self._speculation = speculation
@@ -60,7 +60,7 @@ class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceS
         self._limits = limits
 
     async def Generate(self, request: coordinator_pb2.GenerateRequest, context: Context) -> None:
-        """Stream outputs. The request is cancelled when the client goes, or reads no more."""
+        """Stream outputs. The request is cancelled when the client goes away or stops reading."""
         metadata = dict(context.invocation_metadata() or ())
         telemetry.follow_trace(str(metadata.get(TRACEPARENT_KEY, "")))
         try:
@@ -84,7 +84,7 @@ class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceS
         return status_to_proto(status, self._limits.max_message_bytes)
 
     def _outputs(self, request: coordinator_pb2.GenerateRequest) -> AsyncGenerator[RequestOutput]:
-        """Raises InvalidRequestError for what is malformed; the frontend checks the rest."""
+        """Yield outputs. Raises InvalidRequestError if malformed; the frontend checks the rest."""
         if not _REQUEST_ID.fullmatch(request.request_id):
             raise InvalidRequestError(
                 "request_id must be at most 128 of A-Z a-z 0-9 . _ # : -, "

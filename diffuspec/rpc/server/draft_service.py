@@ -1,4 +1,4 @@
-"""The draft service over gRPC: one stream for each engine."""
+"""The draft service over gRPC: one stream per engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from diffuspec.v1.draft_service_pb2 import (
 
 logger = logging.getLogger(__name__)
 
-_MAX_TABLES = 16  # outcomes that an engine has not read yet; older ones are of no use
+_MAX_TABLES = 16  # unread outcomes of an engine; older ones are of no use
 
 
 class EngineSession(Protocol):
@@ -76,7 +76,7 @@ class DraftServicer(RoleServicer, draft_service_pb2_grpc.DraftServiceServicer):
         pass
 
     async def Connect(self, requests: object, context: Any) -> None:
-        """Serve one engine to its end."""
+        """Serve one engine until its stream ends."""
         hello = await self.read(context)
         if hello is None:
             return
@@ -90,7 +90,7 @@ class DraftServicer(RoleServicer, draft_service_pb2_grpc.DraftServiceServicer):
             self._sessions.close(session)
 
     async def read(self, context: Any) -> ConnectRequest | None:
-        """Return the next message; None: the engine is done. Raises IdleStreamError."""
+        """Return the next message; None: the engine has finished. Raises IdleStreamError."""
         reading = asyncio.ensure_future(context.read())
         draining = asyncio.ensure_future(self._draining.wait())
         limit = self.limits.max_idle_seconds

@@ -1,6 +1,6 @@
-"""grpc.health.v1: a role is SERVING when its steps succeed, not when its process is there.
+"""grpc.health.v1: a role is SERVING if its steps succeed, not merely if its process exists.
 
-A role that is idle takes a small step of its own now and then, so that its status stays true.
+An idle role occasionally runs a small step itself, so that its status stays accurate.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from diffuspec.core.errors import (
 logger = logging.getLogger(__name__)
 
 _RECENT_SECONDS = 10.0
-_CHECK_SECONDS = 1.0  # pause between checks whether an idle role has to take a step
+_CHECK_SECONDS = 1.0  # pause between checks of whether an idle role must run a step
 _CALLERS_FAULT = (InvalidRequestError, OverloadedError, RequestCancelledError, StalePrefixError)
 _WATCH_SECONDS = 0.5
 
 
 class StepHealth:
-    """Tells from its steps whether a role is healthy.
+    """Determines from a role's steps whether it is healthy.
 
-    It is while the last step, or one within the last 10 seconds, succeeded, and no step has been
-    under way for longer than `max_step_seconds` without another one succeeding in that time.
-    Failures that are the caller's fault do not count, and a step whose process is lost makes it
-    unhealthy at once. A role without a step so far is healthy.
+    It is healthy while the last step, or any step in the last 10 seconds, succeeded, and no step
+    has been running for longer than `max_step_seconds` without another step succeeding in that
+    time. Failures caused by the caller do not count; a step whose process is lost makes the role
+    unhealthy at once. A role without any step so far is healthy.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class StepHealth:
 
     @contextlib.asynccontextmanager
     async def checked_when_idle(self, step: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
-        """Take a step, while the context is open, whenever recent ones do not tell the health."""
+        """While the context is open, run a step whenever recent steps do not show the health."""
         checking = asyncio.create_task(self._keep_checking(step))
         try:
             yield
@@ -73,13 +73,13 @@ class StepHealth:
             checking.cancel()
 
     async def check(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Take a step and count it. Raises the step's own errors."""
+        """Run a step and count it. Raises the step's errors."""
         with self.step():
             await step()
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Count what is done in the context as one step."""
+        """Count the content of the context as one step."""
         self._num_started += 1
         number = self._num_started
         self._started[number] = self._clock()
@@ -109,7 +109,7 @@ class StepHealth:
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """Answers for every service of a server; for "" when all of them are healthy."""
+    """Answers for every service of a server; "" is healthy when all of them are."""
 
     def __init__(self, services: Mapping[str, Callable[[], bool]]) -> None:
         self._services = services

@@ -22,27 +22,27 @@ from diffuspec.rpc.services import HEALTH_SERVICE
 logger = logging.getLogger(__name__)
 
 Handler = Any  # grpc.RpcMethodHandler; its fields depend on the method
-Behaviour = Callable[[Any], Awaitable[None]]  # serves the call of a context to its end
+Behaviour = Callable[[Any], Awaitable[None]]  # serves a call, given its context, to its end
 
 _HEALTH_CHECK = f"/{HEALTH_SERVICE}/Check"  # answered under any load, and so not counted
 
 
 class Malformed:
-    """Stands for bytes that are not a message of the method."""
+    """Represents bytes that are not a valid message of the method."""
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Refuses calls without the token and calls beyond the limit of their method.
+    """Refuses calls without the token, and calls beyond the limit of their method.
 
-    Every call is served as a stream, so that the time for which it may wait for messages of its
-    client is bounded from its first byte. Errors of handlers become statuses. Handlers are
-    coroutines; those that stream write to their context.
+    Every call is served as a stream, so that its wait for messages of the client is limited from
+    the first byte. Errors of handlers become statuses. Handlers are coroutines; streaming ones
+    write to their context.
     """
 
     def __init__(self, security: Security, limits: RpcLimits) -> None:
         self._security = security
         self._limits = limits
-        self._num_open: Counter[str] = Counter()  # calls under way, by method
+        self._num_open: Counter[str] = Counter()  # running calls, by method
 
     async def intercept_service(
         self,
@@ -96,7 +96,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     @contextlib.contextmanager
     def _counted(self, method: str) -> Iterator[None]:
-        """Raises OverloadedError when as many calls of the method are open as there may be."""
+        """Count an open call. Raises OverloadedError if the method has too many."""
         limit = self._limits.max_calls_per_method
         if self._num_open[method] >= limit and method != _HEALTH_CHECK:
             raise OverloadedError(f"{limit} calls of {method} are open, which is the limit")
@@ -121,7 +121,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 async def write_within(seconds: float, context: Any, message: Any) -> None:
-    """Write a message of a call. Raises TransportError when its client does not take it in time."""
+    """Write a message of a call. Raises TransportError if the client does not take it in time."""
     try:
         async with asyncio.timeout(seconds):
             await context.write(message)
@@ -136,25 +136,25 @@ async def _refuse(requests: AsyncIterator[bytes], context: Any) -> None:
 
 
 async def _begin_response(context: Any) -> None:
-    """Send the metadata first: no status can be sent while a first message is blocked."""
+    """Send the metadata first: a status cannot be sent while the first message is blocked."""
     await context.send_initial_metadata(())
 
 
 async def _end(context: Any, error: Exception) -> None:
-    """End a call with the status of an error, unless its client is gone."""
+    """End a call with the status of an error, unless the client is gone."""
     try:
         if not isinstance(error, grpc.aio.InternalError):
             await status.abort(context, error)
     except grpc.aio.InternalError as failure:
         error = failure
-    # An operation of gRPC failed: there is no call any more, and gRPC logs a traceback for every
-    # error but this one.
+    # A gRPC operation failed because the call no longer exists; gRPC logs a traceback for every
+    # other error.
     logger.debug("the client of a call has gone: %s", error)
     raise asyncio.CancelledError
 
 
 def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Return Malformed in place of an error, which gRPC would answer with INTERNAL."""
+    """Return Malformed instead of raising an error, which gRPC would answer with INTERNAL."""
 
     def read(data: bytes) -> Any:
         try:
@@ -166,6 +166,6 @@ def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 def refuse_malformed(request: object) -> None:
-    """Raises InvalidRequestError for Malformed."""
+    """Raise InvalidRequestError for Malformed."""
     if isinstance(request, Malformed):
         raise InvalidRequestError("the bytes received are no message of this method")

@@ -1,4 +1,4 @@
-"""Outputs of a request on their way to a client that may be slower than the coordinator."""
+"""Sends the outputs of a request to a client that may be slower than the coordinator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from diffuspec.rpc.messages.status import TransportError, is_task_cancelled
 from diffuspec.rpc.server.interceptor import write_within
 from diffuspec.v1 import coordinator_pb2
 
-_FULL_SECONDS = 1.0  # time for the client to take an output when the most are unread
+_FULL_SECONDS = 1.0  # time for the client to take an output when the maximum is unread
 
 _Queue: TypeAlias = "asyncio.Queue[RequestOutput | BaseException | None]"  # None: the end
 
@@ -29,9 +29,9 @@ async def send_outputs(
 ) -> None:
     """Send all outputs, in order, and close their generator.
 
-    They are taken from it as they come, so that the coordinator is never more than
-    `max_unread_outputs` and a second ahead of the client. Raises what the generator does, after
-    the outputs before it, and ClientStalledError.
+    They are taken from the generator as they arrive, so that the coordinator is never more than
+    `max_unread_outputs` and a second ahead of the client. Raises the generator's error after the
+    outputs before it, and ClientStalledError.
     """
     unsent: _Queue = asyncio.Queue(limits.max_unread_outputs)
     tasks = [
@@ -83,8 +83,8 @@ async def _send(unsent: _Queue, context: Any, max_seconds: float) -> None:
     while (output := await unsent.get()) is not None:
         if isinstance(output, BaseException):
             raise output
-        # The next step's first message is sent in the turn of the event loop after this one, and
-        # workers wait for it: to tell a client of the last step takes 0.1 to 0.2 ms.
+        # The first message of the next step is sent in the next turn of the event loop, and workers
+        # wait for it; informing a client about the last step takes 0.1 to 0.2 ms.
         await asyncio.sleep(0)
         response = coordinator_pb2.GenerateResponse()
         put_output(response, output)

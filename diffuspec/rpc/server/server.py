@@ -20,10 +20,10 @@ from diffuspec.rpc.server.servicers import RoleServicer
 
 
 class RoleServer:
-    """Serves while its context is open. Health goes first when it ends, then streams are drained.
+    """Serves while its context is open. At the end health changes first, then streams are drained.
 
-    Without TLS it serves on loopback alone. port 0: any free one; see address. A host "unix:PATH"
-    is a socket of Unix, which only its owner may use.
+    Without TLS it serves only on loopback. port: 0: any free port; see `address`. A host
+    "unix:PATH" is a Unix socket, which only its owner may use.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RoleServer:
             await servicer.finish()
 
     def announce_end(self) -> None:
-        """Be NOT_SERVING from now on, and go on serving."""
+        """Report NOT_SERVING from now on, but continue to serve."""
         self._health.is_draining = True
 
     async def wait(self) -> None:
@@ -99,7 +99,7 @@ class RoleServer:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove the socket of a server that is gone. Raises OSError if it is there, or a file is."""
+    """Remove the socket of a dead server. Raises OSError if a server is alive, or for a file."""
     if not path.is_socket():
         if path.exists():
             raise FileExistsError(f"{path} is there and is no socket")

@@ -28,7 +28,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RoleServicer:
-    """What a server needs to know of a servicer."""
+    """What a server needs to know about a servicer."""
 
     service: str
     steps: Sequence[StepService[Any]] = ()
@@ -38,7 +38,7 @@ class RoleServicer:
         raise NotImplementedError
 
     def begin(self, limits: RpcLimits) -> None:
-        """Called when a server begins to serve it."""
+        """Called when a server starts to serve it."""
         self.health = StepHealth(limits.max_step_seconds)
         for service in self.steps:
             service.begin(limits, self.health)
@@ -117,7 +117,7 @@ class VerifierServicer(RoleServicer, verifier_pb2_grpc.VerifierServiceServicer):
     service = VERIFIER_SERVICE
 
     def __init__(self, verifier: Verifier, drafters: Sequence[HostedDrafter] = ()) -> None:
-        """`drafters` are those of this process, which have servers of their own."""
+        """`drafters`: those in this process, which have their own servers."""
         self._verifier = verifier
         self._drafters = drafters
         self._verifying = StepService(
@@ -153,4 +153,4 @@ def _read_search(
 
 
 async def _hold_nothing(request_id: str) -> None:
-    """Release nothing: a path search keeps nothing from one call to the next."""
+    """Do nothing: a path search keeps nothing between calls."""

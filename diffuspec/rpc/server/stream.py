@@ -1,4 +1,4 @@
-"""The server's end of streams of steps: many at once, answered as they are done."""
+"""The server's end of streams of steps: many run at once, and are answered as they finish."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ Release = Callable[[str], Awaitable[None]]
 class StepService(Generic[Batch]):
     """One streaming method of a role.
 
-    `read` makes a batch of a message, at once and in order, because each message changes what the
-    next one builds on; `work` returns a response without id and times. `target` bounds batches.
+    `read` converts a message to a batch, immediately and in order, because each message changes the
+    base of the next one; `work` returns a response without id and times. `target` limits batches.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class StepService(Generic[Batch]):
         self.begin(DEFAULT_LIMITS, StepHealth(DEFAULT_LIMITS.max_step_seconds))
 
     def begin(self, limits: RpcLimits, health: StepHealth) -> None:
-        """Prepare to be served with these limits, and report every step to `health`."""
+        """Prepare to serve with these limits, and report every step to `health`."""
         self.limits = limits
         self.health = health
         self.draining = asyncio.Event()
@@ -73,7 +73,7 @@ class StepService(Generic[Batch]):
     async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Serve one stream to its end.
 
-        Raises InvalidRequestError for a message that breaks the protocol, TransportError for a
+        Raises InvalidRequestError for a message that violates the protocol, TransportError for a
         client that takes no responses, and IdleStreamError.
         """
         stream = _Stream(self, context, f"{next(self._stream_numbers)}/")
@@ -119,7 +119,7 @@ class _Stream:
             await asyncio.wait(self._steps, timeout=seconds)
 
     async def release_all(self) -> None:
-        """Have the role release the requests of this stream, unless that takes too long."""
+        """Let the role release the requests of this stream, unless that takes too long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._service.limits.max_step_seconds):
                 await asyncio.gather(*self._releases)
@@ -127,14 +127,14 @@ class _Stream:
                     await self._release(request_id)
 
     async def _idle(self) -> None:
-        """Raises IdleStreamError after the longest time without a message and without a step."""
+        """Raise IdleStreamError after too long without messages and steps."""
         limit = self._service.limits.max_idle_seconds
         while self._steps or time.monotonic() - self._active_at < limit:
             left = limit if self._steps else self._active_at + limit - time.monotonic()
             await asyncio.sleep(left)
         raise IdleStreamError(f"the stream was closed after {limit:g} s without a message")
 
-    # ---- what the client sends
+    # ---- messages of the client
 
     async def _read(self) -> None:
         while (message := await self._context.read()) is not grpc.aio.EOF:
@@ -149,7 +149,7 @@ class _Stream:
             await self._catch_up()
 
     async def _catch_up(self) -> None:
-        """Read no further while too much is under way, refusals of steps included."""
+        """Stop reading while too much is in progress, including refusals of steps."""
         limits = self._service.limits
         while len(self._steps) >= 2 * limits.max_calls_in_flight:
             await asyncio.wait(self._steps, return_when=asyncio.FIRST_COMPLETED)
@@ -157,7 +157,7 @@ class _Stream:
             await asyncio.wait(self._releases)
 
     def _check_step_id(self, message: Any) -> None:
-        """Raises InvalidRequestError for a missing id, or one whose response would be ambiguous."""
+        """Raise InvalidRequestError for a missing id, or one whose response would be ambiguous."""
         if message.step_id:
             if message.step_id <= self._last_step_id:
                 raise InvalidRequestError(
@@ -169,7 +169,7 @@ class _Stream:
             raise InvalidRequestError("step_id must be 1 or more in a message with rows, got 0")
 
     def _check_releases(self, request_ids: Sequence[str]) -> None:
-        """Raises InvalidRequestError for more than a stream can hold, before work for any."""
+        """Raise InvalidRequestError for more than a stream can hold, before any work."""
         limits = self._service.limits
         if len(request_ids) > limits.max_prefixes:
             raise InvalidRequestError(
@@ -180,7 +180,7 @@ class _Stream:
             check_id(request_id, limits.max_id_length)
 
     def _begin_releases(self, request_ids: Iterable[str]) -> None:
-        """Not awaited here: a role may release only after the step that it is working on."""
+        """Start releases. They are not awaited: a role may release only after its current step."""
         for request_id in request_ids:
             self._prefixes.forget(request_id)
             task = asyncio.create_task(self._release(request_id))
@@ -244,7 +244,7 @@ class _Stream:
             )
             response = self._service.response(step_id=response.step_id, error=step_error(error))
         async with self._write_lock:
-            # Cheaper than a timeout that cancels the task: there is one for every step.
+            # Cheaper than a timeout that cancels the task, of which every step would need one.
             loop = asyncio.get_running_loop()
             timer = loop.call_later(limits.max_stall_seconds, self._break)
             try:

@@ -43,7 +43,7 @@ TOKENS_PER_MEASURED_BATCH = 4096
 
 @dataclass(frozen=True, slots=True)
 class HeadPlan:
-    """The heads to train, the data and the length. All share the target's embeddings and head."""
+    """The heads to train, the data and the length. They share the target's embeddings and head."""
 
     kind: HeadKind
     target: Path
@@ -52,28 +52,28 @@ class HeadPlan:
     num_chunks: int = 60
     tokens_per_batch: int = 2048
     max_tokens: int = 1024  # most tokens of an example
-    matrix_lr: float | None = None  # None: what suits the kind
+    matrix_lr: float | None = None  # None: a default that suits the kind
     other_lr: float = 1e-3
-    head_tokens: int | None = 8192  # most frequent tokens, the only ones in the loss; None: all
+    head_tokens: int | None = 8192  # most frequent tokens, to which the loss is limited; None: all
     num_blocks: int = 2  # residual blocks of a Medusa or Hydra head
-    layers: int | tuple[int, ...] = 5  # the target's layers that a DFlash drafter starts from
+    layers: int | tuple[int, ...] = 5  # the target's layers from which a DFlash drafter starts
     block_size: int = 12  # rows of a DFlash drafter's block
     report_every: int = 5
     seed: int = 0
     device: str = "cpu"
     compiles: bool = False  # whether the target's layers are compiled
-    storage: Storage = "bfloat16"  # form of the exported weights
-    stop_after: int | None = None  # chunks after which to stop; None: all
+    storage: Storage = "bfloat16"  # format of the exported weights
+    stop_after: int | None = None  # number of chunks after which to stop; None: train all
 
 
 class HeadTraining:
-    """One training in its output directory; goes on from a checkpoint that is there.
+    """One training in its output directory; resumes from an existing checkpoint.
 
-    On a GPU the target is held in bfloat16, as it is when it verifies there.
+    On a GPU the target is in bfloat16, as when it verifies there.
     """
 
     def __init__(self, plan: HeadPlan) -> None:
-        """Read the target and the answers there are. Raises ConfigError."""
+        """Read the target and the existing answers. Raises ConfigError."""
         self.plan = plan
         self.device = torch.device(plan.device)
         self.files = ExampleFiles(plan.answers, plan.max_tokens)
@@ -118,7 +118,7 @@ class HeadTraining:
         """Measure the likeliest guesses on held-out answers."""
         few = self.files.held_out[:NUM_REPORT_EXAMPLES]
         self.heads.eval()
-        # A few batches are not worth another compilation.
+        # Compiling for a few batches does not pay.
         with mixed_precision(self.device), torch.compiler.set_stance("force_eager"):
             flags = torch.cat(
                 [

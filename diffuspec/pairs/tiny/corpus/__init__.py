@@ -1,1 +1,1 @@
-"""Seeded conversations without end, as text and as token ids."""
+"""An endless, seeded series of conversations, as text and as token ids."""

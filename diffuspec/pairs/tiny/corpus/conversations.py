@@ -1,8 +1,8 @@
 """The generated corpus of the tiny pair: training conversations and held-out questions.
 
 A hash of the user's turns decides whether a conversation is held out, so that training and
-evaluation agree without a shared file. Source code is held out by module instead, because its
-excerpts overlap.
+evaluation agree without a shared file. Source code is held out by module instead, because excerpts
+of a module overlap.
 """
 
 import json
@@ -69,7 +69,7 @@ def conversation(family: str, rng: random.Random, size: float = 1.0) -> Conversa
 
 
 def is_held_out(drawn: Conversation) -> bool:
-    """Whether a conversation is held out from training; the same on every machine."""
+    """Return whether a conversation is held out from training; the same on every machine."""
     if drawn.family == source.FAMILY:
         return source.is_held_out_module(source.module_of(drawn))
     return zlib.crc32("\n".join(drawn.turns).encode()) % _HELD_OUT_ONE_IN == 0
@@ -78,7 +78,7 @@ def is_held_out(drawn: Conversation) -> bool:
 def training_conversations(
     seed: int, weights: Mapping[str, float] | None = None
 ) -> Iterator[Conversation]:
-    """Yield training conversations without end, families by weight (default: evenly)."""
+    """Yield an endless series of training conversations, families by weight (default: evenly)."""
     rng = random.Random(seed)
     shares = dict.fromkeys(FAMILIES, 1.0) if weights is None else dict(weights)
     families = list(shares)

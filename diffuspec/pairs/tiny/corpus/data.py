@@ -35,10 +35,10 @@ def training_batches(
     tokens_per_batch: int,
     answered: Sequence[Example] = (),
 ) -> Iterator[list[Example]]:
-    """Yield one chunk of batches, each of examples of similar length.
+    """Yield one chunk of batches, each with examples of similar length.
 
-    progress: in [0, 1]; passages and problems grow until 0.4. If there are answered examples, they
-    are ANSWERED_SHARE of the chunk.
+    progress: in [0, 1]; passages and problems grow until 0.4. If `answered` has examples, they make
+    up ANSWERED_SHARE of the chunk.
     """
     rng = random.Random(f"{seed}/{chunk}")
     longest = min(1.0, 0.15 + progress / 0.4)

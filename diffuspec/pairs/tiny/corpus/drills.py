@@ -1,7 +1,8 @@
 """Drills: short artificial exercises for skills that the families need but rarely practise.
 
-Repeating a run of tokens; recalling the run that starts with a given token, as in answers from
-passages; and sums, as in word problems. A few per batch are enough, most of them early.
+There are three: repeating a run of tokens; recalling the run that starts with a given token, as in
+answers from passages; and sums, as in word problems. A few per batch are enough, most of them
+early.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ MAX_RUNS = 5
 NUM_SUMS = 12
 MAX_SUM, MAX_OPERAND = 40, 9
 EARLY_SHARE, LATE_SHARE = 0.28, 0.08
-SUMS_SHARE = 0.6  # share of the drills
+SUMS_SHARE = 0.6  # share of sums among the drills
 
 
 def drill_share(progress: float) -> float:
@@ -32,7 +33,7 @@ def drill(encoder: Encoder, rng: random.Random, source: Example) -> Example:
 
 
 def repeat(encoder: Encoder, rng: random.Random, source: Example) -> Example:
-    """Draw a run of tokens to repeat; in half of them tokens occur several times."""
+    """Draw a run of tokens to repeat; in half of the runs tokens occur several times."""
     plain = _plain_tokens(encoder, source)
     count = rng.randint(MIN_RUN, MAX_RUN)
     if rng.random() < 0.5:

@@ -1,4 +1,4 @@
-"""Conversations as token ids, with marks on the answers."""
+"""Conversations as token ids, with answers marked."""
 
 from __future__ import annotations
 

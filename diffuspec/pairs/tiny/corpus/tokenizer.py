@@ -1,7 +1,7 @@
 """The tokenizer of the tiny pair: byte-level BPE like Qwen2's, trained on the corpus.
 
-Each digit is a token, ChatML marks the turns. The drafter's mask token is the embedding row after
-the tokenizer's last id, so that no text contains it.
+Each digit is a token; ChatML marks the turns. The drafter's mask token is the embedding row after
+the tokenizer's last id, so no text contains it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from diffuspec.pairs.tiny.corpus.conversations import Conversation, training_conversations
 
-VOCAB_SIZE = 4095  # ids of the tokenizer
+VOCAB_SIZE = 4095  # number of ids of the tokenizer
 NUM_EMBEDDINGS = 4096
 MASK_TOKEN_ID = 4095
 
@@ -24,7 +24,7 @@ TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 SPECIAL_TOKENS = [END_OF_TEXT, TURN_START, TURN_END]
 
-_NUM_CONVERSATIONS = 40_000  # conversations that it is trained on
+_NUM_CONVERSATIONS = 40_000  # number of conversations for its training
 
 # A contraction; a word with at most one leading space or sign; one digit; signs; line ends; spaces.
 PIECES = (
@@ -32,7 +32,7 @@ PIECES = (
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# Tools and calls in the Hermes form. The corpus has none.
+# Tools and calls in the Hermes format, which does not occur in the corpus.
 CHAT_TEMPLATE = (
     "{% if tools %}{{ '<|im_start|>system\n' }}"
     "{% for tool in tools %}{{ tool | tojson + '\n' }}{% endfor %}{{ '<|im_end|>\n' }}{% endif %}"

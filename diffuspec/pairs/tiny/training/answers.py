@@ -1,6 +1,6 @@
 """The target's own greedy answers to corpus questions, to align the drafter with it.
 
-Where the target errs, a drafter trained on the corpus alone would predict the right text instead
+Where the target is wrong, a drafter trained only on the corpus would predict the right text instead
 of the target's.
 """
 
@@ -52,7 +52,7 @@ def _draw(rng: random.Random) -> Conversation:
 def _answer(
     engine: Engine, encoder: Encoder, drawn: list[Conversation]
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield prompt and answer for each conversation's last turn, after the corpus's answers."""
+    """Yield prompt and answer for the last turn of each conversation, given earlier answers."""
     prompts = []
     for source in drawn:
         example = encoder.conversation(source)

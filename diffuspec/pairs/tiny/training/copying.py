@@ -1,10 +1,10 @@
 """The first phase of the target's training, in which it learns to copy.
 
 Four of the six families quote their prompt. Copying needs a pair of heads: one finds the previous
-token, and one in a later layer finds the token that followed it last time. A small model takes
-long to learn the pair by itself, because neither head is of use without the other. So in the first
+token, and one in a later layer finds the token that followed it last time. A small model takes long
+to learn the pair on its own, because neither head is useful without the other. So in the first
 phase, on drills and on conversations that quote, a guidance loss makes a few heads attend to the
-place that the next token is copied from. Later a share of the batches keeps this loss; without it,
+place from which the next token is copied. Later a share of the batches keeps this loss; without it,
 copying was lost within a few hundred steps on the corpus.
 """
 
@@ -25,12 +25,12 @@ from diffuspec.pairs.tiny.corpus import drills
 from diffuspec.pairs.tiny.corpus.data import draw_conversation
 from diffuspec.pairs.tiny.corpus.encoder import Encoder
 
-PREVIOUS_HEADS = [(0, 0)]  # (layer, head): attend to the previous token
+PREVIOUS_HEADS = [(0, 0)]  # (layer, head) pairs that attend to the previous token
 MATCH_HEADS = [(layer, head) for layer in (3, 6, 10, 12) for head in (0, 1)]
 PREVIOUS_SHARPNESS = 6.0
 GUIDANCE_WEIGHT = 0.3
 TOKENS_PER_BATCH = 2048
-MAX_TOKENS_AT_FIRST, MAX_TOKENS = 260, 420  # the first phase has shorter ones than questions
+MAX_TOKENS_AT_FIRST, MAX_TOKENS = 260, 420  # examples are shorter in the first phase than questions
 QUOTING_FAMILIES = ("mt_bench", "summarization", "math_reasoning", "rag")
 DRILL_SHARE = 0.6
 MIN_COPIED = 2
@@ -59,16 +59,16 @@ def learn_to_copy(model: Qwen2ForCausalLM, encoder: Encoder, max_steps: int, see
 
 def guided_batch_loss(model: Qwen2ForCausalLM, encoder: Encoder) -> torch.Tensor:
     """Return the loss, with guidance, of one batch of drills and conversations that quote."""
-    rng = random.Random(int(torch.randint(2**31, ())))  # torch's state is in the checkpoints
+    rng = random.Random(int(torch.randint(2**31, ())))  # torch's state is saved in checkpoints
     loss, guidance, _ = _guided_loss(model, _draw(encoder, rng, MAX_TOKENS))
     return loss + GUIDANCE_WEIGHT * guidance
 
 
 def look_back(model: Qwen2ForCausalLM) -> None:
-    """Make heads attend to the previous token by their biases alone.
+    """Make heads attend to the previous token through their biases.
 
-    A constant query is rotated by one position against a constant key, so that the rotary scores
-    of all frequencies agree at distance 1 and at no other.
+    A constant query is rotated by one position relative to a constant key, so that the rotary
+    scores of all frequencies agree only at distance 1.
     """
     rope: Any = model.config.rope_parameters
     dim = model.config.head_dim
@@ -100,7 +100,7 @@ def _draw(encoder: Encoder, rng: random.Random, max_tokens: int) -> list[Example
 def _guided_loss(
     model: Qwen2ForCausalLM, batch: list[Example]
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Return the answers' loss, the guidance loss, and the share of right copies."""
+    """Return the answers' loss, the guidance loss, and the share of correct copies."""
     padded = pad(batch)
     token_ids, is_answer = padded.token_ids, padded.is_answer
     output = model.model(input_ids=token_ids, use_cache=False, output_attentions=True)
@@ -127,7 +127,7 @@ def _missed(attention: torch.Tensor) -> torch.Tensor:
 
 
 def where_to_look(batch: list[Example]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (example, row, column) of attention for the answer tokens copied from one place."""
+    """Return (example, row, column) of attention for answer tokens copied from a unique place."""
     places = [
         (index, place - 1, source)
         for index, example in enumerate(batch)
@@ -138,9 +138,9 @@ def where_to_look(batch: list[Example]) -> tuple[torch.Tensor, torch.Tensor, tor
 
 
 def copied_from(example: Example) -> Iterator[tuple[int, int]]:
-    """Yield (place of an answer token, place that it is copied from).
+    """Yield (place of an answer token, place from which it is copied).
 
-    The answer is cut greedily into the longest runs that occur before it. A run of at least
+    The answer is split greedily into the longest runs that occur before it. A run of at least
     MIN_COPIED tokens that occurs exactly once is a copy.
     """
     token_ids = example.token_ids

@@ -1,6 +1,6 @@
 """The tiny drafter: some of the target's layers, trained further as a block-causal diffusion LM.
 
-All layers but one attend to a window only, so that a draft costs nearly the same behind any prefix.
+All layers but one attend only to a window, so a draft costs nearly the same after any prefix.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from diffuspec.pairs.factory.loss import Head, LossConfig, draft_loss
 from diffuspec.pairs.tiny.corpus.tokenizer import MASK_TOKEN_ID
 from diffuspec.pairs.tiny.training.target import target_config
 
-# Found by dropping, one by one, the layer that costs least accuracy on held-out questions.
+# Found by repeatedly dropping the layer that costs least accuracy on held-out questions.
 TARGET_LAYERS = (0, 2, 3, 10, 12, 15)
-FULL_LAYER = 3  # attends to the whole prefix; copying over long distances needs it most
-WINDOW = 256  # tokens that a row of the other layers attends to, its own included
+FULL_LAYER = 3  # attends to the whole prefix; most important for copying over long distances
+WINDOW = 256  # tokens to which a row of the other layers attends, including its own
 LOSS = LossConfig(MASK_TOKEN_ID)
 SETTINGS = DiffusionSettings(MASK_TOKEN_ID, "block_causal")
 PROBE_BLOCK = 24
@@ -51,5 +51,5 @@ def batch_loss(model: Qwen2ForCausalLM, batch: list[Example]) -> torch.Tensor:
 
 
 def mean_acceptance(model: Qwen2ForCausalLM, batch: list[Example]) -> float:
-    """Return committed tokens per step of argmax drafts at evenly spread places of answers."""
+    """Return the committed tokens per step of argmax drafts at evenly spaced places of answers."""
     return measure_acceptance(model, [pad(batch)], SETTINGS, PROBE_BLOCK).mean

@@ -1,6 +1,7 @@
 """The tiny target: a Qwen2 trained to answer.
 
-It is deep and narrow, because on a CPU this shape verifies many tokens in one pass at least cost.
+It is deep and narrow, because on a CPU this shape verifies many tokens in one pass at the lowest
+cost.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def next_token_loss(model: Qwen2ForCausalLM, batch: list[Example]) -> torch.Tens
     token_ids, is_answer = padded.token_ids, padded.is_answer
     hidden = model.model(input_ids=token_ids, use_cache=False).last_hidden_state[:, :-1]
     labels, wanted = token_ids[:, 1:], is_answer[:, 1:]
-    sampled = torch.rand(labels.shape) < PROMPT_LOSS_WEIGHT  # a share in place of a weight
+    # samples rows instead of weighting them
+    sampled = torch.rand(labels.shape) < PROMPT_LOSS_WEIGHT
     kept = wanted | (sampled & (labels != 0))
     logits = model.lm_head(hidden[kept]).float()
     return cross_entropy(logits, labels[kept])
@@ -48,7 +50,7 @@ def next_token_loss(model: Qwen2ForCausalLM, batch: list[Example]) -> torch.Tens
 
 @torch.inference_mode()
 def answer_accuracy(model: Qwen2ForCausalLM, batch: list[Example]) -> list[bool]:
-    """Return for each example whether greedy decoding gives its answers token for token."""
+    """Return for each example whether greedy decoding reproduces its answers exactly."""
     padded = pad(batch)
     token_ids, is_answer = padded.token_ids, padded.is_answer
     logits = model(input_ids=token_ids, use_cache=False).logits[:, :-1]

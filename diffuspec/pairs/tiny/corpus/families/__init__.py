@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """User turns and, for each of them, the one right answer of the assistant."""
+    """User turns, and the one right answer of the assistant to each."""
 
     family: str
     turns: tuple[str, ...]
@@ -22,7 +22,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One turn of the user, and the right answer."""
+    """One turn of the user, and its right answer."""
 
     turn: str
     answer: str

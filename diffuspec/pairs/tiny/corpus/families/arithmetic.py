@@ -1,4 +1,4 @@
-"""Word problems worked in steps, on whole numbers up to 40."""
+"""Word problems solved in steps, with integers up to 40."""
 
 import random
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ _REQUESTS = (
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One event of a story: how the question tells it and how the answer does."""
+    """One event of a story, as told by the question and by the answer."""
 
     told: str
     sign: str

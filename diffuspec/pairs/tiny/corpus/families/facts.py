@@ -1,6 +1,6 @@
 """True facts of school knowledge, each asked in several ways.
 
-An answer does not depend on the phrasing, so a held-out question asks for a known fact in a new
+The answer does not depend on the phrasing, so a held-out question asks for a known fact in a new
 way.
 """
 
@@ -193,7 +193,7 @@ def _neighbour_kinds() -> Iterator[_Kind]:
 
 
 def _in_order(names: tuple[str, ...]) -> tuple[Mapping[str, str], ...]:
-    """Return a row per name of a cycle: its place, and the names before and after it."""
+    """Return a row per name of a cycle: its position, and the names before and after it."""
     return tuple(
         {
             "name": name,

@@ -123,7 +123,7 @@ OBJECTS: Mapping[tuple[str, str], tuple[Noun, ...]] = {
     ("liest", "reads"): TEXTS,
     ("schreibt", "writes"): TEXTS,
 }
-# Verbs that do not go with a time: "In the evening the queen knows the baker."
+# Verbs that do not go with a time, as in "In the evening the queen knows the baker."
 TIMELESS = (("liebt", "loves"), ("kennt", "knows"), ("wohnt", "lives"))
 ACTIONS = (
     ("schläft", "sleeps"),

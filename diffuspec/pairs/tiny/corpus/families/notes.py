@@ -1,4 +1,4 @@
-"""Short texts on request, then once more with one thing changed.
+"""Short texts on request, then again with one change.
 
 `size` has no effect; it is a parameter because all kinds of talk have the same signature.
 """
@@ -74,7 +74,7 @@ class _Story:
 
 
 def invitation(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
-    """Draw an invitation, then the same for another guest, day or city."""
+    """Draw an invitation, then the same one for another guest, day or city."""
     host, guest, other = (person.name for person in people(rng, 3))
     (day, new_day), (city, new_city) = rng.sample(DAYS, 2), rng.sample(CITIES, 2)
     first = _Invitation(host, guest, rng.choice(_MEALS), day, rng.randint(1, 9), city)
@@ -99,7 +99,7 @@ def invitation(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
 
 
 def thanks(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
-    """Draw a note of thanks, then the same for another gift or giver."""
+    """Draw a note of thanks, then the same one for another gift or giver."""
     writer, giver, other = people(rng, 3)
     gift, new_gift = rng.sample(_GIFTS, 2)
     event = rng.choice(("birthday", "wedding", "new job", "new house"))
@@ -135,7 +135,7 @@ def _addressed(letter: _Invitation | _Thanks) -> str:
 
 
 def story(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
-    """Draw a story, then the same with another hero, find or place."""
+    """Draw a story, then the same one with another hero, find or place."""
     hero, new_hero = rng.sample(_HEROES, 2)
     find, new_find = rng.sample(_FINDS, 2)
     place, new_place = rng.sample(_PLACES, 2)

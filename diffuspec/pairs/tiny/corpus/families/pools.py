@@ -43,7 +43,7 @@ NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A first name with the pronouns that go with it."""
+    """A first name and its pronouns."""
 
     name: str
     subject: str

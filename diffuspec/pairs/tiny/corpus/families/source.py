@@ -30,7 +30,7 @@ _MAX_LINE_LENGTH = 100
 class _Module:
     name: str
     lines: tuple[str, ...]
-    starts: tuple[int, ...]  # lines that open a function or a class
+    starts: tuple[int, ...]  # line numbers at which a function or a class starts
 
 
 def module_of(drawn: Conversation) -> str:
@@ -39,7 +39,7 @@ def module_of(drawn: Conversation) -> str:
 
 
 def is_held_out_module(name: str) -> bool:
-    """Whether no excerpt of the module may be used in training."""
+    """Return whether excerpts of the module must not be used in training."""
     return zlib.crc32(name.encode()) % _HELD_OUT_ONE_IN == 0
 
 

@@ -1,4 +1,4 @@
-"""Short news stories of a small town, summarised in a form fixed by the kind of event."""
+"""Short news stories of a small town, summarised in a fixed form for each kind of event."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ _FILLERS = (
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """A kind of story: four key sentences, the summary, and slots of its own."""
+    """A kind of story: four key sentences, the summary, and its own slots."""
 
     key_sentences: tuple[str, str, str, str]
     summary: str

@@ -1,6 +1,6 @@
-"""Two-turn chats: notes and stories, lists, a week's plan, three people in order.
+"""Two-turn chats: notes and stories, lists, a week's plan, the order of three people.
 
-The second turn asks to recall, to change or to rearrange what the first one was about.
+The second turn asks to recall, change or rearrange the content of the first one.
 """
 
 import random
