@@ -133,7 +133,7 @@ class Baseline:
         return self._account(drafter, num_running).missing / _TRIAL_SHARE
 
     def allows_trial(self, drafter: str, num_running: int, steps: float) -> bool:
-        """Whether a trial may be made that costs that many plain steps.
+        """Return whether a trial that costs this many plain steps may be made.
 
         One that costs more than can be saved up is paid off afterwards.
         """

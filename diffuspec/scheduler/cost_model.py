@@ -153,21 +153,22 @@ class CostModel:
     """
 
     def __init__(self, drafters: Iterable[str], interference: float) -> None:
-        """`interference` is assumed until it is measured."""
+        """`interference`: the value assumed until it is measured."""
         self._speed = speed = Speed()
-        self.verification = CallCosts(speed)  # size: rows: tokens to read, roots and nodes
+        # size: rows, which are tokens to read, roots and nodes
+        self.verification = CallCosts(speed)
         self.plain = CostCurve(speed)  # verdict to verdict without drafts; size: requests
         self.plain_overhead_seconds = 0.0
         self.drafters = {name: DraftCosts(interference, speed) for name in drafters}
 
     def verify_seconds(self, num_rows: float, num_requests: float) -> float:
-        """Expected seconds of a verification with no draft call beside it."""
+        """Expected seconds of a verification without a concurrent draft call."""
         return self.verification.seconds(num_rows, num_requests)
 
     def num_rows_within(self, seconds: float, most: int) -> int:
         """Return the largest number of rows, up to `most`, that adds `seconds` to a verification.
 
-        At least _LEAST_ROWS: with fewer, many short prompts would all be read late.
+        Returns at least _LEAST_ROWS: with fewer, many short prompts would all be delayed.
         """
         curve = self.verification.curve
         if not curve.is_known:
@@ -187,7 +188,7 @@ class CostModel:
     def surprise(
         self, num_rows: int, num_requests: int, seconds: float, beside: dict[str, float]
     ) -> float:
-        """Return the log ratio of a verification's seconds to those expected; see below."""
+        """Return the log ratio of a verification's actual to expected seconds; see below."""
         expected = self.verify_seconds(num_rows, num_requests)
         alone = seconds - sum([self.drafters[name].lost_seconds(t) for name, t in beside.items()])
         return math.log(max(alone, MIN_SECONDS) / expected) if expected > 0 else 0.0
@@ -202,15 +203,15 @@ class CostModel:
         is_plain: bool = False,
         reads: bool = False,
     ) -> None:
-        """Learn from a verification; `beside`: seconds of it with a draft call, by drafter.
+        """Learn from a verification; `beside`: its seconds with a draft call, by drafter.
 
-        is_plain: whether it is one of plain decoding, which tells how slow the machine is.
-        reads: whether it reads prompts.
+        is_plain: whether it is one of plain decoding, which reveals the machine's slowness. reads:
+        whether it reads prompts.
         """
         expected = self.verify_seconds(num_rows, num_requests)
         for name, together in beside.items():
             costs = self.drafters[name]
-            if together > 0.05 * seconds and expected > 0:  # else noise outweighs it
+            if together > 0.05 * seconds and expected > 0:  # below that, noise dominates
                 slower = min(max((seconds - expected) / together, 0.0), 0.5)
                 interference = slower / (1 - slower)
                 costs.num_interferences += 1
@@ -229,7 +230,7 @@ class CostModel:
 
 
 def together(one: float, other: float, interference: float) -> tuple[float, float]:
-    """Return when two calls that begin together end, each given its seconds alone.
+    """Return when two simultaneous calls end, each given its seconds alone.
 
     While both run, each progresses at 1 / (1 + interference) of its speed.
     """

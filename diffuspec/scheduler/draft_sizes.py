@@ -14,11 +14,11 @@ from diffuspec.scheduler.cost_model import CostModel, together
 from diffuspec.scheduler.plan import Batch, Drafts, Snapshot
 from diffuspec.scheduler.request import Request
 
-_TRIAL_TOKENS = 8  # length of a trial: the first tokens of a draft tell most, and cost least
+_TRIAL_TOKENS = 8  # length of a trial: a draft's first tokens reveal most and cost least
 
 
 class Drafted(Protocol):
-    """The part of a request that the length of its next draft depends on."""
+    """The part of a request on which the length of its next draft depends."""
 
     @property
     def expectation(self) -> Expectation: ...
@@ -33,42 +33,42 @@ R = TypeVar("R", bound=Drafted)
 
 
 class Lengths(NamedTuple, Generic[R]):
-    """How long the next drafts of some requests are, and what they give."""
+    """The lengths of some requests' next drafts, and the resulting speed."""
 
-    by_request: dict[R, int]  # Requests left out do not draft.
-    rate: float  # tokens per second if all go on like this; at least that of plain decoding
-    in_halves: bool = False  # One half drafts while the other is verified.
+    by_request: dict[R, int]  # requests that are missing do not draft
+    rate: float  # tokens per second if all steps are like this; at least that of plain decoding
+    in_halves: bool = False  # one half drafts while the other is verified
 
 
 @dataclass(slots=True)
 class Load:
-    """The batch that the drafts of one drafter are part of."""
+    """The batch to which the drafts of one drafter belong."""
 
     costs: CostModel
     drafter: str
-    num_running: int  # requests that decode
+    num_running: int  # decoding requests
     num_drafting: int  # requests that use this drafter
-    num_lanes: int  # drafters of this name
-    reading_seconds: float = 0.0  # reading of prompts, for each token to be committed
+    num_lanes: int  # drafters with this name
+    reading_seconds: float = 0.0  # seconds of reading prompts, per token to be committed
     may_split: bool = True  # whether one half may draft while the other is verified
     exposed_share: float = 1.0  # share of a draft call for which its requests wait
 
     @property
     def plain_rate(self) -> float:
-        """Tokens per second of plain decoding; 0 while its cost is not known."""
+        """Tokens per second of plain decoding; 0 while its cost is unknown."""
         if not self.costs.verification.curve.is_known:
             return 0.0
         return self.num_running / self.costs.plain_seconds(self.num_running)
 
     def joint_seconds(self, positions: Sequence[float], rows: Sequence[float]) -> list[float]:
-        """Seconds of steps in which all draft together, and then verify all.
+        """Seconds of steps in which all requests draft together and are then verified together.
 
-        `positions` are drafted in each, and as many `rows` more verified as are given beside them.
+        Each step drafts `positions` and verifies `rows` additional rows.
         """
         return self._seconds(positions, rows, 1)[0]
 
     def halves_seconds(self, positions: Sequence[float], rows: Sequence[float]) -> list[float]:
-        """Seconds of the step in two halves, of which one drafts while the other is verified."""
+        """Seconds of steps in two halves, of which one drafts while the other is verified."""
         costs = self.costs.drafters[self.drafter]
         _, drafting, verifying = self._seconds(positions, rows, 2)
         return [
@@ -79,7 +79,7 @@ class Load:
     def _seconds(
         self, positions: Sequence[float], rows: Sequence[float], parts: int
     ) -> tuple[list[float], list[float], list[float]]:
-        """Seconds of steps, and those of the draft calls and verifications of a part of each."""
+        """Seconds of steps, and of the draft calls and verifications of a part of each."""
         costs, running, share = self.costs.drafters[self.drafter], self.num_running, 1 / parts
         each = share / self.num_lanes
         sizes = [each * one for one in positions]
@@ -94,13 +94,13 @@ class Load:
         return joint, drafting, verifying
 
     def rates(self, seconds: Sequence[float], tokens: Sequence[float]) -> list[float]:
-        """Tokens per second of steps, by their seconds and tokens; reading prompts is included."""
+        """Tokens per second of steps, given their seconds and tokens, including prompt reading."""
         reading = self.reading_seconds
         pairs = zip(tokens, seconds, strict=True)
         return [number / (one + number * reading) for number, one in pairs]
 
     def rate_of(self, lengths: dict[Request, int]) -> float:
-        """Tokens per second if all drafts are like these; at least those of plain decoding."""
+        """Tokens per second if all drafts are like these; at least that of plain decoding."""
         plain, scale = self.plain_rate, self.num_drafting / max(len(lengths), 1)
         if not plain or not lengths:
             return plain
@@ -109,9 +109,9 @@ class Load:
         return max((self.num_running + accepted) / seconds, plain)
 
     def trial_steps(self, length: int, num_unread: int = 0) -> float:
-        """Cost of a trial of one request in steps of plain decoding: all others wait for it.
+        """Cost of one request's trial in steps of plain decoding, since all others wait for it.
 
-        The drafter reads `num_unread` tokens of its prompt first.
+        The drafter first reads `num_unread` tokens of its prompt.
         """
         costs, running = self.costs, self.num_running
         seconds = costs.drafters[self.drafter].seconds(length, 1, num_unread)
@@ -123,9 +123,10 @@ class Load:
 def choose_lengths(requests: Sequence[R], load: Load) -> Lengths[R]:
     """Return the draft lengths with which the batch commits the most tokens per second.
 
-    At each price of a drafted position, a request drafts as far as the next token's chance of being
-    accepted is above it: where positions are dear, only those with good chances draft. The price is
-    the one with the most tokens per second. None drafts if plain decoding commits more.
+    At each price of a drafted position, a request drafts as long as the next token's chance of
+    being accepted is above the price: if positions are expensive, only requests with good chances
+    draft. The price with the most tokens per second is chosen. No request drafts if plain decoding
+    commits more.
     """
     costs, lengths = load.costs, requests[0].expectation.lengths
     if not (costs.drafters[load.drafter].is_known and costs.verification.curve.is_known):
@@ -161,10 +162,10 @@ def _joint_rates(offers: Sequence[Offers], load: Load) -> list[float]:
 
 
 def _halves_rates(offers: Sequence[Offers], load: Load) -> list[float]:
-    """Return the same if one half of those that draft does so while the other is verified.
+    """Return tokens per second at each price if one half drafts while the other is verified.
 
-    The others are verified with both halves. So a draft must be worth more than the token that its
-    request leaves out.
+    The requests that do not draft are verified with both halves. So a draft must be worth more than
+    the token that its request misses.
     """
     scale = load.num_drafting / len(offers)
     columns = [
@@ -187,7 +188,7 @@ def _halves_rates(offers: Sequence[Offers], load: Load) -> list[float]:
 
 
 def trial_length(request: Drafted) -> int:
-    """Return the length of a draft that is to tell whether drafts pay."""
+    """Return the length of a draft whose purpose is to test whether drafts pay."""
     return min(_TRIAL_TOKENS, request.room)
 
 
@@ -204,7 +205,7 @@ def load_of(s: Snapshot, name: str, requests: Sequence[Request]) -> Load:
 
 
 def _num_unread(s: Snapshot, requests: Iterable[Request]) -> int:
-    """Prompt tokens that drafters have to read for these requests."""
+    """Number of prompt tokens that drafters have to read for these requests."""
     found = 0
     for request in requests:
         lane = s.home(request)
@@ -215,7 +216,7 @@ def _num_unread(s: Snapshot, requests: Iterable[Request]) -> int:
 def sized(
     s: Snapshot, requests: Sequence[Request], load: Load, trials: dict[Request, float]
 ) -> tuple[dict[Request, int], float]:
-    """Return the lengths of drafts, and tokens per second; add a trial among them to `trials`."""
+    """Return draft lengths, and tokens per second; add any trial among them to `trials`."""
     given = {one: one.policy.num_draft_tokens for one in requests}
     lengths = {one: min(number, one.room) for one, number in given.items() if number}
     free = [one for one in requests if given[one] is None]
@@ -232,10 +233,11 @@ def with_trial(
     trials: dict[R, float],
     num_unread: Callable[[R], int],
 ) -> tuple[dict[R, int], float]:
-    """Return lengths as `choose_lengths` does, as far as the guard allows drafts.
+    """Return lengths like `choose_lengths`, as far as the guard allows drafts.
 
-    If it allows a trial, the request that needs one most drafts, too; its cost is added to
-    `trials`, in plain steps. num_unread: prompt tokens that the drafter has to read for a request.
+    If it allows a trial, the request that needs one most also drafts; its cost in plain steps is
+    added to `trials`. num_unread: returns the prompt tokens that the drafter has to read for a
+    request.
     """
     running, name = load.num_running, load.drafter
     if not baseline.allows(name, running) or baseline.wants_plain(running):
@@ -273,7 +275,7 @@ def add_calls(s: Snapshot, drafts: Drafts, lengths: dict[Request, int]) -> None:
 
 
 def _saved_reading(s: Snapshot, call: DraftCall) -> float:
-    """Seconds in which a call reads prompts for drafts to come: the share of tokens left then."""
+    """Seconds of reading prompts in a call that benefit later drafts, by the tokens left."""
     if not call.num_unread:
         return 0.0
     tokens = sum([1 + one.expectation.at(k) for one, k in call.lengths.items()])

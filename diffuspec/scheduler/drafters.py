@@ -1,8 +1,8 @@
-"""The drafters of a coordinator: which of them drafts for which request, and whether it is well.
+"""The drafters of a coordinator: which one drafts for which request, and their health.
 
-A drafter that fails, is late or answers nonsense costs speed, never a request: its requests go on
-without drafts, or with another drafter's. After a pause it is given a trial, and when that
-succeeds, it drafts again.
+A drafter that fails, is late or gives invalid answers costs speed, never a request: its requests
+continue without drafts, or with another drafter's. After a pause it gets a trial; if that succeeds,
+it drafts again.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from diffuspec.scheduler.request import Request
 class DrafterPool:
     """The drafters of one coordinator; they may join and leave while it uses them.
 
-    Drafters of one name are equal, and draft for the requests that chose the name. A request stays
-    with the drafter that knows its prefix. A new request, or one whose drafter fails or leaves,
-    goes to the drafter with the least load.
+    Drafters with the same name are interchangeable, and draft for requests that chose the name. A
+    request stays with the drafter that knows its prefix. A new request, or one whose drafter fails
+    or leaves, goes to the drafter with the least load.
     """
 
     def __init__(self, num_expected: int = 0, names: Sequence[str] = (UNNAMED,)) -> None:
-        """`num_expected`: least number of drafters while all are well; more may join.
+        """`num_expected`: number of drafters while all are healthy; more may join.
 
-        `names`: those that requests may choose; requests that choose none get the first.
+        `names`: names that requests may choose; requests that choose none get the first.
         """
         self._num_expected = num_expected
         self.names = tuple(names)
@@ -48,7 +48,7 @@ class DrafterPool:
         return pool
 
     def choose(self, name: str | None) -> str:
-        """Return the name that a request chose, AUTO_DRAFTER among them; the first if it is None.
+        """Return the name that a request chose, possibly AUTO_DRAFTER; None chooses the first.
 
         Raises InvalidRequestError for an unknown name.
         """
@@ -66,24 +66,24 @@ class DrafterPool:
 
     @property
     def num_available(self) -> int:
-        """Drafters that requests may be placed with."""
+        """Number of drafters with which requests may be placed."""
         return sum(lane.is_available for lane in self.lanes)
 
     @property
     def num_awaited(self) -> int:
-        """Requests whose step waits for a draft call."""
+        """Number of requests whose step waits for a draft call."""
         return sum([len(lane.call.awaited) for lane in self.lanes if lane.call is not None])
 
     def add(self, drafter: Drafter, name: str, chosen_by: str | None = None) -> None:
-        """Let another drafter join. Logs and status call it `name`: "drafter", or "drafter 0".
+        """Let another drafter join. `name`: its name in logs and status: "drafter", or "drafter 0".
 
-        `chosen_by` is the name that its requests choose, by default the first.
+        `chosen_by`: the name by which requests choose it; by default the first.
         """
         self.lanes.append(Lane(drafter, name, self.names[0] if chosen_by is None else chosen_by))
         self.on_change()
 
     def remove(self, drafter: Drafter) -> None:
-        """Let a drafter leave, if it is here; the drafts of a call under way are still used."""
+        """Let a drafter leave, if it is here; the drafts of a running call are still used."""
         for lane in [one for one in self.lanes if one.drafter is drafter]:
             lane.is_gone = True
             self.forget_if_gone(lane)
@@ -95,14 +95,14 @@ class DrafterPool:
             self.lanes.remove(lane)
 
     def home(self, request: Request) -> Lane | None:
-        """Return the lane that a request is placed with, if it still drafts for it."""
+        """Return the lane with which a request is placed, if that still drafts for it."""
         for lane in self.lanes:
             if request in lane.homed:
                 return lane if lane.is_available and lane.chosen_by == request.drafter else None
         return None
 
     def place(self, request: Request) -> Lane | None:
-        """Return the lane that drafts for a request; None while no drafter is well."""
+        """Return the lane that drafts for a request; None if no drafter is healthy."""
         lane = self.home(request)
         if lane is None:
             named = [one for one in self.lanes if one.chosen_by == request.drafter]
@@ -116,13 +116,13 @@ class DrafterPool:
         return lane
 
     def place_again(self, requests: Iterable[Request]) -> None:
-        """Place requests whose drafter has failed or left, or that have had none."""
+        """Place requests whose drafter has failed or left, or that had none."""
         for request in requests:
             if not request.step.is_settled and self.home(request) is None:
                 self.place(request)
 
     def trials(self, requests: Iterable[Request], now: float) -> Iterator[DraftCall]:
-        """Yield calls for copies of a request's draft, to failed drafters whose pause is over."""
+        """Yield trials of failed drafters whose pause is over, with copies of requests' drafts."""
         for lane in self.lanes:
             if lane.is_idle and lane.breaker.is_trial_due(now):
                 request = next((one for one in requests if one.room > 0), None)
@@ -131,9 +131,9 @@ class DrafterPool:
                     yield DraftCall(lane, {}, trial=request, wanted_by={request})
 
     def slow_down(self, now: float, seconds: float, costs: CostModel) -> float:
-        """Expect draft calls to end later, as a verification of `seconds` begins beside them.
+        """Delay the expected ends of draft calls, as a verification of `seconds` begins.
 
-        Returns the seconds that it takes beside them.
+        Returns the expected seconds of the verification beside them.
         """
         longest = seconds
         for lane in self.lanes:
@@ -152,7 +152,7 @@ class DrafterPool:
                 lane.call.drop(request)
 
     def reset(self) -> None:
-        """Forget all requests: the next coordinator begins with idle lanes."""
+        """Forget all requests: the next coordinator starts with idle lanes."""
         self.on_change = lambda: None
         for lane in list(self.lanes):
             lane.call = None
@@ -161,7 +161,7 @@ class DrafterPool:
             self.forget_if_gone(lane)
 
     async def release(self, request_id: str) -> None:
-        """Forget a request, at every drafter that may hold something for it."""
+        """Release a request at every drafter that may hold something for it."""
         holding = [
             lane for lane in self.lanes if not lane.is_gone and request_id in lane.held_request_ids
         ]

@@ -1,7 +1,7 @@
-"""Draft calls: begins those of a plan, and hands their drafts or failures to the requests.
+"""Draft calls: starts those of a plan, and passes their drafts or failures to the requests.
 
-A drafter that fails, is late or answers nonsense costs speed, never a request. Nor does a bug here:
-it is logged, and costs a draft.
+A drafter that fails, is late or gives invalid answers costs speed, never a request. The same is
+true of a bug here: it is logged, and costs a draft.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class Drafting:
-    """The drafts of a coordinator. Requests that have theirs, or go without, become ready."""
+    """The drafts of a coordinator. Requests become ready when they have a draft or go without."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class Drafting:
         put: Callable[[Callable[[], None]], None],
         tracer: Tracer | None,
     ) -> None:
-        """`put` takes events."""
-        self.busy = BusyTime()  # time with a drafter at work, trials excluded
+        """`put`: adds events to the loop's queue."""
+        self.busy = BusyTime()  # time with a working drafter, excluding trials
         self._pool = pool
         self._target = target
         self._max_seconds = config.max_draft_seconds
@@ -57,10 +57,10 @@ class Drafting:
         self._tasks: set[asyncio.Task[list[Draft] | Exception]] = set()
         pool.on_change = lambda: put(self._place_again)
 
-    # ---- a step begins
+    # ---- the start of a step
 
     def seek(self, request: Request) -> None:
-        """Find a draft for a request's coming step: one made ahead, or a drafter to ask."""
+        """Find a draft for a request's next step: a pre-draft, or a drafter to call."""
         self._verifications.ready[request] = None
         request.progress.enter("drafting", "a draft")
         try:
@@ -90,7 +90,7 @@ class Drafting:
             request.early = None
 
     def resolve(self, request: Request, verdict: Verdict) -> None:
-        """Match a verdict, before it is committed, with the pre-drafts made for it."""
+        """Before a verdict is committed, match it with the pre-drafts."""
         pre_drafts = request.pre_drafts
         if pre_drafts is None or pre_drafts.happened is not None:
             request.pre_drafts = None
@@ -105,7 +105,7 @@ class Drafting:
     # ---- a call
 
     def begin(self, call: DraftCall, plan: Plan, num_running: int) -> None:
-        """Ask a drafter for the drafts of a call."""
+        """Call a drafter for the drafts of a call."""
         for request, length in call.lengths.items():
             if request in call.awaited:
                 self._verifications.ready.pop(request, None)
@@ -122,7 +122,7 @@ class Drafting:
         self.start(call)
 
     def start(self, call: DraftCall) -> None:
-        """Ask the drafter of a call, which may be a trial of a failed one."""
+        """Start a call, which may be the trial of a failed drafter."""
         now = time.monotonic()
         call.ends_at += now - call.started_at
         call.started_at = now
@@ -138,7 +138,7 @@ class Drafting:
         task.add_done_callback(functools.partial(self._on_end, call))
 
     async def _answer(self, call: DraftCall) -> list[Draft] | Exception:
-        """Return the drafts, or why there are none."""
+        """Return the drafts, or the reason for their absence."""
         result = await call.answer()
         if isinstance(result, Exception):
             trace_failure(self._tracer, call.lane.name, call.started_at)
@@ -150,11 +150,11 @@ class Drafting:
 
     def _on_end(self, call: DraftCall, task: asyncio.Task[list[Draft] | Exception]) -> None:
         self._tasks.discard(task)
-        call.ended_at = call.ended_at or time.monotonic()  # cancelled before it began
+        call.ended_at = call.ended_at or time.monotonic()  # it was cancelled before it began
         if call.trial is None:
             self.busy.end(call.ended_at)
             self._learner.busy[call.lane.chosen_by].end(call.ended_at)
-        result: list[Draft] | Exception | None = None  # no request wants them any more
+        result: list[Draft] | Exception | None = None  # no request wants the drafts any more
         if not task.cancelled():
             result = task.result()
         elif call.wanted_by:
@@ -162,12 +162,12 @@ class Drafting:
             result = DrafterError(f"no draft within {self._max_seconds} seconds")
         self._put(functools.partial(self._on_drafts, call, result))
 
-    # ---- its end
+    # ---- the end of a call
 
     def _on_drafts(self, call: DraftCall, result: list[Draft] | Exception | None) -> None:
         lane = call.lane
         if lane.call is not call:
-            return  # cleared after a bug
+            return  # the loop was cleared after a bug
         lane.call = None
         try:
             if isinstance(result, Exception):
@@ -195,7 +195,7 @@ class Drafting:
         for (request, length), draft in zip(call.lengths.items(), drafts, strict=False):
             request.is_first_draft = request not in lane.known
             lane.known.add(request)
-            if draft.states_wanted is not None:  # The drafter is in another process.
+            if draft.states_wanted is not None:  # the drafter is in another process
                 self._state_layers[request.drafter] = draft.states_wanted.layers
             request.note_states(draft)
             if request.early is not None:
@@ -205,7 +205,7 @@ class Drafting:
             elif request in call.awaited:
                 self._take(request, draft, length)
         for job, draft in zip(call.jobs, drafts[len(call.lengths) :], strict=True):
-            # Once the prefix is committed, there may be a draft where there was none ahead.
+            # Once the prefix is committed, there may be a draft where a pre-draft was impossible.
             is_awaited = job.arrive(draft) if draft.tree.num_nodes else job.lose()
             if is_awaited and not job.request.is_finished:
                 if draft.tree.num_nodes:
@@ -216,7 +216,7 @@ class Drafting:
     def _take(self, request: Request, draft: Draft, length: int) -> None:
         now = time.monotonic()
         if not draft.tree.num_nodes:
-            self._skip(request, None)  # a drafter may have nothing to propose: no fallback
+            self._skip(request, None)  # a drafter may have nothing to propose: not a fallback
             return
         try:
             request.take_draft(draft, length, self._target)
@@ -254,7 +254,7 @@ class Drafting:
         self._verifications.ready[request] = None
 
     def _on_failure(self, call: DraftCall, error: Exception) -> None:
-        """Let the requests of a failed call go on without drafts, and the drafter rest."""
+        """Let the requests of a failed call continue without drafts, and pause the drafter."""
         lane = call.lane
         if call.trial is not None:
             logger.warning("%s is not well yet: %s", lane.name, error)
@@ -279,7 +279,7 @@ class Drafting:
     def _place_again(self) -> None:
         self._pool.place_again(self._verifications.ready)
 
-    # ---- the end
+    # ---- shutdown
 
     def drop(self, request: Request) -> None:
         """Stop drafting for a request that has ended."""

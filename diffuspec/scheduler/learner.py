@@ -1,4 +1,4 @@
-"""The learner: updates the cost model and the guard from calls that have ended."""
+"""The learner: updates the cost model and the guard from finished calls."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from diffuspec.telemetry.busy_time import BusyTime
 
 
 class Learner:
-    """Learns the costs of calls, and the gains of drafts, from calls that have ended."""
+    """Learns the costs of calls and the gains of drafts from finished calls."""
 
     def __init__(self, costs: CostModel, baseline: Baseline, busy: Mapping[str, BusyTime]) -> None:
-        """`busy` runs while a drafter of that name drafts."""
+        """`busy`: by drafter, a timer that runs while it drafts."""
         self.costs = costs
         self.baseline = baseline
         self.busy = busy
         self._ended_at = 0.0  # end of the latest verification, by time.monotonic()
         self._reading: dict[str, float] = {}  # seconds of prompts read since then, by drafter
-        self._busy_at_end: dict[str, float] = {}  # total busy seconds of the drafters then
+        self._busy_at_end: dict[str, float] = {}  # the drafters' total busy seconds at that time
 
     def busy_seconds(self, now: float) -> dict[str, float]:
         """Total seconds with a draft call in flight, by drafter."""
         return {name: one.seconds(now) for name, one in self.busy.items()}
 
     def pause(self) -> None:
-        """Leave the time out that has passed since the latest verification: an outage, say."""
+        """Exclude the time since the latest verification, for example an outage."""
         self._reading = {}
         self._ended_at = now = time.monotonic()
         self._busy_at_end = self.busy_seconds(now)
 
     def skip(self, call: VerifyCall) -> None:
-        """Leave a verification out that says nothing of what drafts gain."""
+        """Exclude a verification that reveals nothing about the gain of drafts."""
         self.pause()
         if call.num_running:
             self.baseline.skip(call.num_running)
 
     def on_drafts(self, call: DraftCall, beside: float) -> None:
-        """Learn from a draft call that has ended, `beside` seconds of it with a verification."""
+        """Learn from a finished draft call; `beside`: its seconds during a verification."""
         costs = self.costs.drafters[call.lane.chosen_by]
         seconds = call.ended_at - call.started_at
         seconds -= costs.lost_seconds(min(beside, seconds))
@@ -67,10 +67,10 @@ class Learner:
         drafted = [one for one in call.requests if one.step.draft.tree.num_nodes]
         is_measured = False
         if drafted and all([one.policy.num_draft_tokens is not None for one in drafted]):
-            self.skip(call)  # Clients chose these lengths, not the schedule.
+            self.skip(call)  # clients chose these lengths, not the schedule
         elif call.num_running:
             is_measured = self._account(call, verdicts, interval_seconds, drafting, num_read)
-        # The first plain steps after drafts find the drafter's weights in the cache: not typical.
+        # In the first plain steps after drafts, the caches hold the drafter's weights: not typical.
         is_plain = num_rows == call.num_running and not beside
         if is_measured or not is_plain or not self.costs.verification.curve.is_known_near(num_rows):
             how = {"is_plain": is_measured, "reads": num_read > 0}
@@ -84,9 +84,9 @@ class Learner:
         drafting: dict[str, float],
         num_read: int,
     ) -> bool:
-        """Compare what all requests have committed with plain decoding, and measure the latter.
+        """Compare what all requests have committed with plain decoding, or measure the latter.
 
-        Returns whether it was measured.
+        Returns whether plain decoding was measured.
         """
         number, costs, rows = call.num_running, self.costs, call.num_rows
         accepted: dict[str, float] = {}
@@ -119,6 +119,6 @@ class Learner:
 
 
 def _growth(totals: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
-    """Return by how much each total has grown, of those that have."""
+    """Return the growth of each total that has grown."""
     grown = {name: total - before.get(name, 0.0) for name, total in totals.items()}
     return {name: one for name, one in grown.items() if one > 0}

@@ -1,8 +1,7 @@
-"""The loop: everything that awaits, and the only place that begins calls.
+"""The loop: the only place that awaits and starts calls.
 
-What is to be done is decided by `schedule`; what has happened comes in as events. An event is a
-function that changes the state: a new request, verdicts, drafts, a failure, a reader that has
-caught up.
+`schedule` decides what to do; everything that happens arrives as an event. An event is a function
+that changes the state: a new request, verdicts, drafts, a failure, a reader that has caught up.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from diffuspec.telemetry.trace import Tracer
 
 Event: TypeAlias = Callable[[], None]
 
-# Turns of the event loop after an answer's end, before calls begin: its slot is given back, its
-# client wakes and asks again, and its next request is admitted.
+# Turns of the event loop between the end of an answer and the next calls: its slot is freed, its
+# client wakes and sends the next request, and that is admitted.
 _NUM_TURNS = 4
 
 
 class Events:
-    """What has happened since the loop looked last."""
+    """What has happened since the loop last looked."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
@@ -51,7 +50,7 @@ class Events:
             self._arrival.set_result(None)
 
     async def take(self, until: float) -> Sequence[Event]:
-        """Wait for events, up to `until` by time.monotonic(); return those that there are."""
+        """Wait for events until `until` (time.monotonic()); return those that have arrived."""
         loop = asyncio.get_running_loop()
         if self._events or until <= time.monotonic():
             await asyncio.sleep(0)
@@ -70,7 +69,7 @@ class Events:
 
 
 class Loop:
-    """Decodes all running requests: their calls, what is learnt from these, and what comes next."""
+    """Decodes all running requests: makes calls, learns from them, and decides what is next."""
 
     def __init__(
         self,
@@ -80,9 +79,9 @@ class Loop:
         finish_step: FinishStep,
         tracer: Tracer | None = None,
     ) -> None:
-        """`finish_step` is called with each verdict, or the error that ends its request."""
+        """`finish_step`: called with each verdict, or the error that ends its request."""
         self.events = Events()
-        self.explain: Callable[[str], None] | None = None  # It is given each plan, in one line.
+        self.explain: Callable[[str], None] | None = None  # called with each plan, in one line
         interference = 0.0 if config.overlap else 1.0  # roles that do not overlap share a machine
         self.costs = CostModel(pool.names, interference)
         self.baseline = Baseline(pool.names)
@@ -101,7 +100,7 @@ class Loop:
         self._turns_left = 0  # turns of the event loop before calls may begin
 
     async def run(self) -> None:
-        """Decode, until it is cancelled."""
+        """Decode until cancelled."""
         while True:
             for event in await self.events.take(until=self._plan.wait_until):
                 event()
@@ -134,11 +133,11 @@ class Loop:
         )
 
     def linger(self) -> None:
-        """Let a client whose answer has ended ask again before the next calls begin."""
+        """Let a client whose answer has ended send another request before the next calls begin."""
         self._turns_left = _NUM_TURNS
 
     def _launch(self, plan: Plan, running: int) -> None:
-        """Begin the calls of a plan for this many running requests."""
+        """Start the calls of a plan for this number of running requests."""
         if self.explain is not None and (plan.verify or plan.drafts or plan.considered):
             self.explain(plan.explain())
         if plan.verify:
@@ -150,13 +149,13 @@ class Loop:
 
     @property
     def num_decoding(self) -> int:
-        """Requests that decode: neither held nor reading their prompts."""
+        """Number of decoding requests: neither held nor reading their prompts."""
         call = self.verifications.in_flight
         verifying = call.num_decoding if call is not None else 0
         return self.verifications.num_ready + self._pool.num_awaited + verifying
 
     def begin_step(self, request: Request) -> None:
-        """Take up a request that has been admitted, has its verdict, or whose reader caught up."""
+        """Take up a request that was admitted, has its verdict, or whose reader caught up."""
         now = time.monotonic()
         verify_busy, draft_busy = self.verifications.busy, self.drafting.busy
         request.step = Step(now, verify_busy.seconds(now), draft_busy.seconds(now))

@@ -1,4 +1,4 @@
-"""Reports of steps and calls: statistics, outputs, metrics and the spans of a trace."""
+"""Reports of steps and calls: statistics, outputs, metrics and trace spans."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from diffuspec.telemetry.trace import Argument, Colour, Tracer
 def step_stats(
     request: Request, verdict: Verdict, num_committed: int, following: Step
 ) -> StepStats:
-    """Return the statistics of a request's step, which ended as `following` began."""
+    """Return the statistics of a request's step, which ended when `following` began."""
     step, draft, pre_drafts = request.step, request.step.draft, request.pre_drafts
     seconds = following.started_at - step.started_at
     verify_busy = following.verify_busy_seconds - step.verify_busy_seconds
@@ -55,7 +55,7 @@ def step_output(
     token_ids: tuple[int, ...],
     pieces: tuple[str, ...],
 ) -> RequestOutput:
-    """Return what a step adds to the answer: these tokens, and the text that each released."""
+    """Return a step's output: these tokens, and the text that each one released."""
     return RequestOutput(
         token_ids=token_ids,
         num_accepted_tokens=step.num_accepted_tokens,
@@ -71,7 +71,7 @@ def step_output(
 
 
 def observe_step(metrics: Metrics, request: Request, step: StepStats, now: float) -> None:
-    """Report a step that has ended to the metrics."""
+    """Report a finished step to the metrics."""
     is_first = request.num_steps == 1
     metrics.observe_step(step, is_first=is_first)
     if request.choice is not None and step.num_draft_tokens:
@@ -86,7 +86,7 @@ def observe_step(metrics: Metrics, request: Request, step: StepStats, now: float
 def trace_step(
     tracer: Tracer, request: Request, call: tuple[float, float], step: StepStats, now: float
 ) -> None:
-    """Draw a step in the lane of its request's slot; `call`: begin and end of its verification."""
+    """Trace a step in the lane of its request's slot. `call`: start and end of its verification."""
     lane, (started, ended) = f"request slot {request.slot}", call
     about: dict[str, Argument] = {
         "request": request.request_id,
@@ -115,7 +115,7 @@ def bind_gauges(
     pool: DrafterPool | None,
     busy: Mapping[str, BusyTime],
 ) -> None:
-    """Let the series of load and time read the coordinator's state; `busy` by role."""
+    """Connect the series of load and time to the coordinator's state. `busy`: by role."""
     num_cached_tokens = target.max_sequences * target.max_model_len
 
     def cache_usage() -> float:

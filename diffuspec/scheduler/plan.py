@@ -1,8 +1,8 @@
 """The scheduler's input, its decision, and the scores of candidate plans.
 
-A score is expected tokens less the price of seconds and of awaited first tokens. A second costs as
-many tokens as the best way to go on commits in one. The price of a second for which one first token
-is awaited is `first_token_price` times that.
+A score is expected tokens minus the price of seconds and of awaited first tokens. A second costs as
+many tokens as the best alternative commits in one. A second during which one first token is awaited
+costs `first_token_price` times that.
 """
 
 from __future__ import annotations
@@ -20,51 +20,54 @@ from diffuspec.scheduler.request import Request
 
 @dataclass(slots=True)
 class Snapshot:
-    """The state of the coordinator at one moment. `schedule` reads it and changes nothing."""
+    """The state of the coordinator at one moment. `schedule` reads it without changing it."""
 
     now: float  # time.monotonic()
-    ready: Sequence[Request]  # running requests in no call that their step waits for
-    num_running: int  # requests that decode: neither reading a prompt nor held for their reader
+    ready: Sequence[Request]  # running requests that are in no call on which their step depends
+    num_running: int  # decoding requests: neither reading a prompt nor held for their reader
     lanes: Sequence[Lane]
-    home: Callable[[Request], Lane | None]  # the lane that drafts for a request
-    verification: VerifyCall | None  # the call in flight
-    isolated: Sequence[Request]  # requests to verify alone: the verifier failed at one of them
-    verifier_at: float  # time of the next call of an unavailable verifier
+    home: Callable[[Request], Lane | None]  # returns the lane that drafts for a request
+    verification: VerifyCall | None  # the verification in flight
+    isolated: Sequence[Request]  # requests to verify alone: the verifier failed on one of them
+    verifier_at: float  # time at which an unavailable verifier is called again
     costs: CostModel
     baseline: Baseline
     prefill_chunk_tokens: int  # most tokens of one prompt in one verification
     first_token_price: float
     overlap: bool
-    rate: float  # tokens per second that the last plan expected
-    may_begin: bool = True  # False: a client whose answer has just ended may be about to ask again
+    rate: float  # tokens per second expected by the last plan
+    # False: the client of an answer that has just ended may be about to send another request
+    may_begin: bool = True
 
 
 class Score(NamedTuple):
-    """What a candidate plan is expected to give until each request in it has had its step."""
+    """The expected result of a candidate plan until each request in it has had its step."""
 
     name: str
-    tokens: float  # tokens committed, and those that drafts in hand are worth
+    tokens: float  # committed tokens, and the value of drafts in hand
     seconds: float
     delay: float  # sum of the seconds until its first tokens
-    value: float  # tokens less the price of the seconds and of the delays
+    value: float  # tokens minus the price of the seconds and delays
 
     def plus(self, tokens: float) -> Score:
-        """Return the score of a plan of which these tokens have been paid already."""
+        """Return the score of a plan for which the cost of these tokens is already paid."""
         return self._replace(value=self.value + tokens) if tokens else self
 
 
 @dataclass(slots=True)
 class Plan:
-    """What to begin now, and until when to wait for the next event."""
+    """The calls to start now, and the time until which to wait for the next event."""
 
-    verify: Sequence[Request] = ()  # requests of one call; those without a draft go without
-    num_nodes: dict[Request, int] = field(default_factory=dict)  # nodes to verify, of cut drafts
+    # requests of one call; those without a draft are verified without one
+    verify: Sequence[Request] = ()
+    # number of nodes to verify, for drafts that are cut
+    num_nodes: dict[Request, int] = field(default_factory=dict)
     drafts: list[DraftCall] = field(default_factory=list)
     trials: dict[Request, float] = field(default_factory=dict)  # costs of trials, in plain steps
     wait_until: float = math.inf  # time.monotonic() of the next look
-    prefill_chunk_tokens: int = 2**31 - 1  # most tokens of one prompt that are read
-    rate: float = 0.0  # tokens per second, the best that any plan is expected to give
-    considered: Sequence[Score] = ()  # the candidates, the one that won first
+    prefill_chunk_tokens: int = 2**31 - 1  # most tokens of one prompt to read
+    rate: float = 0.0  # best expected tokens per second of any plan
+    considered: Sequence[Score] = ()  # the candidates, the winner first
 
     def explain(self) -> str:
         """Return the candidates and their scores in one line."""
@@ -89,8 +92,8 @@ class Batch(NamedTuple):
 
     num_rows: float = 0.0
     num_requests: float = 0
-    num_prompts: float = 0  # requests whose first token waits
-    tokens: float = 0.0  # tokens expected to be committed
+    num_prompts: float = 0  # requests whose first token is awaited
+    tokens: float = 0.0  # expected committed tokens
     positions: float = 0.0  # positions drafted for them
 
     def plus(self, *others: Batch) -> Batch:
@@ -102,15 +105,15 @@ class Drafts:
     """The calls that idle drafters could make now for open requests."""
 
     calls: list[DraftCall] = field(default_factory=list)
-    batch: Batch = field(default_factory=Batch)  # requests of the calls, once they are drafted
+    batch: Batch = field(default_factory=Batch)  # requests of the calls, once drafted
     seconds: float = 0.0  # time of the longest call
-    rate: float = 0.0  # tokens per second of the best way to go on
+    rate: float = 0.0  # best tokens per second
     trials: dict[Request, float] = field(default_factory=dict)  # costs of trials, in plain steps
-    prepaid: float = 0.0  # tokens that the time of trials is worth: it was saved up
+    prepaid: float = 0.0  # value in tokens of the time for trials, which was saved up
 
 
 def batch_of(s: Snapshot, requests: Iterable[Request]) -> Batch:
-    """Return what a verification of these requests is expected to read and to commit."""
+    """Return the expected reading and committed tokens of a verification of these requests."""
     rows = tokens = 0.0
     number = prompts = positions = 0
     for request in requests:
@@ -133,10 +136,10 @@ def plain_batch(number: int) -> Batch:
 
 
 class Scorer:
-    """Predicts what a candidate gives: see Score."""
+    """Predicts the result of a candidate: see Score."""
 
     def __init__(self, s: Snapshot, rate: float, drafting: DraftCosts) -> None:
-        """`rate`: tokens that a second costs; `drafting`: of the drafter in question."""
+        """`rate`: price of a second in tokens; `drafting`: costs of the drafter in question."""
         self._s, self._rate, self._drafting = s, rate, drafting
 
     def score(self, name: str, first: Batch, drafting_seconds: float, then: Batch) -> Score:
@@ -158,10 +161,11 @@ class Scorer:
         return self._scored(name, tokens, ends_at, delay)
 
     def _best_second(self, number: float, then: Batch) -> tuple[float, float]:
-        """Return what `number` requests verified first gain while `then` is verified, and its time.
+        """Return the gain of `number` requests verified before `then` while that runs, and its
+        time.
 
-        They are verified with it, without drafts; or they draft meanwhile, and a draft in hand is
-        worth the seconds that it took; or they do neither.
+        They are verified with `then`, without drafts; or they draft meanwhile, and a draft in hand
+        is worth the seconds that it took; or they do neither.
         """
         costs = self._s.costs
         alone = costs.verify_seconds(then.num_rows, then.num_requests)
@@ -175,7 +179,7 @@ class Scorer:
         return max(options, key=lambda option: option[0] - self._rate * option[1])
 
     def score_after(self, name: str, seconds: float, number: int, drafts: Batch) -> Score:
-        """Score a plan that waits `seconds`, then drafts `drafts` and for `number` requests more.
+        """Score a plan that waits `seconds`, then drafts `drafts` and for `number` more requests.
 
         All of them are then verified together.
         """

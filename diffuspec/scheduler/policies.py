@@ -1,9 +1,9 @@
-"""Policies of draft lengths, and the choice of a drafter for requests that leave it open.
+"""Policies for draft lengths, and the choice of a drafter for requests that do not name one.
 
-`paper` follows Eqs. 9-11 to the letter. They pin the length to its floor after the first rejection:
+`paper` follows Eqs. 9-11 literally. They pin the length to its minimum after the first rejection:
 both averages are linear with equal weights and start at 0, so the accepted one equals the generated
-one only while every draft is accepted whole. With `cost_aware`, the default, the plan with the most
-expected tokens per second decides how long each draft is: see `schedule`.
+one only as long as every draft is accepted whole. With `cost_aware`, the default, the plan with the
+most expected tokens per second determines the length of each draft: see `schedule`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from diffuspec.core.config import DraftLengthConfig
 from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import Draft, Verdict
 
-_TRIAL_SHARE = 0.02  # most of the time that trials of other drafters may lose
-_DECAY = 0.9  # what is left of a request's rates after a step; 0.98 of those of all requests
+_TRIAL_SHARE = 0.02  # largest share of time that trials of other drafters may lose
+_DECAY = 0.9  # decay per step of a request's rates; those of all requests decay by 0.98
 
 
 class Policy(Protocol):
-    """Sizes one request's drafts, or leaves that to the scheduler."""
+    """Chooses the lengths of one request's drafts, or leaves that to the scheduler."""
 
     @property
     def num_draft_tokens(self) -> int | None:
@@ -35,7 +35,7 @@ class Policy(Protocol):
 
 
 class FixedLength:
-    """Drafts of one fixed length, 0: none at all, or of lengths that the scheduler chooses."""
+    """Drafts of one fixed length (0: none), or of lengths chosen by the scheduler."""
 
     def __init__(self, num_draft_tokens: int | None) -> None:
         self.num_draft_tokens = num_draft_tokens
@@ -96,19 +96,19 @@ class _Rate:
 
 
 class DrafterRates:
-    """What all requests of a coordinator have measured of its drafters."""
+    """The rates of a coordinator's drafters, measured over all requests."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.rates = {name: _Rate() for name in names}
-        # Steps since each drafter was used last, counted by the request that took the latest step.
+        # Steps since each drafter was last used, counted by the request of the latest step.
         self.num_steps_without = dict.fromkeys(names, 0)
 
 
 class DrafterChoice:
     """Chooses the drafter of each step of one request: the one with the most tokens per second.
 
-    The others are tried so rarely that all trials lose at most _TRIAL_SHARE of the time: one that
-    is nearly as good is tried often, a much slower one rarely.
+    The others are tried so rarely that all trials lose at most _TRIAL_SHARE of the time: a drafter
+    that is nearly as good is tried often, a much slower one rarely.
     """
 
     def __init__(self, shared: DrafterRates) -> None:
@@ -118,7 +118,7 @@ class DrafterChoice:
         self._on_trial: str | None = None  # drafter whose next step is measured
 
     def choose(self) -> str:
-        """Return the drafter of the coming step."""
+        """Return the drafter of the next step."""
         if self._on_trial is None:
             rates = {name: self._with_prior(name) for name in self._own}
             best = max(rates, key=lambda name: rates[name].tokens_per_second)
@@ -128,7 +128,7 @@ class DrafterChoice:
         return self._on_trial
 
     def observe(self, name: str, num_tokens: int, seconds: float) -> None:
-        """Learn from a step with a drafter: how many tokens it committed, in what time."""
+        """Learn from a step with a drafter: the number of committed tokens, and the time."""
         self._own[name].add(num_tokens, seconds, 1, _DECAY)
         self._shared.rates[name].add(num_tokens, seconds, 1, 0.98)
         for other in self._own:
@@ -138,7 +138,7 @@ class DrafterChoice:
         self._on_trial = None
 
     def _with_prior(self, name: str) -> _Rate:
-        """Return the request's own sums, begun with four steps of the shared ones."""
+        """Return the request's own sums, starting from four steps of the shared ones."""
         own, shared, found = self._own[name], self._shared.rates[name], _Rate()
         if shared.num_steps:
             share = min(4 / shared.num_steps, 1.0)
@@ -149,7 +149,7 @@ class DrafterChoice:
         return found
 
     def _most_overdue(self, rates: Mapping[str, _Rate], best: _Rate) -> str | None:
-        """Return the drafter whose trial is overdue by the most steps; None: none is due."""
+        """Return the drafter whose trial is most overdue, in steps; None: none is due."""
         late = {
             name: self._num_steps_without[name] - self._pause(rate, best)
             for name, rate in rates.items()
@@ -159,7 +159,7 @@ class DrafterChoice:
         return name if name is not None and late[name] >= 0 else None
 
     def _pause(self, rate: _Rate, best: _Rate) -> float:
-        """Return the steps of the best drafter between two trials of another."""
+        """Return the number of steps of the best drafter between two trials of another one."""
         slower = 1 - rate.tokens_per_second / best.tokens_per_second
         lost = slower * rate.seconds / rate.num_steps
         step = best.seconds / best.num_steps

@@ -1,7 +1,7 @@
-"""What idle drafters do while the target verifies: they read its prompts, or draft ahead.
+"""The work of idle drafters while the target verifies: reading its prompts, and pre-drafts.
 
-Pre-drafts are made for outcomes of the verification whose drafts save more time than they cost, by
-their probability and the drafter's costs.
+Pre-drafts are made for those outcomes of the verification whose drafts save more time than they
+cost, given their probability and the drafter's costs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from diffuspec.scheduler.step import PreDraft, PreDrafts
 
 
 def add_early_drafts(s: Snapshot, plan: Plan) -> None:
-    """Have idle drafters read prompts while the target does: first drafts then come at once."""
+    """Let idle drafters read prompts while the target does, so that drafts are ready."""
     call = s.verification
     verifying = plan.verify or (call.requests if call is not None else ())
     taken = {one.lane for one in plan.drafts}
@@ -46,15 +46,15 @@ def _may_draft_early(s: Snapshot, request: Request) -> bool:
 
 
 def _may_go_without(request: Request) -> bool:
-    """Whether the scheduler decides if a request drafts, and how much of it ahead."""
+    """Return whether the scheduler decides if a request drafts, and how much of that ahead."""
     return request.policy.num_draft_tokens is None and request.speculation.num_outcomes == "auto"
 
 
 def add_pre_drafts(s: Snapshot, plan: Plan) -> None:
-    """Have idle drafters draft for the likeliest outcomes of the verification in flight."""
+    """Let idle drafters draft for the likeliest outcomes of the verification in flight."""
     call = s.verification
     if call is None:
-        if plan.verify:  # first the verification, then in one call its outcomes and the drafts
+        if plan.verify:  # first the verification, then its outcomes and the drafts in one call
             plan.drafts, plan.trials, plan.wait_until = [], {}, s.now
         return
     begun = {one.lane: one for one in plan.drafts}
@@ -95,10 +95,10 @@ def choose_outcomes(
     costs: DraftCosts,
     waiting: dict[Request, int],
 ) -> list[PreDraftJob]:
-    """Return what to draft ahead for requests that are being verified, in one call of a drafter.
+    """Return the pre-drafts for requests that are being verified, in one call of a drafter.
 
-    The call has the drafts of `waiting` requests, too. An outcome is drafted if the time that a hit
-    would save, times its probability, is above what it costs all requests.
+    The call also has the drafts of `waiting` requests. An outcome is drafted if the time that a hit
+    would save, times its probability, exceeds its cost to all requests.
     """
     known = costs.seconds(1, 1)
     is_priced = all([one.speculation.num_outcomes == "auto" for one in verifying])
@@ -137,11 +137,11 @@ def num_worth_it(
     waiting: Sequence[int],
     num_verifying: int,
 ) -> int:
-    """Return how many of the outcomes, likeliest first, to draft ahead.
+    """Return how many of the outcomes, likeliest first, to pre-draft.
 
-    Each has a probability and a length; `waiting` are the lengths of drafts in the same call that
-    are waited for. Every request being verified pays for the time that the call takes beyond the
-    end of the verification, and for slowing it down; the waiting ones pay for the longer call.
+    Each outcome has a probability and a length. waiting: lengths of awaited drafts in the same
+    call. Every request being verified pays for the time that the call takes beyond the end of the
+    verification, and for slowing it down; the waiting ones pay for the longer call.
     """
     sizes = [*accumulate([length for _, length in outcomes], initial=sum(waiting))]
     takes = [costs.seconds(size, len(waiting) + n) for n, size in enumerate(sizes)]

@@ -24,19 +24,20 @@ T = TypeVar("T")
 
 _NUM_PROMPT_TOKENS = 32  # short prompts: costs are those of decoding
 _MOST_REQUESTS = 4
-_SIZES = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 32), (4, 1), (4, 8), (4, 32))  # requests, rows each
-_LENGTHS = ((1, 4), (1, 16), (4, 4), (4, 16), (4, 64))  # requests, draft tokens each
+# (requests, rows of each)
+_SIZES = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 32), (4, 1), (4, 8), (4, 32))
+_LENGTHS = ((1, 4), (1, 16), (4, 4), (4, 16), (4, 64))  # (requests, draft tokens of each)
 _READING_SIZES = (256, 1024)  # tokens of prompts
-_REPEATS = 2  # The first may still allocate.
+_REPEATS = 2  # the first may still allocate memory
 _RELEASE_SECONDS = 1.0  # time for a role to forget the profile's requests
 
 
 async def profile_drafter(
     drafter: Drafter, info: TargetInfo, costs: DraftCosts, max_seconds: float
 ) -> None:
-    """Measure a drafter that has no verifier beside it, what reading prompts takes included.
+    """Measure a drafter without a concurrent verifier, including its time for reading prompts.
 
-    Takes about `max_seconds` at most. Raises what the drafter raises.
+    Takes at most about `max_seconds`. Raises the drafter's errors.
     """
     profile = _Calls(info, max_seconds, max_wait_seconds=max(10 * max_seconds, 10.0))
     try:
@@ -47,10 +48,10 @@ async def profile_drafter(
 
 
 class _Calls:
-    """Calls that are measured with no request running, for at most about `max_seconds`."""
+    """Calls measured while no request is running, for at most about `max_seconds`."""
 
     def __init__(self, info: TargetInfo, max_seconds: float, max_wait_seconds: float) -> None:
-        """A call is waited for `max_wait_seconds` at most."""
+        """max_wait_seconds: longest wait for a call."""
         self._info = info
         self._max_wait_seconds = max_wait_seconds
         self._ends_at = time.monotonic() + max_seconds
@@ -67,7 +68,7 @@ class _Calls:
             raise DiffuspecError(f"no answer within {self._max_wait_seconds:g} s") from None
 
     async def release(self, roles: Sequence[Verifier | Drafter]) -> None:
-        """Have roles forget the profile's requests, each within _RELEASE_SECONDS."""
+        """Let roles forget the profile's requests, each within _RELEASE_SECONDS."""
         await asyncio.gather(*[self._release(one, name) for one in roles for name in self._names])
 
     async def _release(self, role: Verifier | Drafter, name: str) -> None:
@@ -85,7 +86,7 @@ class _Calls:
         if not self._has_time_for(0.0):
             return
         if await self._draft(drafter, len(self._names), 1) is None:  # reads the prompts
-            return  # it drafts from what it has seen of other requests, or of the target
+            return  # it drafts from what it has seen of other requests or the target
         for number, length in _LENGTHS:
             fits = number <= len(self._names) and length <= self._room
             if fits and self._has_time_for(costs.seconds(number * length, number)):
@@ -94,7 +95,7 @@ class _Calls:
                     costs.observe(number * length, number, 0, seconds)
 
     async def measure_reading(self, drafter: Drafter, costs: DraftCosts) -> None:
-        """Measure how much longer a call takes for a prompt that the drafter has to read."""
+        """Measure how much longer a call takes if the drafter has to read a prompt."""
         for size in _READING_SIZES:
             unread = min(size, self._info.max_model_len // 2)
             if not (costs.is_known and self._has_time_for(costs.seconds(1, 1, unread))):
@@ -106,7 +107,7 @@ class _Calls:
             await self._release(drafter, f"profile-{size}")
 
     def _prompt_of(self, size: int) -> TokenIds:
-        """Return a prompt that no request will have: its rows stay in the target's cache."""
+        """Return a prompt that no request will have, since its rows stay in the target's cache."""
         return (7919 * np.arange(1, 1 + size)).astype(np.int32) % self._info.vocab_size
 
     @property
@@ -114,7 +115,7 @@ class _Calls:
         return self._info.max_model_len - len(self._prompt)
 
     async def _draft(self, drafter: Drafter, number: int, length: int) -> float | None:
-        """Return the least seconds of calls for `number` drafts; None if there was none."""
+        """Return the minimum seconds of calls for `number` drafts; None if there was no draft."""
         requests = [self._request(name, self._prompt, length) for name in self._names[:number]]
         found = []
         for _ in range(_REPEATS):
@@ -145,15 +146,15 @@ class Profile(_Calls):
     def __init__(
         self, verifier: Verifier, costs: CostModel, max_seconds: float, max_wait_seconds: float
     ) -> None:
-        """A call is waited for `max_wait_seconds` at most."""
+        """max_wait_seconds: longest wait for a call."""
         super().__init__(verifier.info, max_seconds, max_wait_seconds)
         self._verifier = verifier
         self._costs = costs
 
     async def run(self, lanes: Sequence[Lane]) -> None:
-        """Measure the verifier, then one drafter of each name, as far as costs are not known yet.
+        """Measure the verifier, then one drafter of each name, unless their costs are known.
 
-        A role that fails, or hangs, is left out.
+        A role that fails or hangs is skipped.
         """
         drafters: dict[str, Drafter] = {}
         for lane in lanes:
@@ -188,7 +189,7 @@ class Profile(_Calls):
                 costs.observe_verification(number * num_rows, number, seconds, {})
 
     async def _verify(self, number: int, num_rows: int) -> float:
-        """Return the least seconds of verifications of `number` requests, `num_rows` for each."""
+        """Return the minimum seconds of verifications of `number` requests, `num_rows` for each."""
         tree = chain([1] * (num_rows - 1))
         requests = [
             VerifyRequest(name, self._prompt, len(self._prompt), tree, SamplingParams())
@@ -207,9 +208,9 @@ class Profile(_Calls):
             costs.interference = await self._interference(drafter, costs.interference)
 
     async def _interference(self, drafter: Drafter, assumed: float) -> float:
-        """Return by how much a draft call and a verification beside it slow each other down.
+        """Return how much a draft call and a concurrent verification slow each other down.
 
-        As assumed if they take no time, or there was no draft.
+        Returns `assumed` if they take no time, or there was no draft.
         """
         verifying, drafting = await self._verify(1, 4), await self._draft(drafter, 1, 16)
         shorter = min(verifying, drafting or 0.0)

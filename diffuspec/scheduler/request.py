@@ -1,4 +1,4 @@
-"""Request: a prompt and all that happens to it. Only the scheduler's loop changes one."""
+"""Request: a prompt and everything that happens to it. Only the scheduler's loop changes it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class Request:
-    """One request: its tokens, its coming step, and its outputs."""
+    """One request: its tokens, its next step, and its outputs."""
 
     def __init__(
         self,
@@ -61,19 +61,20 @@ class Request:
     ) -> None:
         """Begin after `committed_token_ids`, output of an earlier run that is not emitted again.
 
-        `expect` makes the expectation of a drafter's drafts, by its name.
+        `expect` returns the expectation of a drafter's drafts, given its name.
 
-        Raises InvalidRequestError if the committed tokens end the request already.
+        Raises InvalidRequestError if the committed tokens already end the request.
         """
-        self.request_id = request_id  # a name of its own within the coordinator
-        self.client_request_id = client_request_id  # the caller's name, which several may have
+        self.request_id = request_id  # unique within the coordinator
+        # the caller's id, which several requests may share
+        self.client_request_id = client_request_id
         self._traceparent = context.traceparent.get()
         self.num_prompt_tokens = len(prompt_token_ids)
         self.sampling = sampling
         self.speculation = speculation
         self.policy = policy or FixedLength(speculation.num_draft_tokens)
         self.outputs = Outputs()
-        self.slot = 0  # lowest number that no other running request had at admission
+        self.slot = 0  # lowest number not used by another running request at admission
         self.is_resumed = bool(len(committed_token_ids))
         self.progress = Progress()
         self.timeline = RequestTimes(submitted_at=self.progress.since)
@@ -81,14 +82,14 @@ class Request:
         self.step = Step()
         self.num_steps = 0  # verdicts committed by this coordinator
         self.early: EarlyDraft | None = None
-        self.pre_drafts: PreDrafts | None = None  # pre-drafts of the latest verification
-        self.ranking: OutcomeRanking | None = None  # ranking of outcomes
+        self.pre_drafts: PreDrafts | None = None  # of the latest verification
+        self.ranking: OutcomeRanking | None = None  # ranks outcomes
         self.drafter = drafter  # name of the drafters that may draft for it
-        self.choice: DrafterChoice | None = None  # choice of the drafter, step by step
-        self.is_first_draft = False  # its drafter has read the prompt for the draft of this step
-        self.is_in_verifier = False  # A verification with it has not returned.
-        self.stalled_since: float | None = None  # begin of the verifier's outage
-        self.num_outages = 0  # outages of the verifier that `prefill` knows of
+        self.choice: DrafterChoice | None = None  # chooses the drafter for each step
+        self.is_first_draft = False  # its drafter has read the prompt for this step's draft
+        self.is_in_verifier = False  # a verification with it has not returned
+        self.stalled_since: float | None = None  # start of the verifier's outage
+        self.num_outages = 0  # outages of the verifier that `prefill` takes into account
 
         self._prefix = Prefix(
             prompt_token_ids, committed_token_ids, sampling, eos_token_ids, detokenizer
@@ -99,7 +100,7 @@ class Request:
         self.prefill = Prefill(request_id, self._prefix, scoring)
         self.feed = StateFeed()  # hidden states for its drafter
         self._expect = expect
-        self._expectations: dict[str, Expectation] = {}  # keys: drafters
+        self._expectations: dict[str, Expectation] = {}  # by drafter
         self._prediction = np.array(speculation.prediction, np.int32)
         self._weight = DrafterWeight(speculation.drafter_weight)
 
@@ -112,7 +113,7 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prefix."""
+        """Number of tokens in the prefix."""
         return self._prefix.num_tokens
 
     @property
@@ -130,7 +131,7 @@ class Request:
 
     @property
     def room(self) -> int:
-        """Drafted tokens that may still be committed; the target's own token is not counted."""
+        """Drafted tokens that may still be committed, not counting the target's own token."""
         return self._prefix.num_left - 1
 
     def room_after(self, token_ids: Collection[int]) -> int:
@@ -142,7 +143,7 @@ class Request:
     def commit(self, verdict: Verdict) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Append the verdict's tokens up to the first that ends the request.
 
-        Returns the tokens kept and the text each one released; sets finish_reason.
+        Returns the appended tokens and the text that each one released; sets finish_reason.
         """
         pieces = self._prefix.append(verdict.token_ids)
         self.prefill.finish()
@@ -153,7 +154,7 @@ class Request:
 
     @property
     def about(self) -> dict[str, str]:
-        """The `extra` of a log line about this request."""
+        """The `extra` fields of a log line about this request."""
         return about(self.client_request_id or self.request_id, self._traceparent)
 
     @property
@@ -183,12 +184,12 @@ class Request:
 
     @property
     def last_length(self) -> int:
-        """Length of the next draft if the policy gives it, else of the latest."""
+        """Length of the next draft if the policy determines it, else of the latest draft."""
         return self.policy.num_draft_tokens or self.step.num_draft_tokens
 
     @property
     def expectation(self) -> Expectation:
-        """What drafts of its drafter are worth to it."""
+        """The expected value of its drafter's drafts."""
         if self.drafter not in self._expectations:
             assert self._expect is not None
             self._expectations[self.drafter] = self._expect(self.drafter)
@@ -204,12 +205,12 @@ class Request:
         return request if states is None else replace(request, states=states)
 
     def draft_request_after(self, token_ids: Collection[int], length: int) -> DraftRequest:
-        """Return the request for a draft in case these tokens are committed."""
+        """Return the request for a draft to be used if these tokens are committed."""
         prefix = np.concatenate([self.prefix, np.array([*token_ids], np.int32)])
         return self._draft_request(prefix, length)
 
     def _draft_request(self, prefix: TokenIds, length: int) -> DraftRequest:
-        """With pre-drafting, one more position is drafted: the token after a full acceptance."""
+        """Return a draft request. With pre-drafting it also drafts the position of the bonus."""
         speculation = self.speculation
         looks_ahead = speculation.num_outcomes != 0
         return DraftRequest(
@@ -226,15 +227,15 @@ class Request:
         )
 
     def note_states(self, draft: Draft) -> None:
-        """Note which hidden states the drafter lacks; have the target read lost ones again."""
+        """Record which hidden states the drafter lacks; let the target recompute lost ones."""
         first_lost = self.feed.answered(draft.states_wanted)
         if first_lost is not None:
             self.prefill.num_read = min(self.prefill.num_read, first_lost)
 
     def take_draft(self, draft: Draft, length: int, target: TargetInfo) -> None:
-        """Keep a draft of `length` tokens for the coming step.
+        """Store a draft of `length` tokens for the next step.
 
-        Raises InvalidRequestError if it is wrong.
+        Raises InvalidRequestError if it is invalid.
         """
         check_draft(draft, min(self.speculation.max_nodes, target.max_tree_nodes), target)
         step = self.step
@@ -245,7 +246,7 @@ class Request:
         step.is_settled, step.fallback = True, None
 
     def take_early_draft(self, target: TargetInfo) -> bool:
-        """Keep the part of an early draft after the tokens committed since; see take_draft.
+        """Store the part of an early draft after the tokens committed since; see take_draft.
 
         Returns whether any node is left.
         """
@@ -266,7 +267,7 @@ class Request:
     # ---- verifying
 
     def verify_request(self, max_read_tokens: int) -> VerifyRequest:
-        """Return the verifier's request for the coming step; it may read the prefix first."""
+        """Return the verifier's request for the next step; it may first read the prefix."""
         return VerifyRequest(
             self.request_id,
             self.prefix,
@@ -278,7 +279,7 @@ class Request:
         )
 
     def verified_draft(self, verdict: Verdict) -> VerifiedDraft | None:
-        """Return the draft that was verified, if there was one and it is to be reported."""
+        """Return the verified draft, if there was one and it should be reported."""
         draft = self.step.draft
         if not self.speculation.report_drafts or draft is EMPTY_DRAFT:
             return None

@@ -1,10 +1,10 @@
-"""The schedule: what to verify, to draft and to draft ahead now, and until when to wait.
+"""The schedule: what to verify, draft and pre-draft now, and until when to wait.
 
 `schedule` is a pure function. It lists candidate plans, predicts the tokens that each commits until
-all requests in it have had their step, and takes the one whose tokens are the most above the price
-of the seconds that it takes. A second costs as many tokens as the best way to go on commits in one;
-while a first token is awaited, `first_token_price` times as many more. To wait for a draft, to
-verify without it, to let a prompt go first, not to draft at all: all of these are candidates.
+all requests in it have had their step, and chooses the plan whose tokens exceed the price of its
+seconds by the most. A second costs as many tokens as the best alternative commits in one, plus
+`first_token_price` times that for each awaited first token. Waiting for a draft, verifying without
+it, prefilling a prompt first, and not drafting at all are all candidates.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def schedule(s: Snapshot) -> Plan:
 class _Groups:
     """The ready requests, by what they wait for."""
 
-    prompts: list[Request] = field(default_factory=list)  # Much of their prefix is unread.
+    prompts: list[Request] = field(default_factory=list)  # much of their prefix is unread
     drafted: list[Request] = field(default_factory=list)
-    plain: list[Request] = field(default_factory=list)  # They have no draft in this step.
-    open: list[Request] = field(default_factory=list)  # They may draft, or go without.
-    bound: list[Request] = field(default_factory=list)  # They wait for their drafter.
+    plain: list[Request] = field(default_factory=list)  # without a draft in this step
+    open: list[Request] = field(default_factory=list)  # may draft, or be verified without
+    bound: list[Request] = field(default_factory=list)  # wait for their drafter
 
 
 def _best_plan(s: Snapshot) -> Plan:
@@ -96,7 +96,7 @@ def _grouped(s: Snapshot) -> _Groups:
 
 
 def _drafts(s: Snapshot, groups: _Groups) -> Drafts:
-    """Size the drafts of open requests. Those that do not draft become plain ones."""
+    """Size the drafts of open requests. Requests that do not draft become plain ones."""
     drafts = Drafts(rate=s.rate)
     by_drafter: dict[str, list[Request]] = {}
     for request in groups.open:
@@ -136,7 +136,7 @@ def _verifying_plan(s: Snapshot, groups: _Groups, drafts: Drafts) -> Plan:
     free = [one for one in groups.open if one.policy.num_draft_tokens is None]
     everything = [*prompts, *groups.drafted, *groups.plain, *free]
     if not drafts.calls and not coming.num_requests and not (prompts and groups.drafted):
-        return Plan(verify=everything)  # nothing to choose
+        return Plan(verify=everything)  # there is no choice
     if not coming.num_requests and len(everything) == len(free):
         return Plan(drafts=drafts.calls, considered=_rates(s, drafts))  # `sized` has chosen
     prompt_batch, drafted = batch_of(s, prompts), batch_of(s, groups.drafted)
@@ -170,8 +170,8 @@ def _verifying_plan(s: Snapshot, groups: _Groups, drafts: Drafts) -> Plan:
 def _prompts_to_read(s: Snapshot, prompts: Sequence[Request]) -> list[Request]:
     """Return the prompts to read in the next verification, shorter ones first.
 
-    Those that would delay the others' first tokens by more than they gain wait, but none for longer
-    than it takes to read it.
+    Prompts that would delay the others' first tokens by more than they gain have to wait, but none
+    waits longer than reading it takes.
     """
     if len(prompts) < 2:
         return list(prompts)
@@ -190,9 +190,9 @@ def _prompts_to_read(s: Snapshot, prompts: Sequence[Request]) -> list[Request]:
 
 
 def _may_defer(s: Snapshot, groups: _Groups, drafts: Drafts, *, is_for_prompts: bool) -> bool:
-    """Whether idle drafters may leave open requests waiting that cannot go without a draft.
+    """Return whether open requests that need a draft may be deferred while drafters are idle.
 
-    For prompts they may, but no longer than the drafts take: requests behind come without end.
+    They may be for prompts, but no longer than the drafts take, since new prompts keep arriving.
     """
     given = [one for one in groups.open if one.policy.num_draft_tokens is not None]
     longest = max([s.now - one.step.started_at for one in given], default=0.0)
@@ -200,14 +200,14 @@ def _may_defer(s: Snapshot, groups: _Groups, drafts: Drafts, *, is_for_prompts: 
 
 
 def _is_overdue(s: Snapshot, prompts: Sequence[Request], drafted: Sequence[Request]) -> bool:
-    """Whether a draft has waited for as long as these prompts take to be read."""
+    """Return whether a draft has waited for as long as reading these prompts takes."""
     batch = batch_of(s, prompts)
     seconds = s.costs.verify_seconds(batch.num_rows, batch.num_requests)
     return any([s.now - (one.step.ready_at or one.step.started_at) > seconds for one in drafted])
 
 
 def _rates(s: Snapshot, drafts: Drafts) -> list[Score]:
-    """Return the scores by which the lengths of drafts were chosen, if they were."""
+    """Return the scores by which draft lengths were chosen; empty if they were not."""
     if not drafts.rate:
         return []
     number, tokens = s.num_running, drafts.batch.tokens
@@ -217,7 +217,7 @@ def _rates(s: Snapshot, drafts: Drafts) -> list[Score]:
 
 
 def _drafting_plan(s: Snapshot, groups: _Groups, drafts: Drafts) -> Plan:
-    """Choose what to do while the verifier works, or is unavailable."""
+    """Choose what to do while the verifier is busy or unavailable."""
     call = s.verification
     if call is None or not drafts.calls:
         return Plan(drafts=drafts.calls)
@@ -246,14 +246,15 @@ def _winner(s: Snapshot, found: Sequence[tuple[Score, Plan]], left: float) -> Pl
     plan = found[0][1]
     plan.considered = [score for score, _ in found]
     if not plan.verify and not plan.drafts and left < math.inf:
-        plan.wait_until = s.now + max(left, 1e-4)  # a tenth of a millisecond: the loop's own pace
+        # a tenth of a millisecond: the pace of the loop itself
+        plan.wait_until = s.now + max(left, 1e-4)
     return plan
 
 
 def _coming(s: Snapshot) -> tuple[Batch, float]:
-    """Return the requests whose drafts are being made, and the seconds until all are there.
+    """Return the requests whose drafts are being made, and the seconds until all are ready.
 
-    A call that has taken twice as long as expected may have hung: it is not waited for.
+    A call that has taken twice as long as expected may hang, and is not waited for.
     """
     batch, left = Batch(), 0.0
     for lane in s.lanes:
@@ -270,11 +271,11 @@ def _coming(s: Snapshot) -> tuple[Batch, float]:
     return batch, left
 
 
-# ---- what the winner still needs
+# ---- completing the chosen plan
 
 
 def _cut(s: Snapshot, plan: Plan) -> None:
-    """Cut the drafts that are verified now to the nodes that are worth their rows."""
+    """Cut the drafts that are verified now to the nodes that are worth verifying."""
     cut = [one for one in plan.verify if one.step.reach and not one.step.is_trial]
     if not cut or not s.costs.verification.curve.is_known:
         return

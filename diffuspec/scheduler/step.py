@@ -1,9 +1,9 @@
-"""What a request does now: its progress, what is read of its prefix, its step, and drafts ahead.
+"""The present work on a request: its progress, prefill, step, and pre-drafts.
 
-Two kinds of drafts are made ahead. An early draft is asked for while the target reads the prompt.
-Pre-drafts are made for outcomes of a verification under way, before its verdict is known. When the
-verdict is one of those outcomes (a hit), the next draft is there already or on its way; a miss is
-drafted just in time. Neither changes a token of the answer.
+Two kinds of drafts are made ahead. An early draft is requested while the target reads the prompt.
+Pre-drafts are made for outcomes of a running verification, before its verdict is known. If the
+verdict is one of those outcomes (a hit), the next draft is ready or on its way; a miss is drafted
+just in time. Neither changes a token of the answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from diffuspec.core.types import (
 from diffuspec.text.prefix import Prefix
 from diffuspec.text.prompt_scoring import PromptScoring
 
-_FEW_TOKENS = 8  # rows of a short draft: so few are read beside decoding, without a prefill
+# rows of a short draft: this few tokens are read beside decoding, without a prefill
+_FEW_TOKENS = 8
 
 
 State: TypeAlias = Literal["waiting", "drafting", "verifying", "finished"]
@@ -41,11 +42,11 @@ class Progress:
     def __init__(self) -> None:
         self.state: State = "waiting"
         self.waits_for = "a slot"
-        self.since = time.monotonic()  # begin of the state
+        self.since = time.monotonic()  # start of the state
         self._seconds: dict[str, float] = {}  # time in earlier states
 
     def enter(self, state: State, waits_for: str) -> None:
-        """Note what the request waits for now; it stays finished once it is."""
+        """Enter a state, with what the request waits for; once finished it stays so."""
         if self.state == "finished":
             return
         if state != self.state:
@@ -60,22 +61,22 @@ class Progress:
 
 @dataclass(slots=True)
 class Step:
-    """The coming step of a request. Points in time are time.monotonic()."""
+    """The next step of a request. Points in time are of time.monotonic()."""
 
-    started_at: float = 0.0  # time of the previous verdict, or the admission
-    verify_busy_seconds: float = 0.0  # total of the verifier at the beginning
-    draft_busy_seconds: float = 0.0  # total of the drafters at the beginning
+    started_at: float = 0.0  # time of the previous verdict, or of the admission
+    verify_busy_seconds: float = 0.0  # the verifier's total at the start
+    draft_busy_seconds: float = 0.0  # the drafters' totals at the start
     ready_at: float = 0.0  # arrival of the draft, or decision to go without one
-    drafting_seconds: float = 0.0  # wait for the drafter, transport included
-    prefill_seconds: float = 0.0  # the verifier's time for prompt chunks ahead of the step
-    prefill_transport_seconds: float = 0.0  # transport of these chunks, both ways
+    drafting_seconds: float = 0.0  # wait for the drafter, including transport
+    prefill_seconds: float = 0.0  # the verifier's time for prompt chunks before the step
+    prefill_transport_seconds: float = 0.0  # transport of these chunks, in both directions
     draft: Draft = EMPTY_DRAFT
-    num_draft_tokens: int = 0  # length asked of the drafter
-    reach: Sequence[float] = ()  # reach of the draft's nodes; empty: it is verified whole
-    num_expected: float = 0.0  # tokens of the draft to be accepted; 0: not known
-    is_settled: bool = False  # the draft is there, or the step goes without one
-    is_trial: bool = False  # the draft is to tell whether drafts pay
-    fallback: str | None = None  # why the step has no draft although one was due
+    num_draft_tokens: int = 0  # requested length
+    reach: Sequence[float] = ()  # reach of the draft's nodes; empty: verify all of it
+    num_expected: float = 0.0  # expected accepted tokens of the draft; 0: unknown
+    is_settled: bool = False  # the draft has arrived, or the step goes without one
+    is_trial: bool = False  # the draft's purpose is to test whether drafts pay
+    fallback: str | None = None  # why the step has no draft although there should have been one
 
     def skip(self, reason: str | None) -> None:
         """Go without a draft. `reason`: see StepStats.fallback."""
@@ -86,7 +87,7 @@ class Step:
         """Keep only the likeliest nodes of the draft, if it has more."""
         reach = self.reach
         if num_nodes < len(reach):
-            # Parents first: no node is likelier to be reached than its parent.
+            # Parents come first: no node is likelier to be reached than its parent.
             order = sorted(range(len(reach)), key=reach.__getitem__, reverse=True)[:num_nodes]
             self.draft = prune_draft(self.draft, order) if order else EMPTY_DRAFT
             self.num_expected = sum([reach[node] for node in order])
@@ -94,63 +95,63 @@ class Step:
 
 
 class Prefill:
-    """Has the target read a long prefix in several verifications, ahead of the step.
+    """Lets the target read a long prefix in several verifications, before the step.
 
-    Only the target knows how much of it is cached: it is given the whole prefix with a limit on
-    what it reads at a time, and says how much it left.
+    Only the target knows how much of it is cached: it gets the whole prefix, with a limit on the
+    tokens to read at a time, and reports how many are left.
     """
 
     def __init__(self, request_id: str, prefix: Prefix, scoring: PromptScoring | None) -> None:
-        """`scoring` is None if no log-probabilities of the prompt are asked for."""
-        self.num_read = 0  # tokens of the prefix that are in the target's cache
+        """scoring: None if no log-probabilities of the prompt are requested."""
+        self.num_read = 0  # tokens of the prefix in the target's cache
         self._num_cached: int | None = None  # tokens that earlier requests left there
-        self._is_stuck = False  # the last verification left as much unread as the one before
+        self._is_stuck = False  # the last verification made no progress
         self._request_id = request_id
         self._prefix = prefix
         self._scoring = scoring
 
     @property
     def num_unread(self) -> int:
-        """Tokens of the prefix that the target reads in the coming step; 1 while decoding."""
+        """Number of prefix tokens that the target reads in the next step; 1 while decoding."""
         return self._prefix.num_tokens - self.num_read
 
     @property
     def is_long(self) -> bool:
-        """Whether the coming step reads more than it would in the time of a decoding step."""
+        """Whether the next step reads more than fits into the time of a decoding step."""
         return self._prefix.num_tokens - self.num_read > _FEW_TOKENS
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Log-probabilities of the prompt's tokens scored so far; empty if not asked for."""
+        """Log-probabilities of the prompt tokens scored so far; empty if not requested."""
         return self._scoring.logprobs if self._scoring is not None else ()
 
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens of the prompt that other requests had left in the target's cache."""
+        """Number of prompt tokens that other requests had left in the target's cache."""
         return min(self._num_cached or 0, self._prefix.num_prompt_tokens)
 
     def finish(self) -> None:
-        """Note that a verdict is committed: the target has read all tokens but its own last one."""
+        """Record a committed verdict: the target has read all tokens but its own last one."""
         self.num_read = self._prefix.num_tokens - 1
 
     def limit(self, most: int) -> int | None:
-        """Return how many tokens a verification may read: `most`, or None for all of them.
+        """Return how many tokens a verification may read: `most`, or None for all.
 
-        All if the last verification got no further, because the verifier lost its cache or gave the
-        place to others: otherwise the reading might never end.
+        All if the last verification made no progress, because the verifier lost its cache or gave
+        the slot to others: otherwise the prefill might never end.
         """
         return None if self._is_stuck else most
 
     def next_scored(self, max_nodes: int, most: int) -> VerifyRequest | None:
-        """Return the next part of a prompt that is scored, of at most `max_nodes` tokens."""
+        """Return the next part of a scored prompt, of at most `max_nodes` tokens."""
         if self._scoring is None or self._scoring.is_finished:
             return None
         return self._scoring.next_chunk(self._request_id, max_nodes, self.limit(most))
 
     def take(self, asked: VerifyRequest, verdict: Verdict) -> bool:
-        """Note what the target has read; return whether the verdict is that of the coming step.
+        """Record what the target has read; return whether this is the verdict of the next step.
 
-        False: it read a part of the prefix only. Raises VerifierError for a wrong verdict.
+        False: it has only read a part of the prefix. Raises VerifierError for an invalid verdict.
         """
         if self._num_cached is None:
             self._num_cached = verdict.num_cached_tokens
@@ -175,10 +176,10 @@ class Prefill:
 
 @dataclass(slots=True)
 class EarlyDraft:
-    """A draft asked for while the target reads the prompt, without the first token."""
+    """A draft requested while the target reads the prompt, without the first token."""
 
-    num_tokens: int  # size of the prefix that it was asked for
-    length: int  # tokens asked of the drafter
+    num_tokens: int  # length of the prefix for which it was requested
+    length: int  # requested number of tokens
     draft: Draft | None = None  # None: on its way
 
 
@@ -199,8 +200,9 @@ class PreDrafts:
     ranking: OutcomeRanking
     untried: list[RankedOutcome] | None = None  # outcomes not sent yet; None: not ranked yet
     num_sent: int = 0
-    num_tokens: int = 0  # length asked of the drafter
-    by_outcome: dict[Outcome, PreDraft] = field(default_factory=dict)  # pre-drafts not lost
+    num_tokens: int = 0  # requested length
+    # pre-drafts that were not lost
+    by_outcome: dict[Outcome, PreDraft] = field(default_factory=dict)
     happened: Outcome | None = None  # None: no verdict yet
 
     @property
@@ -217,7 +219,7 @@ class PreDrafts:
 
     @property
     def num_wasted_tokens(self) -> int:
-        """Tokens asked of the drafter for outcomes that did not happen."""
+        """Tokens requested of the drafter for outcomes that did not happen."""
         return self.num_tokens - (0 if self.hit is None else self.hit.num_draft_tokens)
 
     def rank(
@@ -225,10 +227,10 @@ class PreDrafts:
     ) -> list[RankedOutcome]:
         """Return the outcomes not sent yet that leave room for a draft, likeliest first.
 
-        They are ranked once, for the draft that is being verified.
+        They are ranked once, for the draft being verified.
         """
         if self.untried is None:
-            self.untried = []  # It stays empty if the ranking fails.
+            self.untried = []  # stays empty if the ranking fails
             ranked = self.ranking.rank(draft, prefix)
             self.untried = [one for one in ranked if room_after(one.outcome.committed(draft.tree))]
         return self.untried
@@ -242,11 +244,11 @@ class PreDrafts:
         self.by_outcome[outcome] = pre_draft
 
     def arrive(self, pre_draft: PreDraft, draft: Draft) -> bool:
-        """Keep a draft; return whether its request waits for it."""
+        """Store a draft; return whether its request is waiting for it."""
         pre_draft.draft = draft
         return self.happened == pre_draft.outcome
 
     def lose(self, pre_draft: PreDraft) -> bool:
-        """Forget a pre-draft that will not come; return whether its request waits for it."""
+        """Forget a pre-draft that will not come; return whether its request is waiting for it."""
         was_on_its_way = self.by_outcome.pop(pre_draft.outcome, None) is not None
         return was_on_its_way and self.happened == pre_draft.outcome

@@ -1,7 +1,7 @@
-"""Verifications: begins that of a plan, and hands its verdicts or its failure to the requests.
+"""Verifications: starts that of a plan, and passes its verdicts or failure to the requests.
 
 While the verifier is unavailable its requests are held, and verified again after a pause, with
-their prefixes read again. A request that the verifier fails at ends alone.
+their prefixes read again. A request that makes the verifier fail ends without affecting others.
 """
 
 from __future__ import annotations
@@ -51,12 +51,14 @@ class Verifications:
         put: Callable[[Callable[[], None]], None],
         tracer: Tracer | None,
     ) -> None:
-        """`finish_step` gets each verdict, or the error that ends a request; `put` takes events."""
-        self.ready: dict[Request, None] = {}  # requests in no call that their step waits for
+        """`finish_step` gets each verdict, or the error that ends a request; `put` adds events."""
+        # requests that are in no call on which their step depends
+        self.ready: dict[Request, None] = {}
         self.busy = BusyTime()
         self.in_flight: VerifyCall | None = None
-        self.retry_at = 0.0  # time of the next call of an unavailable verifier
-        self.isolated: deque[Sequence[Request]] = deque()  # the verifier failed at one of each
+        self.retry_at = 0.0  # time at which an unavailable verifier is called again
+        # groups in each of which one request made the verifier fail
+        self.isolated: deque[Sequence[Request]] = deque()
         self._verifier = verifier
         self._config = config
         self._pool = pool
@@ -71,7 +73,7 @@ class Verifications:
 
     @property
     def num_ready(self) -> int:
-        """Ready requests that decode: their prompts are read."""
+        """Number of ready decoding requests: their prompts have been read."""
         return sum([not request.prefill.is_long for request in self.ready])
 
     def begin(self, plan: Plan, num_running: int) -> None:
@@ -79,7 +81,7 @@ class Verifications:
         requests = plan.verify
         if self.isolated and requests is self.isolated[0]:
             self.isolated.popleft()
-        if self.retry_at:  # the first after an outage
+        if self.retry_at:  # the first call after an outage
             self.retry_at = 0.0
             self._learner.pause()
         for request in requests:
@@ -119,8 +121,8 @@ class Verifications:
     def _settle(self, request: Request, plan: Plan) -> None:
         """Settle the step of a request that is about to be verified."""
         if request.num_outages < self._num_outages:
-            # The verifier may be a new one, with an empty cache. To read the whole prefix in
-            # one step could miss the deadline again and again, so it is read in chunks.
+            # The verifier may be a new one, with an empty cache. Reading the whole prefix in one
+            # step could miss the deadline again and again, so it is read in chunks.
             request.num_outages, request.prefill.num_read = self._num_outages, 0
         step = request.step
         if not step.is_settled and not request.prefill.is_long:
@@ -150,7 +152,7 @@ class Verifications:
 
     def _on_verdicts(self, call: VerifyCall, result: list[Verdict] | Exception) -> None:
         if call is not self.in_flight:
-            return  # cleared after a bug
+            return  # the loop was cleared after a bug
         self.in_flight = None
         if isinstance(result, VerifierUnavailableError):
             self._on_outage(call, result)
@@ -188,7 +190,7 @@ class Verifications:
         self.ready[request] = None
 
     def _isolate(self, call: VerifyCall, error: Exception) -> None:
-        """End the only request of a call that failed; try halves of more by themselves."""
+        """End the only request of a failed call; if there are more, retry halves separately."""
         if len(call.requests) == 1:
             [request] = call.requests
             request.is_in_verifier = False
@@ -198,7 +200,7 @@ class Verifications:
         self.isolated.extendleft([call.requests[half:], call.requests[:half]])
 
     def _on_outage(self, call: VerifyCall, error: VerifierUnavailableError) -> None:
-        """Hold requests until the verifier is back, but for those that waited too long or ended."""
+        """Hold requests until the verifier is back, except those that waited too long or ended."""
         self._num_outages += 1
         pause, now = self._backoff.failed(), time.monotonic()
         logger.warning("the verifier is unavailable; next attempt in %.2g s: %s", pause, error)
@@ -214,7 +216,7 @@ class Verifications:
                 self.ready[request] = None
 
     def clear(self) -> None:
-        """Forget all requests, after a bug: none of them is in a verification."""
+        """Forget all requests, after a bug: none of them is being verified."""
         for requests in [*self.isolated, self.in_flight.requests if self.in_flight else ()]:
             for request in requests:
                 request.is_in_verifier = False

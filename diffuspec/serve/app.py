@@ -1,6 +1,6 @@
 """The HTTP application: the APIs of OpenAI and Anthropic over a backend.
 
-`create_app` has no part in what serves it: uvicorn in `server`, or Ray Serve.
+`create_app` does not depend on what serves it: uvicorn in `server`, or Ray Serve.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def create_app(
 ) -> FastAPI:
     """Return the application. `spans` records every request for OpenTelemetry.
 
-    Raises ConfigError for a file of keys that cannot be read.
+    Raises ConfigError for an unreadable file of keys.
     """
     keys = None if settings.api_keys is None else Keys(settings.api_keys)
     app = FastAPI(
@@ -69,7 +69,7 @@ def create_app(
         version=package_version(),
         docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # a redirect would name http, behind a gateway that ends TLS
+        redirect_slashes=False,  # a redirect would say http behind a gateway that terminates TLS
     )
     errors.install(app)
     openapi.install(app)
@@ -79,7 +79,7 @@ def create_app(
     app.add_middleware(Observer, series=series, spans=spans)
     app.add_middleware(HeadAsGet)
     app.add_middleware(PlainPaths)
-    # This is for /openapi.json alone: Edge checks the keys.
+    # For /openapi.json only: Edge checks the keys.
     shown = [] if keys is None else [Security(HTTPBearer(auto_error=False))]
     add = functools.partial(app.add_api_route, dependencies=shown)
     threads = ThreadPoolExecutor(settings.max_tokenizing, "tokenize")
@@ -157,8 +157,9 @@ def _add_models(add: Add, backend: Backend) -> None:
         return JSONResponse(listed)
 
     async def model(request: Request) -> JSONResponse:
-        """Describe the served model."""
-        name = plain_path(backend.model.name).lstrip("/")  # PlainPaths changes the path likewise
+        """PlainPaths changes the path in the same way"""
+        # Return the Prometheus series; only those of HTTP while the engine is not ready.
+        name = plain_path(backend.model.name).lstrip("/")
         if request.path_params["name"] != name:
             raise no_such_model(backend.model.name)
         return JSONResponse(describe())
@@ -187,7 +188,7 @@ def _add_metrics(add: Add, backend: Backend, series: HttpSeries) -> None:
 
 def _add_health(app: FastAPI, backend: Backend, load: Load) -> None:
     async def health() -> JSONResponse:
-        """Return 200: the process is alive."""
+        """Return the number of requests in progress, for load balancers; as in vLLM."""
         alive: Health = {"status": "ok"}
         return JSONResponse(alive)
 

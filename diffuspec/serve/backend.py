@@ -1,4 +1,4 @@
-"""The interface between HTTP and an engine of this process, or the pipelines of a cluster."""
+"""The interface between HTTP and an engine in this process, or the pipelines of a cluster."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ class ServedModel:
     created: int  # seconds since 1970
     max_model_len: int  # prompt and output tokens of one request
     vocab_size: int  # token ids that the tokenizer knows: 0 .. vocab_size - 1
-    speculation: SpeculationParams = field(default_factory=SpeculationParams)  # the default
+    # the default for requests
+    speculation: SpeculationParams = field(default_factory=SpeculationParams)
     conventions: Conventions = field(default_factory=Conventions)
 
 
 class Backend(Protocol):
     """Answers prompts for the HTTP application. Belongs to the application's event loop.
 
-    A backend that is not ready yet, or not at the moment, raises VerifierUnavailableError from any
-    of its members; clients get 503 and may try again.
+    While a backend is not ready, any of its members may raise VerifierUnavailableError; clients
+    then get 503 and may try again.
     """
 
     @property
@@ -36,7 +37,7 @@ class Backend(Protocol):
 
     @property
     def tokenizer(self) -> Any:
-        """The target's tokenizer, as `load_tokenizer` returns it. Safe to use in threads."""
+        """The target's tokenizer, as returned by `load_tokenizer`. Thread-safe."""
         ...
 
     def stream(
@@ -46,9 +47,9 @@ class Backend(Protocol):
         speculation: SpeculationParams | None,
         request_id: str,
     ) -> AsyncGenerator[RequestOutput]:
-        """Yield what every step adds; closing the generator cancels the request within one step.
+        """Yield the tokens of each step; closing the generator cancels the request within one step.
 
-        speculation None: the deployment's own. Raises InvalidRequestError and OverloadedError
+        speculation: None: the deployment's default. Raises InvalidRequestError and OverloadedError
         before the first output, WorkerError and RequestCancelledError at any time.
         """
         ...
@@ -56,7 +57,7 @@ class Backend(Protocol):
     async def status(self) -> ServiceStatus:
         """Return the state of roles and requests within a second or two.
 
-        No request can be answered while a role whose name begins with "verifier" is not healthy.
+        No request can be answered while a role whose name begins with "verifier" is unhealthy.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""How a model's chats are written, and the sampling that its makers recommend."""
+"""The format of a model's chats, and the sampling that its makers recommend."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ToolParser: TypeAlias = Literal[
     "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "openai", "none"
 ]
 ReasoningParser: TypeAlias = Literal["qwen3", "deepseek_r1", "openai_gptoss", "none"]
-OF_MODEL, OF_SERVER = "auto", "vllm"  # vLLM's words for where defaults come from
+OF_MODEL, OF_SERVER = "auto", "vllm"  # vLLM's words for the source of defaults
 
 _OTHER_NAMES = {"gpt-oss": "openai", "gpt_oss": "openai", "qwen3_xml": "qwen3_coder"}
 _OTHER_REASONING = {"gpt-oss": "openai_gptoss", "gpt_oss": "openai_gptoss"}
-# The first of these whose mark is in a chat template is its form of calls.
+# The first of these whose mark is in a chat template determines the format of calls.
 _CALL_MARKS: tuple[tuple[str, ToolParser], ...] = (
     ("<|channel|>", "openai"),
-    ("<｜tool▁calls▁begin｜>", "none"),  # DeepSeek's own
+    ("<｜tool▁calls▁begin｜>", "none"),  # DeepSeek's own format
     ("[TOOL_CALLS]", "mistral"),
     ("<function=", "qwen3_coder"),
     ("<tool_call>", "hermes"),
@@ -39,27 +39,27 @@ _SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class Conventions:
-    """How the served model's chats are written and read, and its sampling defaults."""
+    """How the served model's chats are written and parsed, and its sampling defaults."""
 
     tools: ToolParser = "hermes"
     reasoning: ReasoningParser = "none"
     sampling: Mapping[str, Any] = field(default_factory=dict)  # parameters that bodies may override
     max_tokens: int | None = None  # longest answer in tokens; None: to the end of the context
     template: str = ""  # source of the chat template
-    special_ids: Mapping[str, int] = field(default_factory=dict)  # ids of special tokens by text
+    special_ids: Mapping[str, int] = field(default_factory=dict)  # by text
 
     @property
     def has_channels(self) -> bool:
-        """Whether answers are gpt-oss's messages."""
+        """Whether answers are gpt-oss's messages in channels."""
         return self.tools == "openai" or self.reasoning == "openai_gptoss"
 
     @property
     def has_short_ids(self) -> bool:
-        """Whether ids of calls are nine letters and digits, as Mistral's templates demand."""
+        """Whether call ids are nine letters and digits, as Mistral's templates require."""
         return self.tools == "mistral"
 
     def __str__(self) -> str:
-        """Return them for a log."""
+        """Describe them for a log."""
         sampling = dict(self.sampling) or "the server's"
         return (
             f"tool calls are read as {self.tools}, reasoning as {self.reasoning}, "
@@ -68,7 +68,7 @@ class Conventions:
 
 
 def read_conventions(path: Path, tokenizer: Any, settings: ServeSettings) -> Conventions:
-    """Return the conventions of a model directory, where the settings do not say otherwise.
+    """Return the conventions of a model directory, unless the settings override them.
 
     Raises ConfigError and ModelLoadError.
     """
@@ -87,7 +87,7 @@ def read_conventions(path: Path, tokenizer: Any, settings: ServeSettings) -> Con
 
 
 def chosen_parsers(settings: ServeSettings) -> tuple[ToolParser | None, ReasoningParser | None]:
-    """Return the parsers that the settings name, if they do. Raises ConfigError."""
+    """Return the parsers named in the settings, if any. Raises ConfigError."""
     return (
         _chosen("tool_call_parser", settings.tool_call_parser, ToolParser, _OTHER_NAMES),
         _chosen("reasoning_parser", settings.reasoning_parser, ReasoningParser, _OTHER_REASONING),
@@ -95,12 +95,12 @@ def chosen_parsers(settings: ServeSettings) -> tuple[ToolParser | None, Reasonin
 
 
 def tools_of(template: str) -> ToolParser:
-    """Return the form of calls that a chat template asks its model for."""
+    """Return the format of calls that a chat template asks its model for."""
     return next((name for mark, name in _CALL_MARKS if mark in template), "hermes")
 
 
 def reasoning_of(template: str) -> ReasoningParser:
-    """Return the form of reasoning that a chat template knows."""
+    """Return the format of reasoning that a chat template supports."""
     if "<|channel|>" in template:
         return "openai_gptoss"
     if "</think>" not in template:
@@ -117,7 +117,7 @@ def _chosen(name: str, given: str | None, names: Any, others: Mapping[str, str])
 
 
 def _defaults(path: Path, source: str) -> tuple[dict[str, Any], int | None]:
-    """Return the sampling defaults of a generation_config.json, and its longest answer."""
+    """Return the sampling defaults of a generation_config.json, and its limit on answers."""
     if source == OF_SERVER:
         return {}, None
     file = (

@@ -13,7 +13,7 @@ from diffuspec.serve.openai.jobs import Generation
 
 Indexed: TypeAlias = tuple[int, RequestOutput]
 
-_MAX_UNREAD = 64  # outputs of all generations; a backend waits for a client that is slower
+_MAX_UNREAD = 64  # outputs of all generations; the backend waits for a slower client
 
 
 async def outputs(
@@ -22,10 +22,10 @@ async def outputs(
     request_id: str,
     max_seconds: float,
 ) -> AsyncGenerator[Indexed]:
-    """Yield the outputs of all generations as they come, with their index.
+    """Yield the outputs of all generations as they arrive, with their index.
 
-    Closing the generator cancels what still runs. The first error ends all; TimeoutError when they
-    are not finished in time.
+    Closing the generator cancels those still running. The first error ends all. Raises TimeoutError
+    if they do not finish in time.
     """
     deadline = asyncio.get_running_loop().time() + max_seconds
     streams = [_indexed(backend, generation, request_id) for generation in generations]

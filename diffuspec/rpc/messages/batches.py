@@ -133,9 +133,7 @@ class BatchReader:
         return forgotten
 
     def draft_requests(self, batch: DraftingBatch) -> list[DraftRequest]:
-        """Return the requests. Raises InvalidRequestError, and StalePrefixError without the
-        base.
-        """
+        """Return the requests. Raises InvalidRequestError, and StalePrefixError."""
         bounds = self._bounds
         bounds.check_batch(len(batch.prefixes), len(batch.rows), bounds.max_draft_rows)
         for row in batch.rows:
@@ -174,9 +172,7 @@ class BatchReader:
         return lattices
 
     def verify_requests(self, batch: VerifyBatch) -> list[VerifyRequest]:
-        """Return the requests. Raises InvalidRequestError, and StalePrefixError without the
-        base.
-        """
+        """Return the requests. Raises InvalidRequestError, and StalePrefixError."""
         bounds = self._bounds
         bounds.check_batch(len(batch.prefixes), len(batch.rows), bounds.target.max_sequences)
         held = self._read_prefixes(batch.prefixes)

@@ -1,4 +1,4 @@
-"""Routes that answer chats and texts, in the words of each API."""
+"""Routes that answer chats and texts, in the format of each API."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from diffuspec.serve.responses.asking import ask_response
 from diffuspec.serve.responses.bodies import ResponsesBody
 from diffuspec.serve.responses.objects import EVENTS as RESPONSE_EVENTS, ResponseObject
 
-Add: TypeAlias = Callable[..., None]  # FastAPI.add_api_route, with what such routes share
+# FastAPI.add_api_route, with the arguments that these routes share
+Add: TypeAlias = Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,8 @@ class _Route:
     summary: str
     ask: Ask
     schema: Mapping[str, Any]  # JSON schema of the body
-    whole: Any  # kind of the answer
-    chunks: Sequence[Any]  # kinds of the data of events
+    whole: Any  # type of the answer
+    chunks: Sequence[Any]  # types of the events' data
 
 
 def add_answers(add: Add, completions: Completions) -> None:
@@ -114,5 +115,5 @@ def _answering(ask: Ask, completions: Completions) -> Callable[..., Any]:
 
 
 async def _find(request: Request) -> Response:
-    """Refuse to look for an earlier answer."""
+    """Refuse to retrieve an earlier answer."""
     raise HttpError(404, "this service stores no answers", "not_found")

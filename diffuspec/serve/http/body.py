@@ -1,4 +1,4 @@
-"""The body of a request, counted while it arrives."""
+"""Reads the body of a request, counting bytes as they arrive."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from starlette.requests import ClientDisconnect, Request
 from diffuspec.serve.http.events import ClientGoneError
 from diffuspec.serve.openai.errors import BadRequestError, HttpError
 
-_LARGE = re.compile(rb"[eE]\+?\d{3}|\d{309}")  # numbers that may be infinite: no other text has any
+# numbers that may be infinite; other text never matches
+_LARGE = re.compile(rb"[eE]\+?\d{3}|\d{309}")
 
 
 async def read_json(request: Request, max_bytes: int, max_seconds: float) -> Any:
     """Return the body as plain data.
 
-    Raises HttpError for one that is too large (413), too slow (408), or compressed or not JSON by
-    its headers (415), BadRequestError for invalid JSON, ClientGoneError.
+    Raises HttpError if it is too large (413), too slow (408), or by its headers compressed or not
+    JSON (415), BadRequestError for invalid JSON, and ClientGoneError.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -59,11 +60,11 @@ def _refuse_size(max_bytes: int) -> NoReturn:
 def parse_json(content: bytes) -> Any:
     """Return plain data; a byte order mark is skipped.
 
-    Raises BadRequestError with the place: no JSON, no UTF-8, nested too deeply, NaN.
+    Raises BadRequestError, with the position, for invalid JSON or UTF-8, deep nesting and NaN.
     """
     try:
         data = from_json(content.removeprefix(codecs.BOM_UTF8), allow_inf_nan=False)
-    except ValueError as error:  # "expected value at line 1 column 7": none of the body's text
+    except ValueError as error:  # "expected value at line 1 column 7": quotes nothing of the body
         raise BadRequestError(f"the body is not valid JSON: {error}") from None
     if _LARGE.search(content) and not _is_finite(data):
         raise BadRequestError("the body is not valid JSON: a number is beyond the range of floats")
@@ -71,7 +72,7 @@ def parse_json(content: bytes) -> Any:
 
 
 def _is_finite(data: Any) -> bool:
-    """Whether no number has become infinite, as 1e999 does."""
+    """Return whether no number has become infinite, as 1e999 does."""
     if isinstance(data, float):
         return math.isfinite(data)
     if isinstance(data, dict):

@@ -1,4 +1,4 @@
-"""Requests for answers, in the words of any API."""
+"""Answers requests, in the format of any API."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Completions:
     """Answers the requests of all APIs."""
 
     def __init__(self, backend: Backend, settings: ServeSettings, tokenizing: Executor) -> None:
-        """`tokenizing` has threads for tokenisation and for writing large answers."""
+        """`tokenizing`: threads for tokenisation and for writing large answers."""
         self._backend = backend
         self._settings = settings
         self._tokenizing = tokenizing
@@ -89,7 +89,7 @@ class Completions:
     async def _stream(
         self, asked: Asked, reply: Reply, stream: AsyncGenerator[Indexed]
     ) -> Response:
-        """Await the first output before the headers, so that early errors have their status."""
+        """Await the first output before sending headers, so that early errors have their status."""
         try:
             first = await anext(stream)
         except BaseException:
@@ -102,7 +102,7 @@ class Completions:
 async def _charged(
     stream: AsyncGenerator[Indexed], allowance: Allowance, num_prompt_tokens: int
 ) -> AsyncGenerator[Indexed]:
-    """Charge prompts and answers, but no prompt of a request that is refused before any output."""
+    """Charge prompts and answers, but not prompts of requests refused before any output."""
     allowance.charge(num_prompt_tokens)
     refund = num_prompt_tokens
     async with aclosing(stream):
@@ -143,7 +143,7 @@ Answer: TypeAlias = Callable[
 
 
 class Tokenization:
-    """Answers what needs the tokenizer alone, in a thread that no other request waits for."""
+    """Answers requests that only need the tokenizer, in a thread of their own."""
 
     def __init__(self, backend: Backend, settings: ServeSettings) -> None:
         self._backend = backend
@@ -151,7 +151,7 @@ class Tokenization:
         self._thread = ThreadPoolExecutor(1, "count")
 
     async def answer(self, answer: Answer, request: Request) -> JSONResponse:
-        """Answer with what `answer` makes of the body, the tokenizer and the model."""
+        """Answer with the result of `answer` for the body, the tokenizer and the model."""
         body = await read_json(request, self._settings.max_body_bytes, self._settings.body_seconds)
         model, tokenizer = self._backend.model, self._backend.tokenizer
         check_model(body, model)

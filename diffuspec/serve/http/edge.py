@@ -1,4 +1,4 @@
-"""The edge: the id, host, API key and number of requests; the headers of responses."""
+"""The edge: checks the request's id, host, API key and the number of requests; adds headers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from diffuspec.telemetry import context
 
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _PROBES = ("/health", "/ping", "/ready")
-_KEYED = ("/metrics", "/tokenize", "/detokenize")  # paths that need a key, besides all below /v1
-_LINGER_SECONDS = 2.0  # time to drain a refused body: clients send all before they read
+_KEYED = ("/metrics", "/tokenize", "/detokenize")  # paths that need a key, besides all under /v1
+_LINGER_SECONDS = 2.0  # time to drain a refused body: clients send everything before they read
 _HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -52,7 +52,7 @@ class Load:
 
 
 class Edge:
-    """ASGI middleware: refuses before a body is read; adds headers to every response."""
+    """ASGI middleware: refuses requests before a body is read; adds headers to every response."""
 
     def __init__(
         self, app: ASGIApp, settings: ServeSettings, keys: Keys | None, load: Load
@@ -86,7 +86,7 @@ class Edge:
                 log_failure(error)  # the server closes the connection
 
     def _check_host(self, scope: Scope) -> None:
-        """Refuse unknown host names: a foreign page may resolve its own to here (DNS rebinding)."""
+        """Refuse unknown host names, against DNS rebinding by foreign pages."""
         if self._hosts is None or route_of(scope) in _PROBES:
             return
         headers = Headers(scope=scope)
@@ -103,7 +103,7 @@ class Edge:
             )
 
     def _authenticate(self, scope: Scope) -> Allowance | None:
-        """Return the allowance of the caller's key; None where no key is needed."""
+        """Return the allowance of the caller's key; None if no key is needed."""
         path = route_of(scope)
         if self._keys is None or not (path.startswith("/v1/") or path in _KEYED):
             return None
@@ -124,7 +124,7 @@ class Edge:
 
     @contextlib.contextmanager
     def _counted(self, scope: Scope, allowance: Allowance | None) -> Iterator[None]:
-        """Count a request that has a body while it runs. Raises OverloadedError, HttpError."""
+        """Count a request with a body while it runs. Raises OverloadedError, HttpError."""
         if scope["method"] != "POST":
             yield
             return
@@ -138,7 +138,7 @@ class Edge:
 
 
 def _check_framing(headers: Headers) -> None:
-    """Refuse what two servers may read in two ways. Raises HttpError."""
+    """Refuse requests that two servers might read differently. Raises HttpError."""
     coding = ", ".join(headers.getlist("transfer-encoding")).strip().lower()
     if coding not in ("", "chunked"):
         raise HttpError(501, "transfer-encoding must be chunked", "unsupported_transfer_encoding")
@@ -147,14 +147,14 @@ def _check_framing(headers: Headers) -> None:
 
 
 def _given_keys(headers: Headers) -> list[str]:
-    """Return the API keys of a request, in OpenAI's header and in Anthropic's."""
+    """Return the API keys of a request, from OpenAI's header and from Anthropic's."""
     kind, _, key = headers.get("authorization", "").partition(" ")
     keys = [key.strip() if kind.lower() == "bearer" else "", headers.get("x-api-key", "").strip()]
     return [key for key in keys if key]
 
 
 def given_id(headers: Headers) -> str | None:
-    """Return the request id that a client has given. Raises BadRequestError."""
+    """Return the request id given by a client. Raises BadRequestError."""
     given = headers.get("x-request-id")
     try:
         return None if given is None else check_request_id(given)
@@ -163,13 +163,13 @@ def given_id(headers: Headers) -> str | None:
 
 
 def use_id(scope: Scope, request_id: str) -> None:
-    """Give a request this id: in its handlers, in its response and in the log."""
+    """Set a request's id: in its handlers, its response and the log."""
     scope["state"]["request_id"] = request_id
     context.request_id.set(request_id)
 
 
 class HeadAsGet:
-    """ASGI middleware: answers HEAD as GET. A server sends only the headers of that response."""
+    """ASGI middleware: answers HEAD like GET. The server sends only the headers of the response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -194,7 +194,7 @@ class _Exchange:
         use_id(scope, uuid.uuid4().hex)
 
     def check_id(self) -> None:
-        """Take the client's request id if there is one. Raises BadRequestError."""
+        """Use the client's request id, if there is one. Raises BadRequestError."""
         given = given_id(self._headers)
         if given is not None:
             use_id(self._scope, given)
@@ -220,7 +220,7 @@ class _Exchange:
         await self._send(message)
 
     async def _linger(self) -> None:
-        """Read and drop the rest of the body for at most _LINGER_SECONDS."""
+        """Read and discard the rest of the body, for at most _LINGER_SECONDS."""
         if self._is_read or "expect" in self._headers:
             return
         with contextlib.suppress(TimeoutError):

@@ -1,6 +1,6 @@
-"""Errors as responses, in the shape of their API.
+"""Errors as responses, in the format of their API.
 
-Unexpected ones are logged without users' text.
+Unexpected errors are logged without users' text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MESSAGES = {
 
 
 def install(app: FastAPI) -> None:
-    """Let an application answer errors as `respond` does; `Edge` answers what is unexpected."""
+    """Make an application answer errors with `respond`; `Edge` answers unexpected ones."""
 
     async def on_error(request: Request, error: Exception) -> Response:
         return respond(error, request.scope)
@@ -53,7 +53,7 @@ def respond(error: Exception, scope: Scope) -> Response:
 
 
 def answer_for(error: Exception) -> ErrorAnswer:
-    """Return the answer to an error; log it if it is a fault of ours."""
+    """Return the answer to an error; log it if the fault is ours."""
     if isinstance(error, HTTPException):
         code = _CODES.get(error.status_code)
         headers = dict(error.headers or {})  # the methods that a path allows
@@ -77,7 +77,7 @@ def _answer_ours(error: Exception) -> ErrorAnswer:
 
 
 def log_failure(error: Exception) -> None:
-    """Log an error of ours by its message, any other by its place: its message may quote users."""
+    """Log our own errors by message, others by location: their messages may quote users."""
     if isinstance(error, DiffuspecError):
         logger.warning("a request failed: %s: %s", type(error).__name__, error)
     else:

@@ -1,4 +1,4 @@
-"""A stream of server-sent events, as clients of the APIs read it."""
+"""A stream of server-sent events, as the APIs' clients read it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 DONE = b"data: [DONE]\n\n"
-# Characters at which clients that read lines by Unicode's rules would break an event.
+# Characters at which clients that split lines by Unicode's rules would break an event.
 _ESCAPED = {ord(one): f"\\u{ord(one):04x}" for one in "\x7f\x85\u2028\u2029"}
 
 
@@ -27,9 +27,9 @@ class ClientGoneError(RequestCancelledError):
 
 
 async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
-    """Return what `work` returns; cancel it when the client disconnects.
+    """Return the result of `work`; cancel it when the client disconnects.
 
-    Raises ClientGoneError then. The request's body must have been read.
+    Raises ClientGoneError in that case. The request's body must have been read before.
     """
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(receive))
@@ -40,7 +40,7 @@ async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
         raise ClientGoneError("the client closed its connection")
     finally:
         for one in (task, watcher):
-            if one.cancel():  # awaiting a finished one again would drop the frames of its error
+            if one.cancel():  # awaiting a finished task again would drop the frames of its error
                 with contextlib.suppress(BaseException):
                     await one
 
@@ -51,9 +51,9 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def event(data: Mapping[str, object]) -> bytes:
-    """Return one event, named by its `type` if it has one.
+    """Return one event, named after its `type` if it has one.
 
-    The JSON has no line breaks, of any kind, and no control characters.
+    The JSON contains no line breaks of any kind, and no control characters.
     """
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     name = f"event: {data['type']}\n" if "type" in data else ""
@@ -62,7 +62,7 @@ def event(data: Mapping[str, object]) -> bytes:
 
 
 class EventStream(Response):
-    """Sends events as they come; ends their generator when the client goes or stops reading."""
+    """Sends events as they arrive; closes their generator when the client goes or stops reading."""
 
     media_type = "text/event-stream"
 

@@ -1,13 +1,13 @@
-"""API keys: who may call, how much at once, and how many tokens a minute.
+"""API keys: who may call, how many requests at a time, and how many tokens per minute.
 
-A file maps names to keys, of which it has hashes only:
+A file maps names to keys, which are stored only as hashes:
 
     alice:
       sha256: "5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef"
       max_requests: 8
       tokens_per_minute: 20000
 
-It is read again when it has changed. Keys are random, so that a plain hash keeps them secret.
+It is read again when it changes. Keys are random, so a plain hash keeps them secret.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 
 _PREFIX = "ds-"
 _RANDOM_BYTES = 32
-_RELOAD_SECONDS = 1.0  # seconds between two looks at the file
+_RELOAD_SECONDS = 1.0  # seconds between two checks of the file
 
 
 class ApiKey(Section):
-    """One key of the file."""
+    """One key in the file."""
 
     sha256: str = Field(pattern="^[0-9a-f]{64}$", description="Hash of the key, in hexadecimal.")
     max_requests: int | None = Field(
@@ -49,18 +49,18 @@ class ApiKey(Section):
 
 
 class Allowance:
-    """What one key uses. Times are time.monotonic()."""
+    """What one key is using. Times are of time.monotonic()."""
 
     def __init__(self, name: str, key: ApiKey) -> None:
         self.name = name
         self.key = key
         self._num_running = 0
-        self._tokens = float(key.tokens_per_minute or 0)  # left to use; below 0 when overdrawn
+        self._tokens = float(key.tokens_per_minute or 0)  # tokens left; negative when overdrawn
         self._filled_at = time.monotonic()
 
     @contextmanager
     def one_request(self) -> Iterator[None]:
-        """Count a request while it runs. Raises HttpError (429) when the key is used up."""
+        """Count a request while it runs. Raises HttpError (429) if the key is used up."""
         limit = self.key.max_requests
         if limit is not None and self._num_running >= limit:
             raise _too_many(f"this key may have {limit} requests at a time", 1)
@@ -75,11 +75,11 @@ class Allowance:
             self._num_running -= 1
 
     def charge(self, num_tokens: int) -> None:
-        """Take tokens from the budget, which running requests may overdraw; give some if < 0."""
+        """Take tokens from the budget, which may be overdrawn; negative numbers give some back."""
         self._tokens -= num_tokens
 
     def _seconds_to_wait(self) -> int:
-        """Return the seconds until the budget is above zero again, 0 if it is."""
+        """Return the seconds until the budget is positive again; 0 if it is."""
         rate = (self.key.tokens_per_minute or 0) / 60
         if not rate:
             return 0
@@ -93,7 +93,7 @@ class Keys:
     """The keys of a file."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError."""
+        """Read the file. Raises ConfigError."""
         self._path = path
         self._allowances = [Allowance(*item) for item in read_keys(path).items()]
         self._version = _version(path)
@@ -109,7 +109,7 @@ class Keys:
         return found
 
     def _reload(self) -> None:
-        """Read the file again if it has changed; keep the known keys if it cannot be read."""
+        """Reread the file if it has changed; keep the known keys if it is unreadable."""
         now = time.monotonic()
         if now - self._looked_at < _RELOAD_SECONDS:
             return
@@ -133,7 +133,7 @@ class Keys:
 
 
 def read_keys(path: Path) -> dict[str, ApiKey]:
-    """Return the keys of a file by name. Raises ConfigError, also for a file without any."""
+    """Return the keys in a file by name. Raises ConfigError, also for a file without keys."""
     keys = _read(path)
     if not keys:
         raise ConfigError(f"{path} has no keys: `diffuspec keys add` makes one")
@@ -141,12 +141,13 @@ def read_keys(path: Path) -> dict[str, ApiKey]:
 
 
 def _read(path: Path) -> dict[str, ApiKey]:
-    """Return the keys of a file, from which all may have been removed. Raises ConfigError."""
+    """Return the keys in a file, which may have become empty. Raises ConfigError."""
     keys = {}
     for name, data in read_yaml(path, may_be_empty=True).items():
         try:
             keys[str(name)] = validate(ApiKey, data)
-        except ConfigError:  # its message would have the value, which may be the key itself
+        # the error's message would contain the value, which may be the key itself
+        except ConfigError:
             raise ConfigError(
                 f"{path}: {name} must have `sha256` (64 digits and letters a to f), and may have "
                 "`max_requests` and `tokens_per_minute`"
@@ -155,14 +156,14 @@ def _read(path: Path) -> dict[str, ApiKey]:
 
 
 def key_hash(key: str) -> str:
-    """Return the hash that a file has in place of a key."""
+    """Return the hash that the file stores instead of a key."""
     return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
 
 
 def add_key(
     path: Path, name: str, max_requests: int | None = None, tokens_per_minute: int | None = None
 ) -> str:
-    """Append a new key to a file, made if it is not there, and return it. Raises ConfigError."""
+    """Append a new key to a file, created if necessary, and return it. Raises ConfigError."""
     is_there = path.exists()
     if is_there and name in _read(path):
         raise ConfigError(f"{path} has a key {name} already")

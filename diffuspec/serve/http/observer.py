@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 
 _BYTES = tuple(4**exponent for exponent in range(3, 13))  # 64 bytes to 16 MiB
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-_QUIET = ("/health", "/load", "/metrics", "/ping", "/ready")  # asked every few seconds
-_ABORTED = 499  # the client went, or stopped reading, before the end
+_QUIET = ("/health", "/load", "/metrics", "/ping", "/ready")  # called every few seconds
+_ABORTED = 499  # the client left, or stopped reading, before the end
 
 _told: ContextVar[list[str]] = ContextVar("errors told to the client of this request")
 
 
 class HttpSeries:
-    """Prometheus series of one application, in a registry of their own."""
+    """Prometheus series of one application, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -63,12 +63,12 @@ class HttpSeries:
         open_requests.read = lambda: self.num_open
 
     def expect(self, route: str, method: str, statuses: Iterable[int | str]) -> None:
-        """Count requests of a route from 0 on, by what they may end with."""
+        """Start the counts of a route's requests at 0, for its possible statuses."""
         for status in statuses:
             self.requests.at(route, method, str(status))
 
     def text(self) -> str:
-        """Return the series as Prometheus reads them."""
+        """Return the series in Prometheus's text format."""
         return str(generate_latest(self.registry).decode())
 
 
@@ -80,7 +80,7 @@ def note_error(code: str) -> None:
 
 
 class Observer:
-    """Outermost ASGI middleware: sees exactly what clients see."""
+    """The outermost ASGI middleware: sees exactly what clients see."""
 
     def __init__(self, app: ASGIApp, series: HttpSeries, spans: RequestSpans | None) -> None:
         self._app = app
@@ -135,7 +135,7 @@ def _method(scope: Scope) -> str:
 
 
 def _route(scope: Scope) -> str:
-    """Return the path of one of the application's routes; any other path is "other"."""
+    """Return the path of one of the application's routes; "other" for any other path."""
     matched = scope.get("route")
     if matched is not None:
         return str(matched.path)
@@ -145,7 +145,7 @@ def _route(scope: Scope) -> str:
 
 
 class _Observed:
-    """One request and its response, as they pass."""
+    """One request and its response, as observed."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive

@@ -1,6 +1,6 @@
-"""The OpenAPI document: what routes take and answer, by status.
+"""The OpenAPI document: the bodies and responses of routes, by status.
 
-Responses are described by their own types when the document is first requested, and are not checked
+Responses are described by their types when the document is first requested; they are not checked
 while requests are answered.
 """
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from fastapi import FastAPI
 from pydantic import Field
-from typing_extensions import TypedDict  # pydantic refuses typing's before Python 3.12
+from typing_extensions import TypedDict  # pydantic rejects typing's before Python 3.12
 
 from diffuspec.serve.messages import objects as message_objects
 from diffuspec.serve.openai import objects
@@ -42,7 +42,7 @@ class Readiness(TypedDict):
 
 Responses: TypeAlias = dict[int | str, dict[str, Any]]
 
-# The objects of all responses; the objects within them are found from these.
+# The objects of all responses, from which nested objects are found.
 _OBJECTS: tuple[Any, ...] = (
     objects.ChatCompletion,
     objects.ChatCompletionChunk,
@@ -86,13 +86,13 @@ _RETRY = {"description": "Seconds after which to try again.", "schema": {"type":
 
 
 def takes(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return OpenAPI's entry for a request body of this schema."""
+    """Return OpenAPI's entry for a request body with this schema."""
     content = {"application/json": {"schema": schema}}
     return {"requestBody": {"required": True, "content": content}}
 
 
 def takes_name(description: str) -> dict[str, Any]:
-    """Return OpenAPI's entry for the parameter `name` of a path."""
+    """Return OpenAPI's entry for a path's parameter `name`."""
     schema = {"type": "string"}
     one = {"name": "name", "in": "path", "required": True, "schema": schema}
     return {"parameters": [{**one, "description": description}]}
@@ -105,10 +105,10 @@ def answers(
     chunks: Sequence[Any] = (),
     is_anthropics: bool = False,
 ) -> Responses:
-    """Return OpenAPI's entries for answers of a kind, and for errors with these statuses.
+    """Return OpenAPI's entries for answers of a type, and for errors with these statuses.
 
-    chunks: kinds of the events of a stream, besides an error. is_anthropics: errors have the
-    shape and the statuses of Anthropic's API.
+    chunks: types of a stream's events, besides errors. is_anthropics: errors have the format and
+    statuses of Anthropic's API.
     """
     error = message_objects.AnthropicError if is_anthropics else objects.Error
     content = {"application/json": {"schema": reference(kind)}}
@@ -126,7 +126,7 @@ def said(
     *statuses: int,
     error: type[Any] = objects.Error,
 ) -> Responses:
-    """Return OpenAPI's entries for answers with this content, and for errors."""
+    """Return OpenAPI's entries for responses with this content, and for errors."""
     told = {"application/json": {"schema": reference(error)}}
     headers = {"x-request-id": _ID}
     responses: Responses = {
@@ -143,7 +143,7 @@ def said(
 
 
 def install(app: FastAPI) -> None:
-    """Add the schemas that responses refer to, to the document of an application."""
+    """Add the schemas to which responses refer to an application's document."""
     build = app.openapi
 
     def openapi() -> dict[str, Any]:

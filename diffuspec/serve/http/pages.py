@@ -1,4 +1,4 @@
-"""Pages for browsers, of files of this process alone: the playground at /, Swagger UI at /docs.
+"""Pages for browsers, served from local files: the playground at /, Swagger UI at /docs.
 
 They need no API key; /v1 does.
 """
@@ -44,18 +44,18 @@ _SWAGGER_START = (
 
 
 def add_playground(app: FastAPI) -> None:
-    """Serve the page that shows speculation."""
+    """Serve the playground, which shows speculation."""
     directory = files("diffuspec.serve").joinpath("playground")
     parts = {file.name: file.read_bytes() for file in directory.iterdir() if _kind(file.name)}
     _add_page(app, "/", "/playground", parts, _POLICY.format(styles="", images=""))
 
 
 def add_api_docs(app: FastAPI) -> None:
-    """Serve the page that shows /openapi.json, with the files of the package fastapi-offline."""
+    """Serve the page that shows /openapi.json, with files of the package fastapi-offline."""
     library = files("fastapi_offline").joinpath("static")
     parts = {name: library.joinpath(name).read_bytes() for name in _SWAGGER_FILES}
     parts |= {"index.html": _SWAGGER_PAGE, "start.js": _SWAGGER_START}
-    # Swagger UI writes styles into its elements, and has its icons as data.
+    # Swagger UI sets styles on elements, and has its icons as data URLs.
     policy = _POLICY.format(styles=" 'unsafe-inline'", images=" data:")
     _add_page(app, "/docs", "/docs", parts, policy)
 
@@ -63,7 +63,7 @@ def add_api_docs(app: FastAPI) -> None:
 def _add_page(
     app: FastAPI, path: str, directory: str, parts: Mapping[str, bytes], policy: str
 ) -> None:
-    """Serve index.html at a path, and all parts in a directory; `policy`: what it may load."""
+    """Serve index.html at a path, and all parts in a directory. `policy`: what it may load."""
 
     async def page(request: Request) -> Response:
         return _respond("index.html", parts["index.html"], request, policy)
@@ -78,7 +78,7 @@ def _add_page(
 
 
 def _respond(name: str, content: bytes, request: Request, policy: str) -> Response:
-    """Return a file, or 304 to a browser that has it."""
+    """Return a file, or 304 to a browser that has it cached."""
     tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
     headers = {"etag": tag, "cache-control": "no-cache", "content-security-policy": policy}
     if request.headers.get("if-none-match") == tag:

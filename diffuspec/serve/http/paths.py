@@ -1,4 +1,4 @@
-"""Paths of requests, in which additional slashes mean nothing."""
+"""Request paths, in which additional slashes have no meaning."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _SLASHES = re.compile("/{2,}")
 
 
 def plain_path(path: str) -> str:
-    """Return a path without double slashes and without a slash at its end."""
+    """Return a path without double slashes and trailing slash."""
     return _SLASHES.sub("/", path).rstrip("/") or "/"
 
 
 def route_of(scope: Scope) -> str:
-    """Return the plain path that routes are compared with: behind the prefix of a proxy, if any."""
+    """Return the plain path for routing, without a proxy's prefix if any."""
     path, root = plain_path(scope["path"]), plain_path(scope.get("root_path", ""))
     if root != "/" and f"{path}/".startswith(f"{root}/"):
         return path[len(root) :] or "/"
@@ -23,7 +23,7 @@ def route_of(scope: Scope) -> str:
 
 
 class PlainPaths:
-    """ASGI middleware: normalises paths, so that routing and key checks see the same one."""
+    """ASGI middleware: normalises paths, so that routing and key checks see the same path."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

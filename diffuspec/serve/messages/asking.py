@@ -20,7 +20,7 @@ from diffuspec.serve.openai.tokenization import encode_whole
 from diffuspec.serve.openai.unsupported import check_extensions
 from diffuspec.serve.openai.validation import keys_of, validated
 
-# Keys of a chat by what they are here.
+# Keys of a chat, by their names in this API.
 _NAMES = {
     "reasoning_effort": "output_config.effort",
     "response_format": "output_config.format",
@@ -38,7 +38,7 @@ def ask_message(body: object, model: ServedModel) -> Asked:
 
 
 def read_chat(body: CountBody, given: dict[str, Any], model: ServedModel) -> Job:
-    """Return a body as the job of a chat. `given`: further keys, named as in a chat.
+    """Return a body as a chat's job. `given`: further keys, named as in a chat.
 
     Raises BadRequestError.
     """
@@ -59,7 +59,7 @@ def read_chat(body: CountBody, given: dict[str, Any], model: ServedModel) -> Job
 
 
 def _chat(body: CountBody, conventions: Conventions) -> dict[str, Any]:
-    """Return the body of an equal chat; None is the same as not given."""
+    """Return the equivalent chat body; None is the same as not given."""
     output, thinking = body.output_config, body.thinking
     effort = None if output is None else output.effort
     last = body.messages[-1]
@@ -109,7 +109,7 @@ def _tools(body: CountBody) -> dict[str, Any]:
 
 
 def _thinking(thinking: Thinking | None, conventions: Conventions) -> dict[str, Any]:
-    """Return the variable of the chat template that `thinking` sets."""
+    """Return the chat template's variable that `thinking` sets."""
     if thinking is None or thinking.type == "adaptive":
         return {}
     is_wanted = thinking.type == "enabled"
@@ -132,7 +132,7 @@ _OF_ANSWERS = ("max_tokens", "stop_sequences", "stream")
 def count_tokens(body: object, tokenizer: Any, model: ServedModel) -> TokenCount:
     """Return the number of tokens of a body's prompt.
 
-    Tokenising a long prompt takes time: call it in a thread. Raises InvalidRequestError.
+    Tokenising a long prompt takes time, so call it in a thread. Raises InvalidRequestError.
     """
     given = {name: value for name, value in keys_of(body).items() if name not in _OF_ANSWERS}
     job = read_chat(validated(CountBody, given), {}, model)

@@ -1,4 +1,4 @@
-"""Content blocks of /v1/messages, and the messages of a chat that turns of them make up."""
+"""Content blocks of /v1/messages, and their conversion to chat messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ERROR_MARK = "Error: "
 
 
 class TextBlock(TextPart):
-    """A text; citations are ignored."""
+    """A text. Citations are ignored."""
 
     @model_validator(mode="before")
     @classmethod
@@ -29,7 +29,7 @@ Texts: TypeAlias = str | Annotated[list[TextBlock], Field(max_length=MAX_PARTS)]
 
 
 class ThinkingBlock(OpenPart):
-    """Reasoning of an earlier answer; the chat template keeps it or leaves it out."""
+    """Reasoning of an earlier answer; the chat template keeps it or omits it."""
 
     type: Literal["thinking"]
     thinking: str
@@ -37,13 +37,13 @@ class ThinkingBlock(OpenPart):
 
 
 class RedactedThinkingBlock(OpenPart):
-    """Reasoning that another service has encrypted: ignored."""
+    """Reasoning encrypted by another service; ignored."""
 
     type: Literal["redacted_thinking"]
 
 
 class ToolUseBlock(OpenPart):
-    """A call of a tool, of an earlier answer."""
+    """A tool call of an earlier answer."""
 
     type: Literal["tool_use"]
     id: str
@@ -53,7 +53,7 @@ class ToolUseBlock(OpenPart):
 
 
 class ToolResultBlock(OpenPart):
-    """What a tool has returned."""
+    """The result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -122,7 +122,7 @@ class Turn(OpenPart):
 
 
 def messages_of(turns: Iterable[Turn], system: Texts | None) -> list[dict[str, Any]]:
-    """Return the messages of a chat: results of tools are messages of their own."""
+    """Return the messages of a chat; results of tools are messages of their own."""
     messages: list[dict[str, Any]] = []
     if system:
         messages.append({"role": "system", "content": _text(system)})
@@ -158,7 +158,7 @@ def _answer(blocks: Sequence[ContentBlock]) -> dict[str, Any]:
 
 
 def _asked(role: str, blocks: Sequence[ContentBlock]) -> list[dict[str, Any]]:
-    """Return the messages of a turn that is not the assistant's, texts that adjoin as one."""
+    """Return the messages of a turn that is not the assistant's, with adjacent texts joined."""
     messages: list[dict[str, Any]] = []
     for block in blocks:
         if isinstance(block, ToolResultBlock):
@@ -178,7 +178,7 @@ def _result(block: ToolResultBlock) -> dict[str, Any]:
 
 
 def _marked_as_error(content: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
-    """Return the content with a mark in its first line: templates begin a line for each part."""
+    """Return the content, marked on its first line: templates begin a line for each part."""
     if isinstance(content, str):
         return _ERROR_MARK + content
     first, *rest = content or [{"type": "text", "text": ""}]

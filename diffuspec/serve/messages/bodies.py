@@ -37,7 +37,7 @@ class AnthropicTool(OpenPart):
 
 
 class ToolChoice(Part):
-    """Which calls the answer may or must have: `any` demands at least one, `tool` the named one."""
+    """Which calls are allowed or required: `any` requires at least one, `tool` the named one."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -62,7 +62,7 @@ class JsonFormat(Part):
 
 
 class OutputConfig(Part):
-    """The form of the answer, and how much to think."""
+    """The format of the answer, and how much to think."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="How much to think, for chat templates that have reasoning_effort."
@@ -71,7 +71,7 @@ class OutputConfig(Part):
 
 
 class CountBody(BaseModel):
-    """The body of POST /v1/messages/count_tokens; that of /v1/messages is taken, too."""
+    """The body of POST /v1/messages/count_tokens; a body of /v1/messages is also accepted."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 

@@ -1,11 +1,11 @@
-"""The objects that /v1/messages answers with, whole and as events."""
+"""The objects of responses of /v1/messages, whole and as events."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
 from pydantic import Field
-from typing_extensions import TypedDict  # pydantic refuses typing's before Python 3.12
+from typing_extensions import TypedDict  # pydantic rejects typing's before Python 3.12
 
 from diffuspec.serve.openai.errors import ErrorAnswer
 from diffuspec.serve.openai.speculation_objects import SpeculationUsage
@@ -32,7 +32,7 @@ class AnthropicErrorDetails(TypedDict):
 
 
 class AnthropicError(TypedDict):
-    """An error, also as the last event of a stream that failed."""
+    """An error, also as the last event of a failed stream."""
 
     type: Literal["error"]
     error: AnthropicErrorDetails
@@ -177,22 +177,22 @@ _KINDS: dict[int, ErrorKind] = {
     529: "overloaded_error",
 }
 _PATH = "/v1/messages"
-_OVERLOADED = 529  # Anthropic's status for a service that is overloaded or not available
+_OVERLOADED = 529  # Anthropic's status for an overloaded or unavailable service
 
 
 def is_anthropics(path: str) -> bool:
-    """Whether a path is of Anthropic's API."""
+    """Return whether a path belongs to Anthropic's API."""
     return path == _PATH or path.startswith(f"{_PATH}/")
 
 
 def status_of(answer: ErrorAnswer) -> int:
-    """Return the status that an error has in Anthropic's API."""
+    """Return the status of an error in Anthropic's API."""
     is_overloaded = answer.status == 503 or answer.code == "overloaded"
     return _OVERLOADED if is_overloaded else answer.status
 
 
 def body_of(answer: ErrorAnswer, request_id: str | None) -> AnthropicError:
-    """Return the JSON object of an error, also the data of an event inside of a stream."""
+    """Return the JSON object of an error, which is also the data of an event in a stream."""
     status = status_of(answer)
     kind = _KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return {

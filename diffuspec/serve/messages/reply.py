@@ -47,7 +47,7 @@ class MessagesReply:
         return message
 
     def begin(self) -> Sequence[Event]:
-        """Return nothing: the first event has counts that come with the first output."""
+        """Return nothing: the first event contains counts that arrive with the first output."""
         return []
 
     def events(self, index: int, output: RequestOutput) -> Sequence[Event]:
@@ -111,7 +111,7 @@ class MessagesReply:
         }
 
     def _end(self) -> tuple[EndReason, str | None]:
-        """Return why the answer has ended, and the stop sequence if it was one."""
+        """Return why the answer has ended, and the stop sequence if there was one."""
         answer = self._answer
         if answer.finish_reason == FinishReason.LENGTH:
             is_whole = len(answer.token_ids) == self._job.max_tokens

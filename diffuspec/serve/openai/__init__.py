@@ -1,1 +1,1 @@
-"""OpenAI's API as pure functions: bodies to requests, outputs to objects. No HTTP in here."""
+"""OpenAI's API as pure functions: bodies to requests, outputs to objects. No HTTP here."""

@@ -1,4 +1,4 @@
-"""Answers while they grow, and the usage block."""
+"""Growing answers, and the usage block."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from diffuspec.serve.openai.speculation_objects import SpeculationUsage
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A request that is tokenised, with all that its reply needs."""
+    """A tokenised request, with everything that its reply needs."""
 
     job: Job
     generations: Sequence[Generation]
@@ -51,9 +51,9 @@ class Answer:
 
 
 def usage(answers: Sequence[Answer], num_choices: int, *, has_prediction: bool = False) -> Usage:
-    """Return OpenAI's usage block. A prompt counts once for all its choices, by the first of them.
+    """Return OpenAI's usage block. A prompt counts once for all its choices, by the first one.
 
-    Drafts of a request that has a prediction count as predicted. `speculation` is our own: steps,
+    Drafts of a request with a prediction count as predicted. `speculation` is our extension: steps,
     acceptance, hits of pre-drafts.
     """
     prompts = answers[::num_choices]
@@ -103,10 +103,10 @@ def _speculation(answers: Sequence[Answer]) -> SpeculationUsage:
 
 
 def _speedup(answers: Sequence[Answer]) -> float | None:
-    """Return tokens per second over those of plain decoding; None before a second step.
+    """Return the speed-up over plain decoding; None before a second step.
 
-    An estimate: a plain pass is assumed to take as long as the mean verification. First steps are
-    left out, since they read the prompt.
+    This is an estimate: a plain pass is assumed to take as long as the mean verification. First
+    steps are excluded, since they read the prompt.
     """
     steps = [step for answer in answers for step in answer.steps[1:]]
     seconds = sum(step.step_seconds for step in steps)

@@ -1,4 +1,4 @@
-"""Requests as HTTP takes them: checked, in the words of an API, as is the reply."""
+"""Requests as received by HTTP: checked, with replies in the format of an API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from diffuspec.serve.openai.jobs import Endpoint, Job
 from diffuspec.serve.openai.parsing import parse
 from diffuspec.serve.openai.replies import make_reply
 
-Data: TypeAlias = Mapping[str, Any]  # a JSON object, of a whole reply or of one event
+Data: TypeAlias = Mapping[str, Any]  # a JSON object: a whole reply, or the data of one event
 
 
 class Reply(Protocol):
@@ -26,23 +26,23 @@ class Reply(Protocol):
         ...
 
     def whole(self) -> Data:
-        """Return the object of a request that does not stream. All answers are finished."""
+        """Return the object of a non-streaming request. All answers are finished."""
         ...
 
     def begin(self) -> Sequence[Data]:
-        """Return the events that come before all outputs."""
+        """Return the events before all outputs."""
         ...
 
     def events(self, index: int, output: RequestOutput) -> Sequence[Data]:
-        """Take an output; return the events of what it adds."""
+        """Take an output; return the resulting events."""
         ...
 
     def end(self) -> Sequence[Data]:
-        """Return the events that come after all outputs."""
+        """Return the events after all outputs."""
         ...
 
     def fail(self, answer: ErrorAnswer) -> Sequence[Data]:
-        """Return the events that end a stream which has failed."""
+        """Return the events that end a failed stream."""
         ...
 
 
@@ -52,11 +52,11 @@ class Asked:
 
     job: Job
     make_reply: Callable[[Exchange], Reply]
-    ends_with_done: bool = False  # whether [DONE] follows the events of a stream that has succeeded
-    names: Mapping[str, str] = field(default_factory=dict)  # this API's keys by those of a chat
+    ends_with_done: bool = False  # whether [DONE] follows the events of a successful stream
+    names: Mapping[str, str] = field(default_factory=dict)  # this API's key for each key of a chat
 
     def in_its_words(self, error: InvalidRequestError) -> InvalidRequestError:
-        """Return an error about the request with this API's names of the keys."""
+        """Return an error about the request with this API's key names."""
         return renamed(in_words_of(error, self.job.form_asked_by), self.names)
 
 

@@ -1,7 +1,7 @@
-"""The bodies of requests: what is OpenAI's own, besides the parameters of core/params.
+"""The bodies of requests: OpenAI's keys, besides the parameters in core/params.
 
-Every parameter of `SamplingParams` is a key of both bodies too, by its own name; those are checked
-by their declaration, see `parsing`.
+Every parameter of `SamplingParams` is also a key of both bodies, under its own name, and is checked
+by its declaration; see `parsing`.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class StreamOptions(Part):
 
 
 class Prediction(Part):
-    """A text that much of the answer may repeat."""
+    """A text of which the answer may repeat large parts."""
 
     type: Literal["content"]
     content: str | Annotated[list[TextPart], Field(max_length=MAX_PARTS)]
 
 
 class Body(BaseModel):
-    """The keys that both endpoints take. `parsing` checks the other keys."""
+    """The keys of both endpoints. `parsing` checks the other keys."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -139,7 +139,7 @@ class ChatBody(Body):
 
 
 def _check_prompt(given: object) -> object:
-    """Return a prompt as it is. pydantic would list every wrong item of four kinds of lists."""
+    """Return a prompt unchanged. pydantic would list every invalid item for four kinds of lists."""
     if isinstance(given, str) or _are_ids(given):
         return given
     if not isinstance(given, list) or not given:

@@ -1,4 +1,4 @@
-"""What bodies are made of: objects that are checked, and the parts of a text."""
+"""The parts of bodies: objects that are checked, and the parts of a text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class Part(BaseModel):
-    """An object within a body. Null is the same as not given; unknown keys are an error."""
+    """An object in a body. Null is the same as not given; unknown keys are an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -36,7 +36,7 @@ class Part(BaseModel):
 
 
 class OpenPart(Part):
-    """A part of a conversation, to which clients add keys of their own, such as an id: ignored."""
+    """A part of a conversation, in which unknown keys of clients, such as an id, are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -51,7 +51,7 @@ CacheControl: TypeAlias = Annotated[
 
 
 def only(value: object, reason: str) -> PlainValidator:
-    """Refuse a key that has any other value than this one; None: refuse every value."""
+    """Refuse a key with any value other than this one; None: refuse every value."""
     right = "left out" if value is None else json.dumps(value)
 
     def check(given: object) -> object:

@@ -1,7 +1,7 @@
-"""Grammars of calls, each in the form that a family of models learns.
+"""Grammars of calls, each in the format that a family of models has learnt.
 
-They hold answers to what the readers in `reading` read. JSON is written as models learn it: on one
-line, with a space after colons and commas.
+They restrict answers to what the readers in `reading` can parse. JSON is written as models learn
+it: on one line, with a space after colons and commas.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from diffuspec.text.json_schemas import usable_schema
 from diffuspec.text.lark import text_of
 
 _MAX_REFERENCES = 8  # links in a chain of references
-MAX_CALLS = 16  # calls of one answer
+MAX_CALLS = 16  # calls in one answer
 _ON_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 _ANY = "TEXT: /(.|\\n)*/"
@@ -28,18 +28,18 @@ class Calls:
     """The functions that may be called, how often, and the model's special tokens."""
 
     functions: Sequence[Function]
-    is_strict: bool  # all functions are strict, not only those marked so
+    is_strict: bool  # treat all functions as strict, not only those marked so
     is_single: bool
-    special_ids: Mapping[str, int]  # ids of special tokens by their texts
+    special_ids: Mapping[str, int]  # by text
     template: str  # source of the chat template
 
     def mark(self, name: str) -> str:
-        """Return a mark as a token, where it is a special one, else as a text."""
+        """Return a mark as a token if it is a special token, else as a text."""
         token_id = self.special_ids.get(name)
         return text_of(name) if token_id is None else f"<[{token_id}]>"
 
     def schema_of(self, function: Function) -> dict[str, Any]:
-        """Return what the arguments of a function must fit."""
+        """Return the JSON schema of a function's arguments."""
         if not (self.is_strict or function.strict):
             return {"type": "object"}
         schema = {"type": "object", **(function.parameters or _NO_PARAMETERS)}
@@ -63,7 +63,7 @@ class Calls:
 
 
 def demanded(parser: ToolParser, calls: Calls) -> str:
-    """Return the grammar of an answer of calls and nothing else."""
+    """Return the grammar of an answer that consists only of calls."""
     if parser == "openai":
         return f"start: aside{{0,{MAX_CALLS}}} call\n{_harmony(calls)}"
     return f"start: calls\n{_RULES[parser](calls)}"
@@ -72,7 +72,7 @@ def demanded(parser: ToolParser, calls: Calls) -> str:
 def possible(parser: ToolParser, calls: Calls, other: str | None) -> str:
     """Return the grammar of an answer that may have calls.
 
-    other: rules for `other`, which an answer without calls is; None: any text.
+    other: rules for `other`, an answer without calls; None: any text.
     """
     if parser == "openai":
         last = "TEXT" if other is None else "other"
@@ -97,7 +97,7 @@ def possible(parser: ToolParser, calls: Calls, other: str | None) -> str:
 
 
 def answered(form_rules: str, calls: Calls) -> str:
-    """Return the grammar of gpt-oss's messages, of which the last has the form `answer`."""
+    """Return the grammar of gpt-oss's messages, the last of which has the form `answer`."""
     final = f'{calls.mark("<|channel|>")} "final" {calls.mark("<|message|>")} answer'
     return f"start: aside{{0,{MAX_CALLS}}} {final}\n{_asides(calls)}\n{form_rules}"
 
@@ -117,7 +117,7 @@ def _hermes(calls: Calls) -> str:
 
 def _llama3(calls: Calls) -> str:
     def head(place: int, function: Function) -> str:
-        # Lexemes as JSON has them, so that a call and another object may begin alike.
+        # Lexemes as in JSON, so that a call and another object may begin alike.
         key, name = text_of('"name"'), text_of(json.dumps(function.name))
         parameters = text_of('"parameters"')
         return f'"{{" {key} ":" " " {name} "," " " {parameters} ":" " " arguments{place}'
@@ -147,7 +147,7 @@ def _mistral(calls: Calls) -> str:
 
 
 def _tags(calls: Calls) -> str:
-    """Return the rules of calls in tags. Of texts, only constants are held to their schemas."""
+    """Return the rules of calls in tags. Only constant texts are restricted by their schemas."""
     rules = [
         f"calls: {calls.several(chr(10))}",
         f"call: {calls.mark('<tool_call>')} call_rest",
@@ -172,7 +172,7 @@ def _tags(calls: Calls) -> str:
 
 
 def _tag_value(name: str, value: Any, schema: Mapping[str, Any]) -> list[str]:
-    """Return rules for a value of a schema and the tag that ends it, the first of this name."""
+    """Return rules for a value of a schema and its closing tag; the first rule has this name."""
     end = text_of("\n</parameter>\n")
     value = resolved(value, schema)
     constants = value.get("enum", [value["const"]] if "const" in value else None)
@@ -185,7 +185,7 @@ def _tag_value(name: str, value: Any, schema: Mapping[str, Any]) -> list[str]:
 
 
 def resolved(value: Any, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a part of a schema, or what it refers to within the whole; {} for what is none."""
+    """Return a part of a schema, or what it refers to within the whole; {} if it is invalid."""
     for _ in range(_MAX_REFERENCES):
         reference = value.get("$ref") if isinstance(value, Mapping) else None
         if not (isinstance(reference, str) and reference.startswith("#/")):
@@ -228,7 +228,7 @@ def _pythonic(calls: Calls) -> str:
 
 
 def _in_order(needed: Sequence[str], others: Sequence[str]) -> str:
-    """Return a rule for all that is needed and any of the others, with commas between them."""
+    """Return a rule for all needed items and any of the others, separated by commas."""
     rest = "".join(f' (", " {one})?' for one in others)
     if needed:
         return ' ", " '.join(needed) + rest

@@ -14,7 +14,7 @@ from diffuspec.serve.openai.objects import Error, ErrorCode, ErrorType
 
 
 class BadRequestError(InvalidRequestError):
-    """A body that is wrong, and where. Messages never contain a user's text."""
+    """A wrong body, and the place of the error. Messages never contain a user's text."""
 
     def __init__(
         self, message: str, param: str | None = None, code: ErrorCode | None = None
@@ -25,7 +25,7 @@ class BadRequestError(InvalidRequestError):
 
 
 class HttpError(DiffuspecError):
-    """A refusal that has no place in the library's tree: of a key, a path, a size, a time."""
+    """A refusal without a class in the library's tree: of a key, a path, a size, a time."""
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class HttpError(DiffuspecError):
 
 
 def no_such_model(served: str) -> HttpError:
-    """Return the refusal of a request for another model than the one that is served."""
+    """Return the refusal of a request for a model other than the served one."""
     message = f"no such model: this service has {served!r}"
     return HttpError(404, message, "model_not_found", param="model")
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:
-    """An error as it goes to a client."""
+    """An error in the form in which clients get it."""
 
     status: int
     message: str
@@ -59,7 +59,7 @@ class ErrorAnswer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def body(self) -> Error:
-        """Return the JSON object, also the data of an event inside of a stream."""
+        """Return the JSON object, which is also the data of an event in a stream."""
         return {
             "error": {
                 "message": self.message,
@@ -73,7 +73,7 @@ class ErrorAnswer:
 _PARAMETERS = {one.name for kind in (SamplingParams, SpeculationParams) for one in declared(kind)}
 _NAMES = _PARAMETERS | {"prompt", "chat_template_kwargs", "continue_final_message"}
 _RETRY = {"retry-after": "1"}
-_NO_RETRY = {"x-should-retry": "false"}  # heeded by openai-python
+_NO_RETRY = {"x-should-retry": "false"}  # respected by openai-python
 _INVALID: ErrorType = "invalid_request_error"
 _SERVER: ErrorType = "server_error"
 
@@ -106,7 +106,7 @@ _UNKNOWN = ErrorAnswer(500, "internal error", _SERVER, "internal_error", headers
 
 
 def answer_to(error: BaseException) -> ErrorAnswer:
-    """Return the answer to an error: that of the nearest of its classes that has one."""
+    """Return the answer to an error: that of its nearest class that has one."""
     if isinstance(error, HttpError):
         return error.answer
     if isinstance(error, InvalidRequestError):
@@ -119,7 +119,7 @@ def answer_to(error: BaseException) -> ErrorAnswer:
 
 
 def in_words_of(error: InvalidRequestError, asked_by: str | None) -> InvalidRequestError:
-    """Return an error about the form of an answer by the name that the client has for it."""
+    """Return an error about the format of an answer, with the client's name for it."""
     name, _, problem = str(error).partition(" ")
     if asked_by is None or name not in ("structured_output", "json_schema"):
         return error
@@ -127,7 +127,7 @@ def in_words_of(error: InvalidRequestError, asked_by: str | None) -> InvalidRequ
 
 
 def renamed(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequestError:
-    """Return an error about a key by its name in another API, where `names` has one."""
+    """Return an error about a key with its name in another API, if `names` has one."""
     answer = answer_to(error)
     key, dot, rest = (answer.param or "").partition(".")
     if key not in names:
@@ -137,6 +137,6 @@ def renamed(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequ
 
 
 def _named(message: str) -> str | None:
-    """Return the parameter that a message of the library begins with, if it does."""
+    """Return the parameter with which a message of the library begins, if any."""
     word = re.sub("^(a|the) ", "", message).partition(" ")[0]
     return word if word in _NAMES else None

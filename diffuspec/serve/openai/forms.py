@@ -1,4 +1,4 @@
-"""Forms of answers: OpenAI's and vLLM's words for a `StructuredOutput`."""
+"""Formats of answers: OpenAI's and vLLM's keys for a `StructuredOutput`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STRUCTURED = {
     "choice": "choice",
     "grammar": "grammar",
 }
-# Keys of objects, of which exactly one has a value.
+# Keys of objects, exactly one of which has a value.
 _KEYS = {
     "structured_outputs": tuple(_STRUCTURED),
     "structured_output": tuple(one.name for one in fields(StructuredOutput)),
@@ -38,9 +38,9 @@ WORDS = frozenset({"response_format", "structured_outputs", "structured_output",
 
 
 def read_form(given: Mapping[str, Any]) -> StructuredOutput | None:
-    """Return the form that the keys of a body ask for, of those in WORDS; None for any text.
+    """Return the format that the keys of a body request, of those in WORDS; None for any text.
 
-    Raises BadRequestError, also when several keys ask for one.
+    Raises BadRequestError, also if several keys request a format.
     """
     forms = {name: _form(name, value) for name, value in given.items() if name in WORDS}
     forms = {name: form for name, form in forms.items() if form}
@@ -50,7 +50,7 @@ def read_form(given: Mapping[str, Any]) -> StructuredOutput | None:
         _check_is_one(name, form)
         try:
             return StructuredOutput(**form)
-        except (InvalidRequestError, TypeError) as error:  # TypeError: a key that there is not
+        except (InvalidRequestError, TypeError) as error:  # TypeError: an unknown key
             reason = (
                 str(error).partition(", got ")[0]
                 if isinstance(error, InvalidRequestError)
@@ -61,7 +61,7 @@ def read_form(given: Mapping[str, Any]) -> StructuredOutput | None:
 
 
 def _check_is_one(name: str, form: Mapping[str, Any]) -> None:
-    """Raise BadRequestError unless a form has one key with a value."""
+    """Raise BadRequestError unless a format has one key with a value."""
     if len([key for key, value in form.items() if value]) == 1:
         return
     if name not in _KEYS:
@@ -70,7 +70,7 @@ def _check_is_one(name: str, form: Mapping[str, Any]) -> None:
 
 
 def _form(name: str, value: Any) -> dict[str, Any]:
-    """Return the fields of a form; none, if the key asks for nothing."""
+    """Return the fields of a format; empty if the key requests none."""
     if name in _GUIDED:
         return {_GUIDED[name]: _text(name, value)}
     if not isinstance(value, Mapping):
@@ -104,13 +104,13 @@ def _response_format(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(name: str, value: Any) -> Any:
-    """Return a schema as JSON text; any other value as it is."""
+    """Return a schema as JSON text; any other value unchanged."""
     is_schema = name in ("json", "guided_json") and not isinstance(value, str)
     return json.dumps(value) if is_schema else value
 
 
 Thinking: TypeAlias = Literal["inside", "open", "over"]
-"""Whether a prompt ends in reasoning, leaves it open whether there is any, or has ended it."""
+"""Whether a prompt ends inside reasoning, leaves reasoning open, or has ended it."""
 
 
 def thinking_after(text: str) -> Thinking:
@@ -131,7 +131,7 @@ def thinking_within(message: str) -> Thinking:
 def after_reasoning(
     form: StructuredOutput, conventions: Conventions, thinking: Thinking
 ) -> StructuredOutput:
-    """Return the form of reasoning and the answer together. Raises InvalidRequestError."""
+    """Return the format of reasoning and answer together. Raises InvalidRequestError."""
     if conventions.has_channels:
         calls = Calls((), False, True, conventions.special_ids, conventions.template)
         return as_form(answered(rules_of(form, "answer"), calls), _TOO_LONG)
@@ -145,7 +145,7 @@ def after_reasoning(
         thought = f"thought: begun_thought SPACE\nbegun_thought[lazy]: /(.|\\n)*/ {close}"
     if thinking == "inside":
         start = "start: thought answer"
-    elif conventions.reasoning == "deepseek_r1":  # DeepSeek R1 may leave out the opening mark
+    elif conventions.reasoning == "deepseek_r1":  # DeepSeek R1 may omit the opening mark
         start = f"start: {opened}? thought answer"
     else:
         start = f"start: ({opened} thought)? answer"
@@ -154,7 +154,7 @@ def after_reasoning(
 
 
 def as_form(grammar: str, problem: str, param: str | None = None) -> StructuredOutput:
-    """Return the form of a grammar. Raises BadRequestError, which begins with `problem`."""
+    """Return the format of a grammar. Raises BadRequestError, which begins with `problem`."""
     try:
         return StructuredOutput(grammar=grammar)
     except InvalidRequestError as error:

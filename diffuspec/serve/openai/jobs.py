@@ -1,4 +1,4 @@
-"""Jobs: what a body of OpenAI's API asks to generate, and how to report it."""
+"""Jobs: what a body of OpenAI's API asks for, and how to report it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from diffuspec.serve.openai.forms import (
 from diffuspec.text.prompt import ChatOptions, Cut, encode_prompt
 
 Endpoint: TypeAlias = Literal["/v1/chat/completions", "/v1/completions"]
-_MAX_MARK_TOKENS = 16  # tokens of a prompt's end that hold the mark and its space
+_MAX_MARK_TOKENS = 16  # tokens at a prompt's end that contain the mark and its space
 ENDPOINTS: tuple[Endpoint, ...] = ("/v1/chat/completions", "/v1/completions")
 
 
@@ -34,28 +34,29 @@ class Job:
     num_choices: int  # answers to each prompt
     sampling: SamplingParams  # max_tokens is set when the length of the prompt is known
     max_tokens: int | None  # None: to the end of the context
-    speculation: SpeculationParams | None  # None: the deployment's
-    is_fitted: bool = False  # a longer answer than the context has room for is cut, not refused
-    prediction: str = ""  # text that answers may repeat much of
-    max_prompt_tokens: int | None = None  # longer prompts are cut; None: refused if they cannot fit
-    is_cut_at_end: bool = False  # a prompt that is cut loses its end, not its beginning
+    speculation: SpeculationParams | None  # None: the deployment's default
+    is_fitted: bool = False  # an answer too long for the context is cut rather than refused
+    prediction: str = ""  # text of which answers may repeat large parts
+    max_prompt_tokens: int | None = None  # longer prompts are cut; None: refused if they do not fit
+    is_cut_at_end: bool = False  # a prompt that is cut loses its end rather than its beginning
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
     echo: bool = False
-    is_prompt_only: bool = False  # the one token of the answer is not reported
-    reports_prompt: bool = False  # prompt_logprobs, as vLLM has them
+    is_prompt_only: bool = False  # the single token of the answer is not reported
+    reports_prompt: bool = False  # as vLLM's prompt_logprobs
     return_token_ids: bool = False
-    names_tokens_by_id: bool = False  # logprobs name tokens by their ids
+    names_tokens_by_id: bool = False  # logprobs name tokens by id
     request_id: str | None = None  # id in the body; None: that of the header, or a new one
-    form_asked_by: str | None = None  # the key of the body that asks for a form of the answer
+    form_asked_by: str | None = None  # the body's key that requests a format for the answer
     adds_special_tokens: bool | None = None  # such as BOS; None: see encode_prompt
     role: Role = "assistant"  # role of the message that answers a chat
-    chat: ChatOptions = field(default_factory=ChatOptions)  # its tools' calls are found in answers
-    is_call_named: bool = False  # the answer is a call of the function that the request names
-    conventions: Conventions = field(default_factory=Conventions)  # how its answers are read
+    # calls of its tools are looked for in answers
+    chat: ChatOptions = field(default_factory=ChatOptions)
+    is_call_named: bool = False  # the answer is a call of the function named by the request
+    conventions: Conventions = field(default_factory=Conventions)  # how its answers are parsed
     hides_reasoning: bool = False
-    has_whole_form: bool = False  # its form is that of reasoning, too
+    has_whole_form: bool = False  # its format includes reasoning
 
     @property
     def is_reasoned(self) -> bool:
@@ -65,28 +66,28 @@ class Job:
 
     @property
     def prompt_key(self) -> str:
-        """The key of the body that holds the prompt."""
+        """The body's key that contains the prompt."""
         return "messages" if self.endpoint == "/v1/chat/completions" else "prompt"
 
     @property
     def reports_drafts(self) -> bool:
-        """Whether each chunk has the draft of its step."""
+        """Whether each chunk contains the draft of its step."""
         return self.speculation is not None and self.speculation.report_drafts
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One answer to make; `index` is that of its choice."""
+    """One answer to generate; `index` is that of its choice."""
 
     index: int
     prompt_token_ids: TokenIds
     sampling: SamplingParams
-    speculation: SpeculationParams | None = None  # None: the deployment's
+    speculation: SpeculationParams | None = None  # None: the deployment's default
     thinking: Thinking = "over"
 
 
 def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ...]:
-    """Tokenise the prompts of a job. It takes time: call it in a thread.
+    """Tokenise the prompts of a job. This takes time, so call it in a thread.
 
     Raises InvalidRequestError, also for prompts that leave no room for an answer.
     """
@@ -130,7 +131,7 @@ def _thinking(job: Job, token_ids: TokenIds, tokenizer: Any) -> Thinking:
 
 
 def _speculation(job: Job, tokenizer: Any, model: ServedModel) -> SpeculationParams | None:
-    """Return the job's speculation with the tokens of its prediction, cut to the most allowed."""
+    """Return the job's speculation with the tokens of its prediction, cut to the allowed number."""
     if not job.prediction:
         return job.speculation
     most = Cut(min(MAX_PREDICTED_TOKENS, model.max_model_len), keeps_begin=True)
@@ -153,7 +154,7 @@ def encode_one(prompt: Prompt, job: Job, tokenizer: Any, model: ServedModel) -> 
 
 
 def _check_ids(prompt: Prompt, vocab_size: int) -> None:
-    """Raise BadRequestError for a token id that the tokenizer does not know, of any size."""
+    """Raise BadRequestError for a token id, of any size, that the tokenizer does not know."""
     ids = [] if isinstance(prompt, str) else [one for one in prompt if isinstance(one, int)]
     for extreme in (min(ids, default=0), max(ids, default=0)):
         if not 0 <= extreme < vocab_size:

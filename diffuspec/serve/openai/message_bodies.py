@@ -78,7 +78,7 @@ class Message(OpenPart):
 
 
 def plain_message(message: Message, conventions: Conventions) -> dict[str, Any]:
-    """Return a message as chat templates read it: content as one text, arguments as an object."""
+    """Return a message as chat templates expect it: content as one text, arguments as an object."""
     role = "system" if message.role == "developer" else message.role
     plain: dict[str, Any] = {
         "role": role,
@@ -99,7 +99,7 @@ def plain_message(message: Message, conventions: Conventions) -> dict[str, Any]:
 
 
 def _content(content: str | Sequence[TextPart | RefusalPart]) -> str | list[dict[str, str]]:
-    """Return a text, or the parts of one where there are several."""
+    """Return a text, or its parts if there are several."""
     if isinstance(content, str) or len(content) == 1:
         return text_of(content)
     return [{"type": "text", "text": text_of([part])} for part in content]

@@ -1,7 +1,7 @@
-"""The objects of answers: what replies are written as, and what the OpenAPI document says of them.
+"""The objects of answers, which replies return and the OpenAPI document describes.
 
-mypy checks the first; the second is derived from them, in `schema`. Nothing checks them while
-requests are answered.
+mypy checks the replies; the document is derived from the types, in `schema`. Nothing is checked
+while requests are answered.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal, NotRequired, TypeAlias
 
 from pydantic import Field
-from typing_extensions import TypedDict  # pydantic refuses typing's before Python 3.12
+from typing_extensions import TypedDict  # pydantic rejects typing's before Python 3.12
 
 from diffuspec.serve.openai.body_parts import Role
 from diffuspec.serve.openai.speculation_objects import SpeculationUsage, StepReport
@@ -53,7 +53,7 @@ class ErrorDetails(TypedDict):
 
 
 class Error(TypedDict):
-    """An error, also as the last event of a stream that failed."""
+    """An error, also as the last event of a failed stream."""
 
     error: ErrorDetails
 
@@ -129,7 +129,7 @@ class CalledFunctionPart(TypedDict):
 
 
 class ToolCallPart(TypedDict):
-    """The beginning of a call, which has its id and name, or more of its arguments."""
+    """The beginning of a call, with its id and name, or more of its arguments."""
 
     index: int
     id: NotRequired[str]
@@ -192,7 +192,7 @@ class ChatChunkChoice(TypedDict):
 
 
 class ChatCompletionChunk(TypedDict):
-    """The data of an event; the last one before [DONE] has no choices, with include_usage."""
+    """The data of an event. With include_usage, the last one before [DONE] has no choices."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -205,7 +205,7 @@ class ChatCompletionChunk(TypedDict):
 
 
 class TextLogprobs(TypedDict):
-    """Log-probabilities of the tokens of a text; null for the first one of a prompt."""
+    """Log-probabilities of the tokens of a text; null for the first token of a prompt."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -236,7 +236,7 @@ class Completion(TypedDict):
 
 
 class CompletionChunk(TypedDict):
-    """The data of an event; the last one before [DONE] has no choices, with include_usage."""
+    """The data of an event. With include_usage, the last one before [DONE] has no choices."""
 
     id: str
     object: Literal["text_completion"]
@@ -248,7 +248,7 @@ class CompletionChunk(TypedDict):
 
 
 class Model(TypedDict):
-    """A model as clients of OpenAI's API and of Anthropic's read it."""
+    """A model, as clients of OpenAI's and of Anthropic's API read it."""
 
     id: str
     object: Literal["model"]

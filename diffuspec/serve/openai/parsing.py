@@ -1,7 +1,7 @@
-"""Bodies of OpenAI's API, checked and read as jobs.
+"""Checks bodies of OpenAI's API, and converts them to jobs.
 
-Used by the HTTP routes and by batch files. Everything that would change an answer is obeyed or
-refused by its name; messages of errors contain no text of a user.
+Used by the HTTP routes and by batch files. Every key that affects an answer is obeyed, or refused
+by name; error messages contain no text of users.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ from diffuspec.serve.openai.unsupported import check_rest
 from diffuspec.serve.openai.validation import keys_of, validated
 from diffuspec.text.prompt import ChatOptions
 
-_MAX_ANSWERS = 64  # answers of one request: prompts times n
+_MAX_ANSWERS = 64  # answers to one request: prompts times n
 DEFAULT_TEMPERATURE = 1.0  # OpenAI's default
 _LEAST_TOP_P = 1e-9
-_DEFAULT_TEXT_TOKENS = 16  # OpenAI's default for completions; chats go on to the end of the context
+# OpenAI's default for completions; chats continue to the end of the context
+_DEFAULT_TEXT_TOKENS = 16
 # Where an error begins to quote a value that may be a user's text.
 _NO_TEXT = re.compile(", got (?!-?[0-9]|inf|a string of |a list of )")
-_SHAPED = frozenset({"logprobs", "max_tokens"})  # declared parameters that OpenAI has otherwise
+# declared parameters that OpenAI defines differently
+_SHAPED = frozenset({"logprobs", "max_tokens"})
 
 
 def parse(endpoint: Endpoint, body: object, model: ServedModel) -> Job:
     """Check a body. Raises BadRequestError (an InvalidRequestError) naming the parameter.
 
-    The model's name is not checked: see `check_model`.
+    The model's name is not checked here: see `check_model`.
     """
     given = keys_of(body)
     if endpoint == "/v1/chat/completions":
@@ -48,7 +50,7 @@ def parse(endpoint: Endpoint, body: object, model: ServedModel) -> Job:
 
 
 def check_model(body: object, model: ServedModel) -> None:
-    """Raise HttpError for a body that names another model than this one; it need not name any."""
+    """Raise HttpError for a body that names a model other than this one; it need not name any."""
     name = body.get("model") if isinstance(body, Mapping) else None
     if name is not None and name != model.name:
         raise no_such_model(model.name)
@@ -112,7 +114,7 @@ def _chat_options(
 
 
 def _effort(body: ChatBody, conventions: Conventions) -> dict[str, Any]:
-    """Return the variables of the chat template that a reasoning_effort sets."""
+    """Return the chat template's variables that reasoning_effort sets."""
     effort, template = body.reasoning_effort, conventions.template
     if effort is None:
         return {}
@@ -130,7 +132,7 @@ def _effort(body: ChatBody, conventions: Conventions) -> dict[str, Any]:
 
 
 def _verbosity(body: ChatBody, conventions: Conventions) -> dict[str, Any]:
-    """Return the variable of the chat template that a verbosity sets."""
+    """Return the chat template's variable that verbosity sets."""
     if body.verbosity is None:
         return {}
     if "verbosity" in conventions.template:
@@ -200,7 +202,7 @@ def _common(body: Body, num_answer_tokens: int, model: ServedModel) -> dict[str,
 
 
 def _max_prompt_tokens(body: Body, room: int) -> int | None:
-    """Return to how many tokens prompts are cut; None: they are not. `room`: left by the answer."""
+    """Return the number of tokens to which prompts are cut; None: not cut."""
     most = body.truncate_prompt_tokens
     if most is None or room < 1:  # max_tokens leaves no room for a prompt, and is refused later
         return None
@@ -214,14 +216,14 @@ def _max_prompt_tokens(body: Body, room: int) -> int | None:
 
 
 def _capped(max_tokens: int | None, model: ServedModel) -> int | None:
-    """Return the longest answer, not beyond that of the model's generation_config.json."""
+    """Return the longest answer, limited by the model's generation_config.json."""
     return min((one for one in (max_tokens, model.conventions.max_tokens) if one), default=None)
 
 
 def _sampling(
     body: Body, num_logprobs: int | None, max_tokens: int, model: ServedModel
 ) -> SamplingParams:
-    """Return the sampling parameters of a body, else the model's; refuse unknown keys."""
+    """Return the sampling parameters of a body, or the model's; refuse unknown keys."""
     known = {one.name for one in declared(SamplingParams)} - _SHAPED - WORDS
     extras = body.model_extra or {}
     form = read_form(extras)
@@ -242,7 +244,7 @@ def _sampling(
         given["top_k"] = 0
     if given.get("seed") == -1:  # vLLM's value for no seed
         given["seed"] = None
-    if given.get("top_p") == 0:  # OpenAI's value for the likeliest token alone
+    if given.get("top_p") == 0:  # OpenAI's value for only the likeliest token
         given["top_p"] = _LEAST_TOP_P
     given |= {"logprobs": num_logprobs, "max_tokens": max_tokens, "structured_output": form}
     return _make(SamplingParams, given)
@@ -274,7 +276,7 @@ P = TypeVar("P")
 
 
 def _make(make: Callable[..., P], given: Mapping[str, Any], prefix: str = "") -> P:
-    """Build parameters. Raises BadRequestError naming the one that is wrong, without its text."""
+    """Build parameters. Raises BadRequestError naming the wrong one, without its text."""
     try:
         return make(**given)
     except InvalidRequestError as error:

@@ -1,1 +1,1 @@
-"""Reading answers as they arrive: reasoning, content and calls, in the forms that models write."""
+"""Parses answers as they arrive: reasoning, content and calls, in the formats of models."""

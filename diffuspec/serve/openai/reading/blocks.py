@@ -1,4 +1,4 @@
-"""Answers as blocks that follow each other: reasoning, texts and calls."""
+"""Answers as a sequence of blocks: reasoning, texts and calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BlockKind: TypeAlias = Literal["reasoning", "text", "call"]
 
 @dataclass(slots=True)
 class Block:
-    """A part of an answer while it grows."""
+    """A part of an answer, while it grows."""
 
     place: int  # index among the blocks of the answer, from 0
     kind: BlockKind
@@ -28,7 +28,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What happens to a block: it is opened, has more text, or is closed."""
+    """A change of a block: it is opened, gets more text, or is closed."""
 
     what: Literal["open", "more", "close"]
     block: Block
@@ -40,16 +40,16 @@ class BlockReader:
     """Splits one answer into blocks as its outputs arrive."""
 
     def __init__(self, job: Job, generation: Generation, *, has_text: bool = False) -> None:
-        """has_text: an empty answer has one block, an empty text."""
+        """has_text: an empty answer has one block, with an empty text."""
         self.answer = Answer(generation)
         self._reader = AnswerReader(job, generation)
         self._has_text = has_text
         self._unassigned: list[Any] = []  # logprobs of tokens whose text is held back
         self.blocks: list[Block] = []
-        self.is_cut = False  # the latest call has ended within its arguments
+        self.is_cut = False  # the latest call was cut within its arguments
 
     def read(self, output: RequestOutput, logprobs: Sequence[Any] = ()) -> list[Change]:
-        """Return what an output changes, in order. `logprobs`: one for each token, or none."""
+        """Return an output's changes, in order. `logprobs`: one for each token, or empty."""
         self.answer.add(output)
         changes: list[Change] = []
         num_thought = self._reader.num_reasoning_tokens

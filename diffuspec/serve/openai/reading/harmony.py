@@ -1,4 +1,4 @@
-"""Messages in channels, as gpt-oss writes them: reasoning, calls and the answer.
+"""Messages in channels, as written by gpt-oss: reasoning, calls and the answer.
 
 <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>commentary
 to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>
@@ -28,7 +28,7 @@ Kind: TypeAlias = Literal["content", "analysis", "call"]
 
 
 class HarmonyReader(StateReader):
-    """Splits the messages of one answer by their channels."""
+    """Splits the messages of one answer by channel."""
 
     def __init__(self) -> None:
         super().__init__(self._at_start)
@@ -36,7 +36,7 @@ class HarmonyReader(StateReader):
 
     @property
     def is_within_arguments(self) -> bool:
-        return False  # the token that ends a call ends the answer; only max_tokens cuts one
+        return False  # the token that ends a call ends the answer; only max_tokens can cut a call
 
     @property
     def is_reasoning(self) -> bool:
@@ -49,7 +49,7 @@ class HarmonyReader(StateReader):
         return [self._piece(rest)]
 
     def _at_start(self, pieces: list[Piece]) -> bool:
-        """Go on with a header, or with a text without one, which is content."""
+        """Continue with a header, or with a text without header, which is content."""
         begun = self._text.lstrip(SPACE)
         heads = (START, CHANNEL, "to=", "assistant")
         if any(begun.startswith(head) for head in heads):

@@ -32,11 +32,11 @@ _NAMED_BEGUN = re.compile(r"[\w.-]*\s*(?:\[[A-Z_]*\]?\s*\w*\s*){0,2}")
 
 @dataclass(frozen=True, slots=True)
 class JsonForm:
-    """How a family writes calls around their JSON."""
+    """A family's format of calls, around their JSON."""
 
     mark: str  # text that begins a block of calls
     close: str = ""  # text that ends a block; "": blocks have no end
-    between: str = ",[]"  # what may stand between the calls of a block, besides space
+    between: str = ",[]"  # characters allowed between the calls of a block, besides space
     may_be_bare: bool = False  # an answer that begins with a known call needs no mark
     may_name_outside: bool = False  # the name may come before the object of arguments
 
@@ -47,15 +47,15 @@ MISTRAL = JsonForm("[TOOL_CALLS]", may_name_outside=True)
 
 
 class JsonCallReader(MarkedCallReader):
-    """Splits content from calls; space around calls is dropped.
+    """Separates content from calls; space around calls is dropped.
 
-    Arguments are passed on as they are written, once the name before them is known; a call that
-    has them in another order, or as a text, is passed on when it is whole. What is no call is
-    content, with its marks.
+    Arguments are passed on as they arrive, once the name before them is known; a call with another
+    order, or with arguments as a text, is passed on when it is complete. Anything that is not a
+    call is content, including its marks.
     """
 
     def __init__(self, form: JsonForm, names: Collection[str] = ()) -> None:
-        """`names`: of the functions that there are, for calls without marks."""
+        """`names`: names of the available functions, for calls without marks."""
         super().__init__(self._in_content)
         self._form = form
         self._names = names
@@ -74,7 +74,7 @@ class JsonCallReader(MarkedCallReader):
             return []
         if self._read_on == self._in_head and (call := self._call_in(rest)) is not None:
             return self._begin(call)
-        if self._read_on == self._in_head and not self._mark:  # the block has calls already
+        if self._read_on == self._in_head and not self._mark:  # the block already has calls
             rest = rest.strip(SPACE + self._form.between)
         return self._content(self._mark + rest)
 
@@ -130,7 +130,7 @@ class JsonCallReader(MarkedCallReader):
         return self._go_to_content(rest[1:])
 
     def _without_separators(self) -> str:
-        """Return what is read from the first letter on that does not stand between calls."""
+        """Return the text from the first character that cannot be a separator between calls."""
         text, mark = self._text, self._form.mark
         for place, letter in enumerate(text):
             begins_mark = mark.startswith(text[place : place + len(mark)])
@@ -139,7 +139,7 @@ class JsonCallReader(MarkedCallReader):
         return ""
 
     def _in_object(self, text: str, pieces: list[Piece]) -> bool:
-        """Read a call from its opening brace on."""
+        """Read a call, starting at its opening brace."""
         head = _HEAD.match(text)
         if head and self._is_known(name := _read_json(head[1])):
             return self._begin_arguments(name, text[head.end() :], pieces, outside=False)
@@ -172,7 +172,7 @@ class JsonCallReader(MarkedCallReader):
             return False
         if self._is_named_outside:
             return self._go_to_head("", self._text)
-        self._object = _JsonObject(depth=1)  # the object that holds the arguments
+        self._object = _JsonObject(depth=1)  # the object that contains the arguments
         self._read_on = self._after_arguments
         return True
 
@@ -207,11 +207,11 @@ class JsonCallReader(MarkedCallReader):
 
     @property
     def _is_free(self) -> bool:
-        """Whether a mark announces calls, which may then have any name."""
+        """Return whether a mark announces calls, which may then have any name."""
         return self._num_calls > 0 or not self._form.may_be_bare
 
     def _call_in(self, text: str) -> CallPart | None:
-        """Return the call that makes up a text; None if it is not a whole call."""
+        """Return the call in a text; None if it is not a complete call."""
         data = _read_json(text)
         if not isinstance(data, dict) or not self._is_known(data.get("name")):
             return None
@@ -228,7 +228,7 @@ class _JsonObject:
     """Finds the end of a JSON object in a text that arrives in parts."""
 
     def __init__(self, depth: int = 0) -> None:
-        """depth: number of brackets that are open already."""
+        """depth: number of brackets that are already open."""
         self.has_ended = False
         self.is_unread = True
         self._depth = depth
@@ -236,13 +236,13 @@ class _JsonObject:
         self._is_escaped = False
 
     def read(self, text: str) -> int:
-        """Return how many characters of a further part belong to the object."""
+        """Return how many characters of the next part belong to the object."""
         self.is_unread = self.is_unread and not text
         for place, letter in enumerate(text):
             if self._is_in_text:
                 self._is_in_text = self._is_escaped or letter != '"'
                 self._is_escaped = letter == "\\" and not self._is_escaped
-            elif letter == "<":  # no JSON, but perhaps the end of the call
+            elif letter == "<":  # not JSON, but perhaps the end of the call
                 self.has_ended = True
                 return place
             else:
@@ -255,7 +255,7 @@ class _JsonObject:
 
 
 def _read_json(text: str) -> Any:
-    """Return the value of a JSON text; None if it is not JSON."""
+    """Return the value of a JSON text; None if it is invalid."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

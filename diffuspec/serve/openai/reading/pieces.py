@@ -1,4 +1,4 @@
-"""The pieces of an answer, and the base of the readers that find them."""
+"""The pieces of an answer, and the base classes of the readers that find them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that an answer contains; `arguments` is JSON text, cut if the answer is."""
+    """A call in an answer. `arguments` is JSON text, truncated if the answer is."""
 
     name: str
     arguments: str
@@ -17,7 +17,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """What a part of an answer adds to a call."""
+    """A part of a call."""
 
     name: str | None  # function of a call that begins; None: more of the latest call
     arguments: str
@@ -37,29 +37,29 @@ SPACE = " \t\r\n"
 
 
 class Reader(Protocol):
-    """Splits a text that arrives in parts. Only marks and the space around them are left out."""
+    """Splits a text that arrives in parts. Only marks and the space around them are dropped."""
 
     @property
     def is_within_arguments(self) -> bool:
-        """Whether the latest call is not whole."""
+        """Whether the latest call is incomplete."""
         ...
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether what comes next is reasoning, as far as it is known."""
+        """Whether the next text is reasoning, as far as known."""
         ...
 
     def read(self, text: str) -> list[Piece]:
-        """Return the pieces that a further part of the text completes."""
+        """Return the pieces completed by the next part of the text."""
         ...
 
     def finish(self) -> list[Piece]:
-        """Return the pieces held back so far: the text has ended."""
+        """Return the pieces held back so far, at the end of the text."""
         ...
 
 
 class PlainReader:
-    """Reads all text as content."""
+    """Treats all text as content."""
 
     is_within_arguments = False
     is_reasoning = False
@@ -74,12 +74,12 @@ class PlainReader:
 class StateReader:
     """A reader that is in one state at a time.
 
-    A state takes what it can off the front of the text, adds pieces, and may go to another state.
-    It returns False when it needs more text.
+    A state consumes the front of the text, adds pieces, and may switch to another state. It returns
+    False if it needs more text.
     """
 
     def __init__(self, first: State) -> None:
-        self._text = ""  # text that no state has taken yet
+        self._text = ""  # text not consumed yet
         self._read_on = first
 
     def read(self, text: str) -> list[Piece]:
@@ -90,25 +90,26 @@ class StateReader:
         return pieces
 
     def _take_rest(self) -> str:
-        """Return the text that no state has passed on, and hold none of it back any more."""
+        """Return and clear the text not passed on yet."""
         rest, self._text = self._text, ""
         return rest
 
 
 class MarkedCallReader(StateReader):
-    """The base of readers of calls between marks: space around calls is dropped."""
+    """The base class of readers of calls between marks; space around calls is dropped."""
 
     is_reasoning = False
 
     def __init__(self, first: State) -> None:
         super().__init__(first)
-        self._mark = ""  # what opened a block without calls so far, and the space before it
+        # the mark that opened a block without calls so far, with the space before it
+        self._mark = ""
         self._num_calls = 0
         self._has_content = False  # whether content came after the latest call
         self._has_said = False  # whether the answer has any content
 
     def _content(self, text: str) -> list[Piece]:
-        """Return a text outside of calls as content; a line break parts it from earlier content."""
+        """Return a text outside of calls as content, on a new line after earlier content."""
         if self._num_calls and not self._has_content:
             text = text.lstrip(SPACE)
             text = f"\n{text}" if text and self._has_said else text
@@ -119,7 +120,7 @@ class MarkedCallReader(StateReader):
 
 
 def calls_in(pieces: Iterable[Piece]) -> list[Call]:
-    """Return the calls that pieces make up."""
+    """Return the calls assembled from pieces."""
     calls: list[Call] = []
     for piece in pieces:
         if not isinstance(piece, CallPart):
@@ -132,13 +133,13 @@ def calls_in(pieces: Iterable[Piece]) -> list[Call]:
 
 
 def length_begun(text: str, marks: Sequence[str]) -> int:
-    """Return the length of the longest end of a text with which one of the marks begins."""
+    """Return the length of the longest suffix of a text that is a prefix of a mark."""
     longest = max(map(len, marks)) - 1
     sizes = range(min(longest, len(text)), 0, -1)
     return next((n for n in sizes if any(one.startswith(text[-n:]) for one in marks)), 0)
 
 
 def first_mark(text: str, marks: Sequence[str], start: int = 0) -> tuple[int, str] | None:
-    """Return the place of the first mark from `start` on, and the mark; None without any."""
+    """Return the position of the first mark from `start` on, and the mark, or None."""
     found = [(at, -len(mark), mark) for mark in marks if (at := text.find(mark, start)) >= 0]
     return (min(found)[0], min(found)[2]) if found else None

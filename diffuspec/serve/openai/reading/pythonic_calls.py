@@ -1,4 +1,4 @@
-"""Calls that models write as a list of Python's, as Llama 3.2 and Llama 4 do.
+"""Calls written as a Python list, as by Llama 3.2 and Llama 4.
 
 [get_weather(city="Paris"), get_time()]
 """
@@ -23,9 +23,10 @@ _NAMES = {"true": True, "false": False, "null": None}  # JSON's names, which mod
 
 
 class PythonicCallReader(StateReader):
-    """Reads an answer that is a list of calls; any other is content.
+    """Reads an answer that is a list of calls; any other answer is content.
 
-    A call is passed on when it is whole. What can be no call is content, and all after it.
+    A call is passed on when it is complete. Text that cannot be a call is content, as is everything
+    after it.
     """
 
     is_reasoning = False
@@ -34,7 +35,7 @@ class PythonicCallReader(StateReader):
     def __init__(self) -> None:
         super().__init__(self._at_start)
         self._num_calls = 0
-        self._scan = _Scan()  # brackets and quotes of the call that is read
+        self._scan = _Scan()  # brackets and quotes of the current call
         self._num_scanned = 0
 
     def finish(self) -> list[Piece]:
@@ -89,7 +90,7 @@ class PythonicCallReader(StateReader):
 
 
 class _Scan:
-    """Finds commas and closing brackets outside of texts, in a text that arrives in parts."""
+    """Finds commas and closing brackets outside strings, in a text that arrives in parts."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -97,7 +98,7 @@ class _Scan:
         self._is_escaped = False
 
     def read(self, text: str) -> Iterator[tuple[int, str]]:
-        """Yield the ends of those that are within the outermost bracket, or close it."""
+        """Yield the ends of those inside the outermost bracket, or that close it."""
         for end, letter in enumerate(text, start=1):
             if self._quote:
                 if letter == self._quote and not self._is_escaped:
@@ -116,7 +117,7 @@ class _Scan:
 
 
 def _parse(text: str) -> CallPart | None:
-    """Return the call that a text is; None unless it is one whose arguments are named literals."""
+    """Return the call in a text; None unless it is a call with named literals as arguments."""
     head = _HEAD.match(text)
     if head is None:
         return None
@@ -136,11 +137,11 @@ def _parse(text: str) -> CallPart | None:
 
 
 def _value(text: str) -> Any:
-    """Return a value that is written as JSON or as Python has it."""
+    """Return a value written in JSON or Python."""
     try:
         return json.loads(text)
     except ValueError:
-        with warnings.catch_warnings():  # Python warns of escapes that it does not know
+        with warnings.catch_warnings():  # Python warns of unknown escapes
             warnings.simplefilter("ignore")
             return _literal(ast.parse(text.strip(), mode="eval").body)
 
@@ -154,5 +155,5 @@ def _literal(node: ast.expr) -> Any:
     if isinstance(node, ast.List | ast.Tuple):
         return [_literal(one) for one in node.elts]
     found = ast.literal_eval(node)
-    json.dumps(found)  # refuses bytes and complex numbers
+    json.dumps(found)  # rejects bytes and complex numbers
     return found

@@ -1,4 +1,4 @@
-"""The pieces of an answer, read in the forms that its model writes."""
+"""Parses an answer into pieces, in the format of its model."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class AnswerReader:
 
     @property
     def is_within_arguments(self) -> bool:
-        """Whether the latest call is not whole."""
+        """Whether the latest call is incomplete."""
         return self._reader.is_within_arguments
 
     def read(self, output: RequestOutput) -> list[Piece]:
-        """Return the pieces that an output completes."""
+        """Return the pieces completed by an output."""
         return [piece for pieces in self.read_tokens(output) for piece in pieces]
 
     def read_tokens(self, output: RequestOutput) -> Iterator[list[Piece]]:
-        """Yield the pieces that each token completes; at the end of the answer, those held back."""
+        """Yield the pieces completed by each token; at the end of the answer, those held back."""
         reader = self._reader
         for text in output.pieces:
             was_reasoning = reader.is_reasoning
@@ -75,7 +75,7 @@ def make_reader(
 
 
 def reads_special_tokens(conventions: Conventions, *, has_tools: bool) -> bool:
-    """Whether a reader needs the names of special tokens in the text of an answer."""
+    """Return whether a reader needs the names of special tokens in the text of an answer."""
     marks: tuple[str, ...] = _CALL_MARKS.get(conventions.tools, ()) if has_tools else ()
     if conventions.reasoning in ("qwen3", "deepseek_r1"):
         marks += (thinking.OPEN, thinking.CLOSE)

@@ -16,14 +16,14 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 class ThinkingReader(StateReader):
-    """Splits reasoning from an answer, which another reader reads on.
+    """Separates reasoning from an answer, which another reader continues.
 
-    Space around reasoning is dropped. What comes after its first end is the answer, further
-    marks included.
+    Space around reasoning is dropped. Everything after its first end is the answer, including
+    further marks.
     """
 
     def __init__(self, then: Reader | None = None, *, starts_inside: bool = False) -> None:
-        """starts_inside: the prompt has opened the reasoning, or the model needs no mark to."""
+        """starts_inside: the answer begins with reasoning, without an opening mark."""
         super().__init__(self._at_start)
         self._then = then or PlainReader()
         self._is_inside = starts_inside

@@ -35,17 +35,17 @@ _VALUE_ENDS = (_PARAMETER_END, _PARAMETER, _FUNCTION_END)
 
 
 class TagCallReader(MarkedCallReader):
-    """Splits content from calls. Values have the types that the functions' schemas give them."""
+    """Separates content from calls. Values have the types in the functions' schemas."""
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
-        """schemas: of the parameters of each function, by its name."""
+        """schemas: by function name, those of its parameters."""
         super().__init__(self._in_content)
         self._schemas = schemas
         self._function = ""
         self._num_values = 0  # values of the current call so far
         self._is_text = False  # whether the current value is a text
         self._value_begun = False
-        self._num_searched = 0  # characters of the value that were searched for its end
+        self._num_searched = 0  # characters of the value already searched for its end
 
     @property
     def is_within_arguments(self) -> bool:
@@ -78,7 +78,7 @@ class TagCallReader(MarkedCallReader):
         return True
 
     def _in_head(self, pieces: list[Piece]) -> bool:
-        """Read up to the first function of a tag; a tag without one is content."""
+        """Read up to the first function in a tag; a tag without one is content."""
         text = self._text.lstrip(SPACE)
         if text.startswith(_FUNCTION):
             self._text, self._read_on = text, self._in_name
@@ -168,12 +168,12 @@ class TagCallReader(MarkedCallReader):
 
 
 def _escaped(text: str) -> str:
-    """Return what stands between the quotes of a JSON text."""
+    """Return the content between the quotes of a JSON text."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _as_json(value: str) -> str:
-    """Return a value that is JSON as it is, any other as a JSON text."""
+    """Return a value unchanged if it is JSON, else as a JSON text."""
     try:
         json.loads(value)
     except (ValueError, RecursionError):

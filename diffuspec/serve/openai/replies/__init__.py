@@ -15,6 +15,6 @@ Reply: TypeAlias = ChatReply | CompletionReply
 
 
 def make_reply(exchange: Exchange) -> Reply:
-    """Return the reply of the job's endpoint."""
+    """Return the reply for the job's endpoint."""
     is_chat = exchange.job.endpoint == "/v1/chat/completions"
     return ChatReply(exchange) if is_chat else CompletionReply(exchange)

@@ -113,14 +113,14 @@ class ChatReply(BaseReply[ChatChunkChoice, ChatCompletionChunk]):
         return choice["delta"] != {"content": ""}
 
     def _read(self, index: int, output: RequestOutput) -> list[Piece]:
-        """Return the pieces that an output completes; count its tokens of reasoning."""
+        """Return the pieces completed by an output; count its tokens of reasoning."""
         reader = self._readers[index]
         pieces = reader.read(output)
         self._answers[index].num_reasoning_tokens = reader.num_reasoning_tokens
         return pieces
 
     def _message(self, index: int) -> ChatMessage:
-        """Return the reasoning, the content and the calls of a whole answer."""
+        """Return the reasoning, content and calls of a whole answer."""
         pieces = self._pieces[index]
         content = "".join(piece for piece in pieces if isinstance(piece, str))
         message: ChatMessage = {"role": self._job.role, "content": content, "refusal": None}
@@ -141,7 +141,7 @@ class ChatReply(BaseReply[ChatChunkChoice, ChatCompletionChunk]):
         return message
 
     def _said(self, index: int, pieces: Sequence[Piece]) -> ChatDelta:
-        """Return the reasoning, the content and the parts of calls that an output completes."""
+        """Return the reasoning, content and parts of calls completed by an output."""
         content = "".join(piece for piece in pieces if isinstance(piece, str))
         parts: list[ToolCallPart] = []
         for piece in pieces:
@@ -180,7 +180,7 @@ class ChatReply(BaseReply[ChatChunkChoice, ChatCompletionChunk]):
         return call_id(name, is_short=self._job.conventions.has_short_ids)
 
     def _finish_reason(self, index: int, reason: FinishReason) -> ChatFinishReason:
-        """Return OpenAI's reason: tool_calls for whole calls that the model chose to make."""
+        """Return OpenAI's reason: tool_calls for complete calls that the model chose to make."""
         may_tell = reason == FinishReason.STOP and not self._job.is_call_named
         has_called = self._num_calls[index] > 0 and not self._readers[index].is_within_arguments
         return "tool_calls" if may_tell and has_called else reason.value

@@ -99,7 +99,7 @@ class CompletionReply(BaseReply[TextChoice, CompletionChunk]):
         return choice
 
     def _prompt(self, answer: Answer) -> str:
-        """Return the prompt as text: as it was sent, or of its token ids, also if it was cut."""
+        """Return the prompt as text: as sent, or decoded from its ids if it was ids or was cut."""
         prompt = self._job.prompts[answer.generation.index // self._job.num_choices]
         if isinstance(prompt, str) and self._job.max_prompt_tokens is None:
             return prompt
@@ -113,7 +113,7 @@ class CompletionReply(BaseReply[TextChoice, CompletionChunk]):
         num_echoed: int = 0,
         echoed: str = "",
     ) -> TextLogprobs | None:
-        """Return OpenAI's older form for the next tokens of a choice, the prompt's before all."""
+        """Return the next tokens of a choice in OpenAI's older format, preceded by the prompt's."""
         if self._job.sampling.logprobs is None:
             return None
         tokens = [self._named(token_id) for token_id in token_ids]
@@ -128,7 +128,7 @@ class CompletionReply(BaseReply[TextChoice, CompletionChunk]):
         }
 
     def _top(self, token: str, found: TokenLogprobs) -> dict[str, float]:
-        """Return the likeliest tokens by their texts, and the token itself."""
+        """Return the likeliest tokens by text, and the token itself."""
         top = {self._named(place): finite(logprob) for place, logprob in found.top}
         return {token: finite(found.logprob)} | top
 

@@ -49,7 +49,7 @@ class BaseReply(ABC, Generic[ChunkChoice, Chunk]):
 
     @abstractmethod
     def whole(self) -> Whole:
-        """Return the object of a request that does not stream. All answers are finished."""
+        """Return the object of a non-streaming request. All answers are finished."""
 
     def begin(self) -> Sequence[Chunk]:
         """Return the chunks that come before all outputs."""
