@@ -13,14 +13,14 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT  # the convention of shells
 
 
 def report_interrupt() -> None:
-    """Print one line on stderr, below the ^C that a terminal shows."""
+    """Print one line on stderr, below the ^C shown by a terminal."""
     newline = "\n" if sys.stderr.isatty() else ""
     sys.stderr.write(f"{newline}interrupted\n")
     sys.stderr.flush()
 
 
 def end_event() -> asyncio.Event:
-    """Return an event that SIGTERM and SIGINT set. Call it in the event loop of the command."""
+    """Return an event set by SIGTERM and SIGINT. Call it in the command's event loop."""
     import asyncio
 
     end, loop = asyncio.Event(), asyncio.get_running_loop()

@@ -161,8 +161,7 @@ class Scorer:
         return self._scored(name, tokens, ends_at, delay)
 
     def _best_second(self, number: float, then: Batch) -> tuple[float, float]:
-        """Return the gain of `number` requests verified before `then` while that runs, and its
-        time.
+        """Return the gain of `number` requests while `then` is verified after them, and its time.
 
         They are verified with `then`, without drafts; or they draft meanwhile, and a draft in hand
         is worth the seconds that it took; or they do neither.

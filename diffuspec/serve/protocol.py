@@ -1,4 +1,4 @@
-"""uvicorn's connections with what uvicorn lacks: bounds of time, size and number, and HTTP/1.0."""
+"""uvicorn's connections with what it lacks: limits on time, size and number, and HTTP/1.0."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _UPGRADE = re.compile(rb"^upgrade:", re.IGNORECASE | re.MULTILINE)
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A connection that is closed when headers are slow or large, or when there are too many.
+    """A connection that is closed if headers are slow or large, or if there are too many.
 
-    The kernel drops it when its peer takes no data for `write_seconds`, even once it has ended.
+    The kernel drops it if its peer takes no data for `write_seconds`, even after its end.
     """
 
     def __init__(self, settings: ServeSettings, **options: Any) -> None:
         super().__init__(**options)
         self._settings = settings
-        self._waiting: asyncio.TimerHandle | None = None  # timer that ends the wait for headers
+        self._waiting: asyncio.TimerHandle | None = None  # limits the wait for headers
         self._num_header_bytes = 0
         self._is_in_body = False
-        self._held_back = b""  # what may begin the name of a header
+        self._held_back = b""  # possible beginning of a header name
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -62,14 +62,14 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self._use_host_of_target()
         if self.scope["http_version"] == "1.0":
-            self.cycle.__class__ = UnchunkedCycle  # its application has not begun
+            self.cycle.__class__ = UnchunkedCycle  # its application has not started
 
     def on_message_complete(self) -> None:
         self._is_in_body = False
         super().on_message_complete()
 
     def _use_host_of_target(self) -> None:
-        """Let a target with a host, as proxies are sent, overrule the header (RFC 9112, 3.2.2)."""
+        """Let the host in a proxy-style target override the header (RFC 9112, 3.2.2)."""
         target = httptools.parse_url(self.url)
         if target.host is not None:
             host = target.host if target.port is None else b"%s:%d" % (target.host, target.port)
@@ -88,17 +88,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _drop_stalled(self, connected: Any) -> None:
         milliseconds = round(self._settings.write_seconds * 1000)
-        option = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux has it
+        option = getattr(socket, "TCP_USER_TIMEOUT", None)  # only on Linux
         with contextlib.suppress(OSError, AttributeError):
             if option is not None:
                 connected.setsockopt(socket.IPPROTO_TCP, option, milliseconds)
 
 
 def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
-    """Return data whose head asks for no other protocol, which a server need not heed.
+    """Return data without the header that requests another protocol, which servers may ignore.
 
-    Java's client offers HTTP/2 in this way, and httptools takes no body of a request that does.
-    Returns also the beginning of a line at the end of the data, if it may become that header.
+    Java's client offers HTTP/2 in this way, and httptools accepts no body for such a request. Also
+    returns the beginning of a line at the end of the data, if it may become that header.
     """
     head, end, rest = data.partition(b"\r\n\r\n")
     line = b"" if end else head[head.rfind(b"\n") + 1 :]
@@ -108,13 +108,13 @@ def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
 
 
 class UnchunkedCycle(RequestResponseCycle):
-    """A response without chunks, which HTTP/1.0 does not know.
+    """A response without chunks, which HTTP/1.0 does not support.
 
-    Without a content-length it ends with the connection, of which uvicorn keeps none open then.
+    Without a content-length it ends with the connection, which uvicorn then closes.
     """
 
     async def send(self, message: Any) -> None:
-        """See uvicorn, which would announce chunks where the length is not known."""
+        """See uvicorn, which would announce chunks if the length is unknown."""
         if not self.response_started:
             self.chunked_encoding = False
         elif message["type"] == "http.response.body":

@@ -35,12 +35,12 @@ logger = logging.getLogger(__name__)
 
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
-_POLL_SECONDS = 0.1  # uvicorn's own interval, at which it looks for a second Ctrl-C
-_GRACE_SECONDS = 5  # seconds after the drain, in which the last errors are sent
+_POLL_SECONDS = 0.1  # uvicorn's own interval for checking for a second Ctrl-C
+_GRACE_SECONDS = 5  # seconds after the drain in which the last errors are sent
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that listens: connections wait until they are served. Raises ConfigError."""
+    """Return a listening socket: connections wait until they are served. Raises ConfigError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -51,7 +51,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
-        bound.listen(_BACKLOG)  # no other process can bind the address from here on
+        bound.listen(_BACKLOG)  # from now on no other process can bind the address
     except OSError as error:
         bound.close()
         raise ConfigError(f"cannot serve on {host}:{port}: {error.strerror}") from error
@@ -59,13 +59,13 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(bound: socket.socket) -> bool:
-    """Whether only programs of this machine can connect."""
+    """Return whether only programs on this machine can connect."""
     return ipaddress.ip_address(bound.getsockname()[0]).is_loopback
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files in PEM form."""
+    """PEM files."""
 
     certificate: Path
     key: Path
@@ -119,7 +119,7 @@ class Server(uvicorn.Server):
         return f"http{'s' if self.config.is_ssl else ''}://{host}:{port}"
 
     async def run_until_stopped(self) -> None:
-        """Serve; return when a signal has come and the running requests have ended."""
+        """Serve; return after a signal, once the running requests have ended."""
         await self.serve([self._bound])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -140,14 +140,14 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Let signals stop the server, and not be raised again when it has stopped."""
+        """Let signals stop the server, without raising them again afterwards."""
         with super().capture_signals():
             yield
             self._captured_signals.clear()
 
 
 def name_of(target: Path) -> str:
-    """Return the name for clients of a model in a directory, unless another is given."""
+    """Return the client-visible name of a model in a directory, unless another name is given."""
     return "diffuspec-tiny" if target == TARGET else target.resolve().name
 
 
@@ -157,7 +157,7 @@ class EngineBackend:
     def __init__(
         self, engine: EngineBase, name: str, settings: ServeSettings | None = None
     ) -> None:
-        """`name` is the model's name for clients. Raises ConfigError and ModelLoadError."""
+        """`name`: the model's name for clients. Raises ConfigError and ModelLoadError."""
         info, settings = engine.info, settings or ServeSettings()
         audit_rate = settings.audit_rate
         self.model = ServedModel(
@@ -205,7 +205,7 @@ async def serve_engine(
     on_ready: Callable[[str], None],
     tls: Tls | None = None,
 ) -> None:
-    """Serve an engine as the model `name` until a signal comes; close the engine."""
+    """Serve an engine as the model `name` until a signal arrives; then close the engine."""
     with otel.exporting("diffuspec") as spans:
         async with engine:
             engine.spans = spans

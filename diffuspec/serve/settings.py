@@ -1,4 +1,4 @@
-"""Settings of the HTTP service: bounds, times, keys."""
+"""Settings of the HTTP service: limits, times, keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from diffuspec.core.validation import FilePath, Section
 
 
 class ServeSettings(Section):
-    """The HTTP service: who may call, and bounds, none of which can be switched off."""
+    """The HTTP service: who may call it, and limits, none of which can be switched off."""
 
     api_keys: FilePath | None = Field(
         None,
@@ -75,6 +75,6 @@ class ServeSettings(Section):
 
 
 class ServeFile(Section):
-    """The settings in a file of `diffuspec serve` besides those of the engine."""
+    """The service's settings in a file of `diffuspec serve`, apart from those of the engine."""
 
     serve: ServeSettings = Field(ServeSettings(), description="Keys and bounds of the service.")

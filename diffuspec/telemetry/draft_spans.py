@@ -1,6 +1,6 @@
-"""Spans of a draft server: the stream of an engine, its requests, and their drafts.
+"""Spans of a draft server: an engine's stream, its requests, and their drafts.
 
-No span holds what users write or models answer.
+Spans contain neither users' texts nor answers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from opentelemetry.trace import Span, SpanKind, Tracer, TracerProvider, set_span_in_context
 
-MAX_DRAFT_SPANS = 512  # most drafts of one request; later ones are only counted
+MAX_DRAFT_SPANS = 512  # number of drafts traced per request; later ones are only counted
 
 
 class DraftSpans:
@@ -46,7 +46,7 @@ class _Request:
 
 
 class EngineSpans:
-    """Records what is drafted for one engine."""
+    """Records the drafts for one engine."""
 
     def __init__(self, tracer: Tracer, span: Span) -> None:
         self._tracer = tracer
@@ -61,10 +61,10 @@ class EngineSpans:
         num_accepted: int,
         answer_seconds: float,
     ) -> None:
-        """Record the draft for a request that is sent now.
+        """Record a draft that is sent now.
 
-        num_accepted: drafted tokens of the answer before that the engine has accepted.
-        answer_seconds: time since the engine asked.
+        num_accepted: tokens of the previous draft that the engine accepted. answer_seconds: time
+        since the engine's step arrived.
         """
         if not self._span.is_recording():
             return
@@ -101,7 +101,7 @@ class EngineSpans:
             request.end()
 
     def end(self) -> None:
-        """End all spans: the engine has gone."""
+        """End all spans, because the engine has gone."""
         for request_id in [*self._requests]:
             self.end_request(request_id)
         self._span.end()

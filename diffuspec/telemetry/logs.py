@@ -1,7 +1,7 @@
-"""Logs of services, as text or as one JSON object a line: configured here and nowhere else.
+"""Logs of services, as text or as one JSON object per line: configured only here.
 
-A line about a request carries the id that its client knows, from the context or from `about`. What
-users write, and what models answer, is in no line.
+A line about a request has the client's request id, from the context or from `about`. No line
+contains users' texts or answers.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 FORMAT_VARIABLE = "DIFFUSPEC_LOG_FORMAT"
 LEVEL_VARIABLE = "DIFFUSPEC_LOG_LEVEL"
-_QUIET = ("uvicorn", "httpx", "httpcore", "asyncio")  # only warnings: info repeats our own lines
+# warnings only: their info repeats our own lines
+_QUIET = ("uvicorn", "httpx", "httpcore", "asyncio")
 
 
 def configure(form: LogFormat | None = None, level: LogLevel = "info") -> None:
-    """Send the lines of all packages to stderr, from `level` up.
+    """Send the lines of all packages from `level` up to stderr.
 
-    DIFFUSPEC_LOG_FORMAT sets the form if it is None, by default text; DIFFUSPEC_LOG_LEVEL overrides
-    `level`. Raises ConfigError for a wrong value of these variables.
+    form: None: that of DIFFUSPEC_LOG_FORMAT, by default text. DIFFUSPEC_LOG_LEVEL overrides
+    `level`. Raises ConfigError for an invalid value of these variables.
     """
     form = form or _variable(FORMAT_VARIABLE, get_args(LogFormat), "text")
     lowest = _variable(LEVEL_VARIABLE, get_args(LogLevel), level).upper()
@@ -45,7 +46,7 @@ def configure(form: LogFormat | None = None, level: LogLevel = "info") -> None:
 
 
 def configured() -> tuple[LogFormat, LogLevel] | None:
-    """Return what `configure` set for this process; None if it was not called."""
+    """Return the arguments of `configure` in this process; None if it was not called."""
     root = logging.getLogger()
     for handler in root.handlers:
         if isinstance(handler.formatter, JsonLines | TextLines):
@@ -56,12 +57,12 @@ def configured() -> tuple[LogFormat, LogLevel] | None:
 
 
 def about(request_id: str, traceparent: str = "") -> dict[str, str]:
-    """Return the `extra` of a log line about a request other than the context's."""
+    """Return the `extra` fields of a log line about a request other than the context's."""
     return {"request_id": request_id, "traceparent": traceparent}
 
 
 class JsonLines(logging.Formatter):
-    """Keys: time (UTC), level, logger and message; request_id, trace_id and error if known."""
+    """JSON objects: time (UTC), level, logger, message; request_id, trace_id, error if set."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -80,7 +81,7 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """TIME LEVEL LOGGER [REQUEST_ID] MESSAGE, and a traceback where there is one."""
+    """TIME LEVEL LOGGER [REQUEST_ID] MESSAGE, and a traceback if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         request_id = _request_id(record)
@@ -107,7 +108,7 @@ def _request_id(record: logging.LogRecord) -> str:
 
 
 def _variable(name: str, allowed: tuple[Any, ...], default: str) -> Any:
-    """Return what an environment variable says. Raises ConfigError."""
+    """Return the value of an environment variable. Raises ConfigError."""
     value = os.environ.get(name, "").lower() or default
     if value not in allowed:
         raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r:.80}")

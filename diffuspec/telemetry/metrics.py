@@ -1,4 +1,4 @@
-"""Figures summed from StepStats: per request, and as Prometheus series.
+"""Statistics summed from StepStats: per request, and as Prometheus series.
 
 The series have vLLM's names with the prefix `diffuspec_`. Mean acceptance length is committed
 tokens per step, as in Spec-Bench; vLLM's is 1 + num_accepted_tokens / num_drafts.
@@ -40,7 +40,7 @@ class RequestStats:
     num_output_tokens: int
     num_steps: int  # verifications that committed tokens
     num_drafts: int
-    num_draft_tokens: int  # draft tokens verified, on all branches
+    num_draft_tokens: int  # verified draft tokens, on all branches
     num_accepted_tokens: int
     draft_seconds: float
     search_seconds: float
@@ -57,13 +57,13 @@ class RequestStats:
 
     @property
     def pre_draft_hit_rate(self) -> float:
-        """Share of hits among the verdicts that pre-drafts had been made for."""
+        """Share of hits among the verdicts for which pre-drafts had been made."""
         tried = self.num_pre_draft_hits + self.num_pre_draft_misses
         return self.num_pre_draft_hits / tried if tried else 0.0
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Committed tokens per step, the target's own included; 1 for plain decoding."""
+        """Committed tokens per step, including the target's own; 1 for plain decoding."""
         return self.num_output_tokens / self.num_steps if self.num_steps else 0.0
 
     @property
@@ -106,9 +106,9 @@ class RequestTimes:
 
 
 class Metrics:
-    """Prometheus series of one coordinator, in a registry of its own.
+    """Prometheus series of one coordinator, in its own registry.
 
-    The gauges, and the totals of busy time, are read from the coordinator when they are collected.
+    Gauges and totals of busy time are read from the coordinator when they are collected.
     """
 
     def __init__(self) -> None:
@@ -199,14 +199,14 @@ class Metrics:
         self._accepted = counter(
             "spec_decode_num_accepted_tokens_total", "Draft tokens accepted."
         ).at()
-        self._accepted_lengths: Counter[int] = Counter()  # number of drafts of each length
+        self._accepted_lengths: Counter[int] = Counter()  # number of drafts by accepted length
         accepted_at = counter(
             "spec_decode_num_accepted_tokens_per_pos_total",
             "Drafts whose token at a position, from 0 on, was accepted.",
             ["position"],
         )
         accepted_at.read = lambda: _at_least(self._accepted_lengths)
-        self._depths: Counter[int] = Counter()  # number of drafts of each length
+        self._depths: Counter[int] = Counter()  # number of drafts by depth
         drafted_at = counter(
             "spec_decode_num_drafts_per_pos_total",
             "Drafts with a token at a position, from 0 on.",
@@ -253,7 +253,7 @@ class Metrics:
         )
 
     def observe_step(self, step: StepStats, *, is_first: bool = False) -> None:
-        """Count a step; is_first: it committed the first token of its request."""
+        """Count a step. is_first: it committed the first token of its request."""
         num_tokens = step.num_committed_tokens
         self._tokens.value += num_tokens
         if not is_first and num_tokens:
@@ -282,7 +282,7 @@ class Metrics:
     def observe_first_token(
         self, seconds: float, prefill_seconds: float, num_prompt_tokens: int, num_cached_tokens: int
     ) -> None:
-        """Count a request's first token, by the times since its submission and its admission."""
+        """Count a request's first token, with the times since submission and admission."""
         self._first.observe(seconds)
         self._prefill.observe(prefill_seconds)
         self._prompt_tokens.value += num_prompt_tokens
@@ -310,7 +310,7 @@ class Metrics:
 
 
 def _at_least(lengths: Mapping[int, int]) -> dict[LabelValues, float]:
-    """Return how many lengths are above each position from 0 on."""
+    """Return how many lengths exceed each position, from 0 on."""
     lengths = dict(lengths)
     longest = max(lengths, default=0)
     reached = [*accumulate(lengths.get(length, 0) for length in range(longest, 0, -1))]

@@ -1,7 +1,7 @@
-"""OpenTelemetry: spans are exported if its standard variables say so; otherwise it costs nothing.
+"""OpenTelemetry: spans are exported if its standard variables say so; otherwise there is no cost.
 
-OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_ENDPOINT), or OTEL_TRACES_EXPORTER=otlp, switch it on;
-OTEL_TRACES_EXPORTER=none and OTEL_SDK_DISABLED=true switch it off. The other OTEL_* variables set
+OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_ENDPOINT), or OTEL_TRACES_EXPORTER=otlp, turn it on;
+OTEL_TRACES_EXPORTER=none and OTEL_SDK_DISABLED=true turn it off. The other OTEL_* variables set
 sampling, headers, limits and the name of the service.
 """
 
@@ -44,10 +44,10 @@ def check() -> None:
 
 @contextlib.contextmanager
 def exporting(service: str) -> Iterator[RequestSpans | None]:
-    """Yield the recorder of spans, or None while it is off; send the last spans at the end.
+    """Yield the recorder of spans, or None if it is off; send the last spans at the end.
 
-    They are shown under the name `service`, unless OTEL_SERVICE_NAME is set. Raises ConfigError
-    when the extra `otel` is not installed.
+    They are shown under the name `service`, unless OTEL_SERVICE_NAME is set. Raises ConfigError if
+    the extra `otel` is not installed.
     """
     with _provider(service) as provider:
         if provider is None:
@@ -60,7 +60,7 @@ def exporting(service: str) -> Iterator[RequestSpans | None]:
 
 @contextlib.contextmanager
 def exporting_drafts() -> Iterator[DraftSpans | None]:
-    """Yield the recorder of a draft server's spans, as `exporting` does that of requests."""
+    """Yield the recorder of a draft server's spans, like `exporting` for requests."""
     with _provider("diffuspec-draft-server") as provider:
         if provider is None:
             yield None

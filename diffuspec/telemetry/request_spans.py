@@ -1,7 +1,7 @@
-"""Spans of requests: queue, prefill, and decode with its steps, below the caller's span.
+"""Spans of requests: queue, prefill, and decode with its steps, inside the caller's span.
 
-Recorded from the outputs of a request, so that the coordinator knows nothing of it. No span holds
-what users write or models answer.
+They are recorded from the outputs of a request, without the coordinator's knowledge. Spans contain
+neither users' texts nor answers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from diffuspec.core.types import RequestOutput, StepStats
 from diffuspec.telemetry import context
 
-MAX_STEP_SPANS = 512  # most steps of one request; later ones are only counted
+MAX_STEP_SPANS = 512  # number of steps traced per request; later ones are only counted
 
 _W3C = TraceContextTextMapPropagator()
 
@@ -37,7 +37,7 @@ class RequestSpans:
 
     @contextlib.contextmanager
     def serving(self, name: str) -> Iterator[Span]:
-        """Record the span of an incoming call; the spans of its requests are below it."""
+        """Record the span of an incoming call; the spans of its requests are nested in it."""
         span = self._tracer.start_span(name, _parent(), SpanKind.SERVER)
         context.traceparent.set(_traceparent(span))
         try:
@@ -48,7 +48,7 @@ class RequestSpans:
     async def follow(
         self, outputs: AsyncGenerator[RequestOutput], request_id: str, num_prompt_tokens: int
     ) -> AsyncGenerator[RequestOutput]:
-        """Yield the outputs of a request; record its spans, however it ends."""
+        """Yield the outputs of a request, and record its spans, however it ends."""
         started_at = time.time_ns()
         span = self._tracer.start_span("request", _parent(), start_time=started_at)
         spans = _Spans(self._tracer, span, started_at)
@@ -68,7 +68,7 @@ class RequestSpans:
 
 
 class _Spans:
-    """The spans of one request, whose first output comes at the end of its prefill."""
+    """The spans of one request. The first output marks the end of the prefill."""
 
     def __init__(self, tracer: Tracer, span: Span, started_at: int) -> None:
         self._tracer = tracer

@@ -1,6 +1,6 @@
-"""Prometheus series kept as plain numbers, and turned into Prometheus' own only when collected.
+"""Prometheus series kept as plain numbers, and converted only when they are collected.
 
-Each step updates dozens of them, and Prometheus' own counters take a lock for each update. These
+Each step updates dozens of them, and Prometheus's own counters take a lock for each update. These
 belong to one thread; any thread may collect them.
 """
 
@@ -54,7 +54,7 @@ class Buckets:
 
 
 class Series:
-    """A metric: its name, and a number or a histogram for each combination of its label values."""
+    """A metric: a name, and a number or a histogram for each combination of label values."""
 
     kind: ClassVar[str]
 
@@ -64,12 +64,12 @@ class Series:
         self.labels = tuple(labels)
 
     def family(self) -> Metric:
-        """Return the present state as Prometheus' own."""
+        """Return the present state as a Prometheus metric."""
         raise NotImplementedError
 
 
 class Counter(Series):
-    """Counts up from 0, or reads a total that is kept elsewhere."""
+    """Counts up from 0, or reads a total kept elsewhere."""
 
     kind = "counter"
 
@@ -80,7 +80,7 @@ class Counter(Series):
         labels: Sequence[str] = (),
         known: Iterable[LabelValues] = (),
     ) -> None:
-        """`known` label values are there from the start, so that a first event is an increase."""
+        """`known` label values exist from the start, so that a first event is an increase."""
         super().__init__(name, text, labels)
         self._counts: dict[LabelValues, Count] = {}
         self.read: Callable[[], Mapping[LabelValues, float]] | None = None
@@ -88,7 +88,7 @@ class Counter(Series):
             self.at(*values)
 
     def at(self, *labels: str) -> Count:
-        """Return the count of these label values, which callers may keep."""
+        """Return the count for these label values, which callers may keep."""
         count = self._counts.get(labels)
         if count is None:
             count = self._counts[labels] = Count()
@@ -108,7 +108,7 @@ class Counter(Series):
 
 
 class Gauge(Series):
-    """A number that goes up and down: read from where it is kept, when it is collected."""
+    """A number that goes up and down, read from its source on collection."""
 
     kind = "gauge"
 
@@ -140,7 +140,7 @@ class Histogram(Series):
             self.at()
 
     def at(self, *labels: str) -> Buckets:
-        """Return the buckets of these label values, which callers may keep."""
+        """Return the buckets for these label values, which callers may keep."""
         buckets = self._buckets.get(labels)
         if buckets is None:
             buckets = self._buckets[labels] = Buckets(self._bounds)
@@ -198,14 +198,14 @@ class _Families(Collector):
 
 
 def series_text(families: Iterable[Metric]) -> str:
-    """Return families of series as Prometheus reads them."""
+    """Return families of series in Prometheus's text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(families))
     return str(generate_latest(registry).decode())
 
 
 def merge_series(label: str, texts: Mapping[str, str]) -> str:
-    """Return the series of all texts, each with a label whose value is the name of its text."""
+    """Return the series of all texts, each labelled with the name of its text."""
     families: dict[str, Metric] = {}
     for name, text in sorted(texts.items()):
         for family in text_string_to_metric_families(text):

@@ -1,4 +1,4 @@
-"""The spans that a coordinator's trace has for each call of a role."""
+"""The spans in a coordinator's trace for each call of a role."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from diffuspec.telemetry.trace import Tracer
 def trace_drafts(
     tracer: Tracer | None, name: str, drafts: Sequence[Draft], started: float, num_ahead: int
 ) -> None:
-    """Draw a drafter's call that ends now: out, model, search, back. Both ways count half each.
+    """Trace a drafter's call that ends now: out, model, search, back. Transport is split evenly.
 
     The last `num_ahead` of the drafts are pre-drafts.
     """
@@ -39,7 +39,7 @@ def trace_verdicts(
     verdicts: Sequence[Verdict],
     started: float,
 ) -> None:
-    """Draw a verifier's call that ends now: out, target, back. Both ways count half each."""
+    """Trace a verifier's call that ends now: out, target, back. Transport is split evenly."""
     if tracer is None:
         return
     way = max(verdict.transport_seconds for verdict in verdicts) / 2
@@ -54,12 +54,12 @@ def trace_verdicts(
 
 
 def trace_trial(tracer: Tracer | None, name: str, started: float) -> None:
-    """Draw the trial of a drafter that ends now."""
+    """Trace the trial of a drafter that ends now."""
     if tracer is not None:
         tracer.span(name, "trial", started, time.monotonic(), "grey")
 
 
 def trace_failure(tracer: Tracer | None, name: str, started: float) -> None:
-    """Draw a worker's call that fails now."""
+    """Trace a worker's call that fails now."""
     if tracer is not None:
         tracer.span(name, "failed", started, time.monotonic(), "terrible")

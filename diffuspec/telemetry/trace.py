@@ -1,8 +1,8 @@
 """Timelines of all roles and requests, as files for Perfetto and chrome://tracing.
 
-There is a lane per role and one per running request, of the Trace Event Format's complete events
-("X"). Spans are given in seconds of time.monotonic(). The file is the format's plain array, which
-viewers can read without its end, as a killed process leaves it.
+There is a lane per role and one per running request, with complete events ("X") of the Trace Event
+Format. Spans are given in seconds of time.monotonic(). The file is the format's plain array, which
+viewers can read even if a killed process has left it without its end.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Argument: TypeAlias = str | int | float | None
 
 MAX_EVENTS = 500_000
 _NONE: Mapping[str, Argument] = {}
-_FLUSH_SECONDS = 0.1  # most that is lost when the process is killed
+_FLUSH_SECONDS = 0.1  # most time that is lost if the process is killed
 
 
 class Tracer:
     """Writes spans to a file as they are added; `close` completes the file.
 
-    An existing file is overwritten. A role that restarts within one run takes another file, see
-    `numbered`. Beyond max_events spans are dropped, and their number is written at the end. When
-    the file cannot be written any more (a full disk), the trace ends and nothing else. Raises
-    ConfigError when the file cannot be opened.
+    An existing file is overwritten. A role that restarts within a run uses another file, see
+    `numbered`. Spans beyond max_events are dropped, and their number is written at the end. If the
+    file can no longer be written (a full disk), only the trace ends. Raises ConfigError if the file
+    cannot be opened.
     """
 
     def __init__(self, path: Path, max_events: int = MAX_EVENTS) -> None:
@@ -59,7 +59,7 @@ class Tracer:
         colour: Colour | None = None,
         arguments: Mapping[str, Argument] = _NONE,
     ) -> None:
-        """Add a span from start to end. The spans of a lane must nest or be disjoint."""
+        """Add a span from start to end. The spans of a lane must be nested or disjoint."""
         if self._file.closed:
             return
         if self._num_events >= self._max_events:
@@ -87,7 +87,7 @@ class Tracer:
             self._file.close()
 
     def _microseconds(self, moment: float) -> int:
-        """Return whole microseconds, so that adjacent spans do not overlap by rounding."""
+        """Return whole microseconds, so that rounding does not make adjacent spans overlap."""
         return round(1e6 * (moment - self._origin))
 
     def _lane(self, name: str) -> int:
@@ -113,7 +113,7 @@ class Tracer:
 
     @contextlib.contextmanager
     def _or_end(self) -> Iterator[None]:
-        """End the trace with a warning if the file fails."""
+        """If the file fails, end the trace with a warning."""
         try:
             yield
         except OSError as error:
@@ -123,7 +123,7 @@ class Tracer:
 
 
 def numbered(path: Path, number: int) -> Path:
-    """Return the file for the trace of a start: t.json for the first, t.2.json for the second."""
+    """Return the trace file of a numbered start: t.json for the first, t.2.json for the second."""
     return path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
 
 

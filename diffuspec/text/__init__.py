@@ -1,1 +1,1 @@
-"""Between text and token ids: prompts, tokenizers, incremental detokenisation."""
+"""Conversion between text and token ids: prompts, tokenizers, incremental detokenisation."""

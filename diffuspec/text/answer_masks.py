@@ -1,7 +1,7 @@
-"""AnswerMasks: the tokens that structured outputs admit, computed in threads of their own.
+"""AnswerMasks: the tokens that structured output admits, computed in separate threads.
 
-A verification waits for masks a moment only. A request whose masks take longer is held: it is
-verified later, and the others of its batch now.
+A verification waits for masks only briefly. A request whose masks take longer is held: it is
+verified later, and the rest of its batch now.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from diffuspec.text.answer_matchers import Admitted, AnswerMatchers
 
 _WAIT_SECONDS = 0.01  # how long a slow mask may delay a step of other requests
 _ALONE_SECONDS = 0.05  # how long a step waits for masks while all its requests are held
-_MAX_SLOW = 64  # slow forms that are remembered
+_MAX_SLOW = 64  # number of slow formats remembered
 _ANSWER_SECONDS = 60.0  # computing time for all masks of one answer
 
 
 class AnswerMasks:
-    """Admits draft trees to the grammars of their answers.
+    """Determines the parts of draft trees that their answers' grammars admit.
 
-    Forms that have to be compiled, and those whose masks were slow lately, have a thread each, so
-    that they delay no other form.
+    Formats that have to be compiled, and those whose masks were slow recently, have a thread each,
+    so that they do not delay others.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class AnswerMasks:
         alone_seconds: float = _ALONE_SECONDS,
         answer_seconds: float = _ANSWER_SECONDS,
     ) -> None:
-        """is_inline: masks that were fast lately are computed by the caller of `admit`.
+        """is_inline: masks that were fast recently are computed by the caller of `admit`.
 
         answer_seconds: computing time for the masks of one answer, after which it is refused.
         """
@@ -52,7 +52,7 @@ class AnswerMasks:
         self._alone_seconds = alone_seconds
         self._answer_seconds = answer_seconds
         self._spent: dict[str, float] = {}  # computing seconds of each request's masks so far
-        self._jobs: dict[str, _Job] = {}  # the latest of each request
+        self._jobs: dict[str, _Job] = {}  # the latest job of each request
         self._listeners: dict[Callable[[], object], None] = {}  # called when a job has ended
         self._slow: OrderedDict[StructuredOutput, None] = OrderedDict()
         self._fast_thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
@@ -60,10 +60,10 @@ class AnswerMasks:
         self._new_thread = ThreadPoolExecutor(1, thread_name_prefix="new masks")
 
     async def admit(self, requests: Sequence[VerifyRequest]) -> list[Admitted | None]:
-        """Return the part of each request's draft tree that its form admits.
+        """Return the part of each request's draft tree that its format admits.
 
-        None for a request without a form, and for one whose masks are not ready: ask again. Raises
-        InvalidRequestError for a form that cannot be used, or an answer that cannot go on.
+        None for a request without a format, or whose masks are not ready: call again later. Raises
+        InvalidRequestError for an unusable format, or an answer that cannot continue.
         """
         if not any(request.sampling.structured_output for request in requests):
             return [None] * len(requests)
@@ -99,7 +99,7 @@ class AnswerMasks:
             thread.shutdown(cancel_futures=True)
 
     def _job_of(self, request: VerifyRequest) -> tuple[_Job | None, bool]:
-        """Return the job of a request, None without a form, and whether it is a new one."""
+        """Return a request's job, None without a format, and whether the job is new."""
         form = request.sampling.structured_output
         if form is None:
             return None, False
@@ -125,7 +125,8 @@ class AnswerMasks:
             job.result = self._compute(job.request)
         except Exception as error:  # raised to the caller of `admit`
             job.result = error
-        except BaseException as error:  # a panic of llguidance, which would be lost in this thread
+        # a panic of llguidance, which would otherwise be lost in this thread
+        except BaseException as error:
             job.result = RuntimeError(repr(error))
         if time.monotonic() - started > self._wait_seconds:
             self._slow[form] = None
@@ -138,7 +139,7 @@ class AnswerMasks:
                 listener()
 
     def _compute(self, request: VerifyRequest) -> Admitted:
-        """Compute masks at the expense of their answer. Raises what `admit` does."""
+        """Compute masks, charged to their answer. Raises the errors of `admit`."""
         name = request.request_id
         spent, began = self._spent.get(name, 0.0), time.thread_time()
         if spent > self._answer_seconds:
@@ -152,7 +153,7 @@ class AnswerMasks:
 
 
 class _Job:
-    """The draft tree of one request, and the part of it that its form admits, or an error."""
+    """The draft tree of one request, and the part that its format admits, or an error."""
 
     def __init__(self, request: VerifyRequest) -> None:
         self.request = request
@@ -163,7 +164,7 @@ class _Job:
         return self.result is not None
 
     def is_of(self, request: VerifyRequest) -> bool:
-        """Whether this is the job of a request with this prefix, tree and form."""
+        """Return whether this is the job of a request with this prefix, tree and format."""
         mine = self.request
         return (
             mine.tree == request.tree

@@ -1,4 +1,4 @@
-"""Matchers of structured outputs: where each answer is in its grammar, and what may come next."""
+"""Matchers of structured output: the state of each answer in its grammar, and what may follow."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from diffuspec.core.types import (
 )
 from diffuspec.text.grammars import Grammars, describe_failure
 
-TokenMasks: TypeAlias = NDArray[np.uint8]  # [..., num_bytes]; bit i % 8 of byte i // 8: id i
+# [..., num_bytes]; bit i % 8 of byte i // 8: token id i is allowed
+TokenMasks: TypeAlias = NDArray[np.uint8]
 
 _DRAFT_SECONDS = 0.01
-_MAX_ANSWERS_PER_SEQUENCE = 2  # answers kept for each of the most requests at a time
+_MAX_ANSWERS_PER_SEQUENCE = 2  # answers kept per concurrent request
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +36,7 @@ class Admitted:
     """The part of a draft tree that a grammar admits."""
 
     nodes: list[int]  # nodes of the tree, in order
-    masks: TokenMasks  # [1 + len(nodes), num_bytes]: what may come after the root and each node
+    masks: TokenMasks  # [1 + len(nodes), num_bytes]: tokens that may follow the root and each node
 
 
 class AnswerMatchers:
@@ -45,7 +46,7 @@ class AnswerMatchers:
     """
 
     def __init__(self, grammars: Grammars, draft_seconds: float = _DRAFT_SECONDS) -> None:
-        """draft_seconds: for the masks of one answer's drafted tokens, in one step."""
+        """draft_seconds: time for the masks of one answer's drafted tokens, in one step."""
         self._grammars = grammars
         self._draft_seconds = draft_seconds
         self._matchers: OrderedDict[tuple[str, StructuredOutput], AnswerMatcher] = OrderedDict()
@@ -55,7 +56,7 @@ class AnswerMatchers:
     def admit(self, request: VerifyRequest) -> Admitted:
         """Return the part of a request's draft tree that its grammar admits.
 
-        Raises InvalidRequestError for a grammar that cannot be compiled or went out of bounds.
+        Raises InvalidRequestError for a grammar that cannot be compiled or exceeds its limits.
         """
         form = request.sampling.structured_output
         assert form is not None, "only requests with a structured output have a grammar"
@@ -64,7 +65,7 @@ class AnswerMatchers:
         return matcher.admit(request.tree, self._draft_seconds)
 
     def must_compile(self, request: VerifyRequest) -> bool:
-        """Whether `admit` has to compile the request's form first, which takes time."""
+        """Return whether `admit` must first compile the request's format, which takes time."""
         form = request.sampling.structured_output
         assert form is not None, "only requests with a structured output have a grammar"
         return not (
@@ -72,7 +73,7 @@ class AnswerMatchers:
         )
 
     def is_ready(self, requests: Sequence[DraftRequest]) -> bool:
-        """Whether `prepare` has nothing to do."""
+        """Return whether `prepare` has nothing to do."""
         forms = (request.sampling.structured_output for request in requests)
         return all(form is None or self._grammars.is_compiled(form) for form in forms)
 
@@ -93,7 +94,7 @@ class AnswerMatchers:
             return None
         answer = request.prefix[request.num_prompt_tokens :]
         try:
-            # To compile a form again would delay the drafts of other requests.
+            # Compiling a format again would delay the drafts of other requests.
             return self._find(request.request_id, form, answer, may_compile=False)
         except InvalidRequestError:
             return None
@@ -114,17 +115,17 @@ class AnswerMatchers:
             matcher = AnswerMatcher(self._grammars, form)
         matcher.begin(answer, may_compile)
         with self._lock:
-            self._matchers[key] = matcher  # one that failed is dropped: the next call makes another
+            self._matchers[key] = matcher  # a failed one is dropped: the next call creates another
             if len(self._matchers) > self._max_kept:
                 self._matchers.popitem(last=False)
         return matcher
 
 
 class AnswerMatcher:
-    """One answer in its grammar, and a path of drafted tokens after it."""
+    """One answer's state in its grammar, and a path of drafted tokens after it."""
 
     def __init__(self, grammars: Grammars, form: StructuredOutput) -> None:
-        """Raises InvalidRequestError for a form that cannot be compiled."""
+        """Compile the format. Raises InvalidRequestError if that is impossible."""
         self._grammars = grammars
         self._form = form
         self._matcher = grammars.compile(form)
@@ -134,9 +135,9 @@ class AnswerMatcher:
         self._takes_drafts = True
 
     def begin(self, answer: TokenIds, may_compile: bool = True) -> None:
-        """Go to the end of an answer. Raises InvalidRequestError if it violates the form.
+        """Go to the end of an answer. Raises InvalidRequestError if it violates the format.
 
-        may_compile: compile the form again where its limits are used up.
+        may_compile: compile the format again if its limits are used up.
         """
         if not self._extend(answer):
             self._restart(answer, may_compile)
@@ -144,8 +145,8 @@ class AnswerMatcher:
     def admit(self, tree: DraftTree, max_seconds: float) -> Admitted:
         """Return the nodes that the grammar lets the answer reach; never EOS, which would end it.
 
-        After max_seconds the remaining nodes are left out: other requests wait for this one's step.
-        Raises InvalidRequestError if the answer cannot go on.
+        After max_seconds the remaining nodes are omitted, because other requests wait for this
+        step. Raises InvalidRequestError if the answer cannot continue.
         """
         mask = self._mask()
         if mask is None:
@@ -171,14 +172,14 @@ class AnswerMatcher:
                 nodes.append(node)
                 masks.append(mask)
             elif self._matcher.is_error():
-                # Each attempt takes long: this answer goes on without drafts.
+                # Each attempt takes long, so this answer continues without drafts.
                 self._takes_drafts = False
                 self._restart(self._answer)
                 break
         return Admitted(nodes, np.stack(masks))
 
     def next_tokens(self, path: Sequence[int], candidates: Sequence[int]) -> list[int]:
-        """Return the candidates that may come after a path; see `Guide`."""
+        """Return the candidates that may follow a path; see `Guide`."""
         if not self._go(path):
             return []
         forced = self._matcher.compute_ff_tokens()[:1]
@@ -192,7 +193,7 @@ class AnswerMatcher:
         ]
 
     def _extend(self, answer: TokenIds) -> bool:
-        """Go from the end of the present answer to that of another; return whether it worked."""
+        """Move from the end of the present answer to another's; return whether it worked."""
         num_common = num_shared_tokens(self._answer, answer)
         rest = answer[num_common:].tolist()
         num_back = len(self._path) + len(self._answer) - num_common
@@ -209,7 +210,7 @@ class AnswerMatcher:
             self._fail("the answer so far violates the form")
 
     def _go(self, path: Sequence[int]) -> bool:
-        """Go to the end of a path after the answer; return whether the grammar has it."""
+        """Go to the end of a path after the answer; return whether the grammar admits it."""
         num_common = 0
         for mine, theirs in zip(self._path, path, strict=False):
             if mine != theirs:
@@ -224,7 +225,7 @@ class AnswerMatcher:
         return num_taken == len(rest)
 
     def _mask(self) -> TokenMasks | None:
-        """Return the mask of the tokens that may come next; None if none may."""
+        """Return the mask of the tokens that may follow; None if there are none."""
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         return mask if mask.any() and not self._matcher.is_error() else None
 

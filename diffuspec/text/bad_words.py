@@ -12,9 +12,9 @@ from diffuspec.core.params import MAX_BAD_WORDS, SamplingParams
 def encode_bad_words(sampling: SamplingParams, tokenizer: Any) -> SamplingParams:
     """Return the parameters with their bad words as token ids.
 
-    Each word is encoded as it begins a text and as it follows a space; other ways to spell it in
-    tokens are not banned. Raises InvalidRequestError for text that no tokenizer takes, and for more
-    sequences than there may be.
+    Each word is encoded at the beginning of a text and after a space; other tokenisations of it are
+    not banned. Raises InvalidRequestError for text that no tokenizer accepts, and for too many
+    sequences.
     """
     if not sampling.bad_words:
         return sampling
@@ -27,7 +27,7 @@ def encode_bad_words(sampling: SamplingParams, tokenizer: Any) -> SamplingParams
             except TypeError as error:  # lone surrogates
                 raise InvalidRequestError(f"bad_words must be valid Unicode: {error}") from error
             sequences[tuple(encoding.ids)] = None
-    sequences.pop((), None)  # a word of spaces only, or one that a tokenizer drops
+    sequences.pop((), None)  # a word of only spaces, or one that the tokenizer drops
     if len(sequences) > 2 * MAX_BAD_WORDS:
         raise InvalidRequestError(
             f"bad_words and bad_words_token_ids must have at most {2 * MAX_BAD_WORDS} token "

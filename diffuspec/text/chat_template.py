@@ -1,4 +1,4 @@
-"""What a tokenizer's chat template takes and writes, found out by rendering it."""
+"""Finds out what a tokenizer's chat template accepts and writes, by rendering it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _CHANNEL_ENDS = ("<|return|>", "<|call|>")
-_PROBE = "Qzx7probe"  # a text that no template has of its own
+_PROBE = "Qzx7probe"  # a text that occurs in no template
 
 
 def template_text(tokenizer: Any) -> str:
-    """Return the source of the chat template, of all if there are several; "" without one."""
+    """Return the source of the chat template, or of all if there are several; "" without one."""
     template = tokenizer.chat_template
     if isinstance(template, Mapping):
         return "\n".join(map(str, template.values()))
@@ -20,18 +20,18 @@ def template_text(tokenizer: Any) -> str:
 
 @functools.lru_cache(maxsize=8)
 def takes_parts_only(tokenizer: Any) -> bool:
-    """Whether the template leaves out a content that is a text, and keeps one that is a list."""
+    """Return whether the template drops content that is a text, but not content that is a list."""
     if _PROBE in _rendered(tokenizer, [_user(_PROBE)]):
         return False
     text = _rendered(tokenizer, [_user([{"type": "text", "text": _PROBE}])])
-    return _PROBE in text and f"'{_PROBE}'" not in text  # the text alone, no printed list
+    return _PROBE in text and f"'{_PROBE}'" not in text  # only the text, not a printed list
 
 
 @functools.lru_cache(maxsize=8)
 def turn_end_ids(tokenizer: Any) -> tuple[int, ...]:
-    """Return the ids of the added tokens with which the template has answers end.
+    """Return the ids of the added tokens with which the template ends answers.
 
-    Where answers are several messages (gpt-oss), what the template puts after each ends none.
+    If answers consist of several messages (gpt-oss), the text after each message ends none.
     """
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
     names = {token.content: token_id for token_id, token in added.items()}

@@ -1,7 +1,7 @@
-"""Reading text, conversations and token ids from files, as sequences of token ids.
+"""Reads text, conversations and token ids from files, as sequences of token ids.
 
-A text file is cut at line ends into pieces of about PIECE_CHARACTERS; each line of a .jsonl file is
-one piece. An n-gram model takes each piece as one sentence.
+A text file is split at line ends into pieces of about PIECE_CHARACTERS; each line of a .jsonl file
+is one piece. An n-gram model treats each piece as one sentence.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CorpusReader:
     """Reads files as sequences of token ids, with the tokenizer of a model directory."""
 
     def __init__(self, files: Sequence[Path], tokenizer_dir: Path) -> None:
-        """Raises ConfigError if one of the files does not exist."""
+        """Take the files to read. Raises ConfigError if one of them does not exist."""
         for file in files:
             if not file.is_file():
                 raise ConfigError(f"{file} is not a file")
@@ -38,7 +38,7 @@ class CorpusReader:
     def read(
         self, on_progress: Callable[[float], None] = lambda _: None
     ) -> Iterator[Sequence[int]]:
-        """Yield the pieces, and call on_progress with the share of bytes read.
+        """Yield the pieces; call on_progress with the share of bytes read.
 
         Raises ConfigError and ModelLoadError, naming file and line.
         """
@@ -96,7 +96,7 @@ class CorpusReader:
         return rendered
 
     def _known(self, value: Any) -> list[int]:
-        """Return token ids. Raises ValueError if the tokenizer does not know one of them."""
+        """Return token ids. Raises ValueError if the tokenizer lacks one of them."""
         if not isinstance(value, list) or not all(type(item) is int for item in value):
             raise ValueError("token ids must be a list of integers")
         if value and not 0 <= min(value) <= max(value) < self._num_ids:

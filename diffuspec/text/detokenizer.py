@@ -1,7 +1,7 @@
-"""Text of committed tokens: characters and stop strings may span tokens and steps.
+"""The text of committed tokens: characters and stop strings may span tokens and steps.
 
-Text is released once it cannot become part of a stop string, or at once if the text includes its
-stop string. The first stop string to be complete ends the text, however it was split into tokens;
+Text is released once it cannot become part of a stop string, or immediately if answers include
+their stop string. The first complete stop string ends the text, however it was split into tokens;
 one that is complete within the first `min_tokens` tokens is ignored.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-_MAX_UNDECODED = 16  # tokens without a whole character: more than any character has
-_MAX_BEGUN = 3  # tokens of an incomplete character: one for each byte but the last
+_MAX_UNDECODED = 16  # tokens without a complete character: more than any character needs
+_MAX_BEGUN = 3  # tokens of an incomplete character: one for each byte except the last
 
 
 class Detokenizer:
@@ -30,18 +30,18 @@ class Detokenizer:
         skips_special: bool = True,
         after: int | None = None,
     ) -> None:
-        """includes_stop: the text ends with the stop string, not before it.
+        """includes_stop: the text ends after the stop string, not before it.
 
         skips_special: special tokens have no text.
 
-        `after` is the last token of the prompt. Some tokenizers drop a space at the beginning of a
-        text; the answer is not at the beginning, and keeps it.
+        after: the last token of the prompt. Some tokenizers drop a space at the beginning of a
+        text; since the answer follows the prompt, it keeps the space.
         """
         self._tokenizer = tokenizer
         self._skips_special = skips_special
         self._stream = DecodeStream(self._whole(after), skip_special_tokens=skips_special)
         self._stop = stop
-        self._num_unchecked = min_tokens  # next tokens that cannot complete a stop string
+        self._num_unchecked = min_tokens  # number of next tokens that cannot complete a stop string
         self._includes_stop = includes_stop
         self._end = ""  # end of the text so far that may begin a stop string
         self._undecoded: list[int] = []  # ids of an incomplete character
@@ -55,7 +55,7 @@ class Detokenizer:
         return self.stop_string is not None
 
     def push(self, token_id: int) -> str:
-        """Return the text that one more token releases, often none. Sets stop_string."""
+        """Return the text that one more token releases, often "". Sets stop_string."""
         self._num_unchecked -= 1
         return self._decode(token_id)
 
@@ -70,7 +70,7 @@ class Detokenizer:
         return self._release(piece)
 
     def finish(self) -> str:
-        """Return the text held back so far; there are no more tokens."""
+        """Return the text held back so far, at the end of the tokens."""
         if self.is_stopped:
             return ""
         rest = self._text(self._undecoded) if self._undecoded else ""
@@ -79,7 +79,7 @@ class Detokenizer:
         return released if self._includes_stop else released + held
 
     def _give_up(self) -> str:
-        """Release invalid bytes up to a possible last character, so as not to decode them again."""
+        """Release invalid bytes before a possible last character, to decode them only once."""
         ids = self._undecoded
         cut = next(n for n in range(len(ids) - _MAX_BEGUN, 0, -1) if self._may_cut(ids, n))
         self._stream, self._undecoded = DecodeStream(skip_special_tokens=self._skips_special), []
@@ -89,12 +89,12 @@ class Detokenizer:
         return released
 
     def _may_cut(self, ids: list[int], cut: int) -> bool:
-        """Whether cutting there leaves the text the same."""
+        """Return whether splitting there leaves the text unchanged."""
         text = self._text
         return cut == 1 or text(ids[:cut]) + text(ids[cut:]) == text(ids)
 
     def _whole(self, token_id: int | None) -> list[int]:
-        """Return [token_id], or [] if it is none or only part of a character."""
+        """Return [token_id], or [] if there is none or it is only a part of a character."""
         if token_id is None or token_id < 0 or "\ufffd" in self._text([token_id]):
             return []
         return [token_id]
@@ -109,7 +109,7 @@ class Detokenizer:
         text, num_old = self._end + piece, len(self._end)
         found = [
             (at + len(stop), at, stop)
-            for stop in self._stop  # stop strings that the piece completes
+            for stop in self._stop  # stop strings completed by the piece
             if (at := text.find(stop, max(num_old + 1 - len(stop), 0))) >= 0
         ]
         num_released = num_old if self._includes_stop else 0
@@ -125,7 +125,7 @@ class Detokenizer:
 def _overlap(text: str, stop: str) -> int:
     """Return the length of the longest suffix of the text with which the stop string begins.
 
-    A suffix that is the whole stop string does not count.
+    A suffix that equals the stop string does not count.
     """
     start = text.find(stop[0], max(len(text) + 1 - len(stop), 0))
     while start >= 0 and not stop.startswith(text[start:]):

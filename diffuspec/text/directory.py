@@ -1,4 +1,4 @@
-"""What can be said of a model directory before its weights are read, and its JSON files."""
+"""Checks of a model directory before its weights are read, and its JSON files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def check_directory(path: Path) -> None:
-    """Raise ModelLoadError unless there is such a directory."""
+    """Raise ModelLoadError unless the directory exists."""
     if path.is_dir():
         return
     if path.exists():
@@ -30,7 +30,7 @@ def check_directory(path: Path) -> None:
 
 
 def check_given(*, models: Sequence[Path | None], ngram: Path | None) -> None:
-    """Check that files exist before modules that take seconds to import. None is not checked.
+    """Check that files exist, before slow imports. None is not checked.
 
     models: directories, or GGUF files. Raises ModelLoadError and ConfigError.
     """
@@ -42,11 +42,11 @@ def check_given(*, models: Sequence[Path | None], ngram: Path | None) -> None:
 
 
 def check_is_no_pointer(file: Path) -> None:
-    """Raise ModelLoadError for a file whose content Git LFS has not fetched."""
+    """Raise ModelLoadError for a file whose content Git LFS has not downloaded."""
     try:
         with file.open("rb") as stream:
             start = stream.read(len(_POINTER))
-    except OSError:  # the code that reads the whole file next reports it
+    except OSError:  # the code that reads the whole file next reports the error
         return
     if start == _POINTER:
         raise ModelLoadError(

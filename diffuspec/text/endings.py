@@ -1,4 +1,4 @@
-"""The token ids at which answers end, as a model directory names them."""
+"""The token ids at which answers end, according to a model directory."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _FILES = ("generation_config.json", "config.json")
 def read_eos_token_ids(path: Path, tokenizer: Any) -> tuple[int, ...]:
     """Return the ids that end an answer, those of the first source first.
 
-    They are those of generation_config.json, or of config.json where that has none, the
-    tokenizer's, and the one with which the chat template ends an answer. Raises ModelLoadError for
-    values that are no token ids, also for those that the model does not have.
+    They are those of generation_config.json (or of config.json if that has none), the tokenizer's,
+    and the one with which the chat template ends an answer. Raises ModelLoadError for values that
+    are not token ids of the model.
     """
     path = model_directory(path)
     configs = {name: _read(path / name) for name in _FILES}
@@ -41,7 +41,7 @@ def read_eos_token_ids(path: Path, tokenizer: Any) -> tuple[int, ...]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return a JSON object; {} for a file that is missing or damaged, which loading refuses."""
+    """Return a JSON object; {} for a missing or damaged file, which loading refuses."""
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -56,7 +56,7 @@ def _vocab_size(config: dict[str, Any]) -> int | None:
 
 
 def _checked(file: Path, value: Any, vocab_size: int | None) -> tuple[int, ...]:
-    """Return an eos_token_id of a file as ids. Raises ModelLoadError."""
+    """Return a file's eos_token_id as ids. Raises ModelLoadError."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for one in ids:
         if type(one) is not int or one < 0 or (vocab_size is not None and one >= vocab_size):

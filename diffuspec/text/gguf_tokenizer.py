@@ -1,4 +1,4 @@
-"""The tokenizer and the chat template of a GGUF file, as a model directory has them."""
+"""The tokenizer and chat template of a GGUF file, as files of a model directory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _read_tokenizer(file: GgufFile) -> Any:
         tokenizer: Any = AutoTokenizer.from_pretrained(
             file.path.parent, gguf_file=file.path.name, trust_remote_code=False
         )
-    if file.split in _SPLIT_DIGITS:  # a rule that transformers takes for GPT-2's
+    if file.split in _SPLIT_DIGITS:  # a rule that transformers mistakes for GPT-2's
         digits = pre_tokenizers.Digits(individual_digits=True)
         words = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
@@ -42,7 +42,7 @@ def _read_tokenizer(file: GgufFile) -> Any:
 
 
 def _known_ids_only(tokenizer: Any, num_ids: int) -> Any:
-    """Return the tokenizer without tokens that transformers adds behind those of the file."""
+    """Return the tokenizer without tokens that transformers adds after those of the file."""
     if len(tokenizer) <= num_ids:
         return tokenizer
     data = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -59,7 +59,7 @@ def _known_ids_only(tokenizer: Any, num_ids: int) -> Any:
 
 
 def _check_tokenizer(file: GgufFile, tokenizer: Any, folder: Path) -> None:
-    """Raises ModelLoadError unless texts come back from the tokenizer as it was saved."""
+    """Raise ModelLoadError unless the saved tokenizer round-trips texts."""
     saved = load_saved_tokenizer(folder)
     for text in _TEXTS:
         ids = tokenizer.encode(text, add_special_tokens=False)

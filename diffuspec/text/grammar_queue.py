@@ -1,4 +1,4 @@
-"""GrammarQueue: compiles forms of structured output in a thread, before their requests start."""
+"""GrammarQueue: compiles formats of structured output in a thread, before their requests start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from diffuspec.text.grammars import Grammars
 
 
 class GrammarQueue:
-    """Compiles one form at a time; at most `max_forms` wait or are being compiled."""
+    """Compiles one format at a time; at most `max_forms` are waiting or being compiled."""
 
     def __init__(self, max_forms: int) -> None:
         self._max_forms = max_forms
@@ -19,10 +19,9 @@ class GrammarQueue:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
     async def compile(self, grammars: Grammars, form: StructuredOutput) -> None:
-        """Compile and try out a form that `grammars` does not have yet.
+        """Compile and try a format that `grammars` does not have yet.
 
-        Raises InvalidRequestError for a form that cannot be used, OverloadedError while too many
-        wait.
+        Raises InvalidRequestError for an unusable format, OverloadedError while too many wait.
         """
         if grammars.is_compiled(form):
             return
@@ -36,5 +35,5 @@ class GrammarQueue:
             self._num_forms -= 1
 
     def close(self) -> None:
-        """Wait for the form that is being compiled, then stop the thread."""
+        """Wait for the format that is being compiled, then stop the thread."""
         self._thread.shutdown()

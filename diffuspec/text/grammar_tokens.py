@@ -1,8 +1,8 @@
-"""A tokenizer as grammars need it: each token stands for the text that answers have for it.
+"""A tokenizer as grammars need it: each token stands for its text in answers.
 
-llguidance's own reading of a tokenizer.json keeps every added token of the form <...> out of texts,
-and encodes what a grammar forces as a prompt, normalised and with special tokens. Here a token
-that is not special is text like any other, and no text is ever encoded as a special token.
+llguidance itself, when it reads a tokenizer.json, keeps every added token of the form <...> out of
+texts, and encodes forced text like a prompt, normalised and with special tokens. Here a token that
+is not special is ordinary text, and no text is ever encoded as a special token.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from tokenizers import Tokenizer
 
 from diffuspec.text.token_bytes import reader_of
 
-_SPECIAL = b"\xff"  # no text has this byte
+_SPECIAL = b"\xff"  # a byte that never occurs in a text
 # A text, a regular expression, a comment, or the name of a token.
 _LARK = re.compile(
     r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(?://|#)[^\n]*|<([^\s<>\[\]][^\s<>]*)>'
 )
-_STRIPS = ("lstrip", "rstrip", "normalized", "single_word")  # off, so that a text keeps its spaces
+# turned off, so that a text keeps its spaces
+_STRIPS = ("lstrip", "rstrip", "normalized", "single_word")
 
 
 class GrammarTokens:
-    """The tokens of one tokenizer; see `llguidance.TokenizerWrapper` for what it must have."""
+    """The tokens of one tokenizer, with the interface of `llguidance.TokenizerWrapper`."""
 
     bos_token_id = None
 
     def __init__(
         self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Collection[int]
     ) -> None:
-        """Raises ValueError for a tokenizer whose tokens are not the bytes of a text."""
+        """Raise ValueError for a tokenizer whose tokens are not the bytes of a text."""
         data = json.loads(tokenizer.to_str())
         read = reader_of(data["decoder"])
         if read is None:
@@ -53,7 +54,7 @@ class GrammarTokens:
         self._tokenizer, self._ids = _plain(data, special)
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Return the ids of a text: as of a prompt, if these have its bytes, else the longest."""
+        """Return the ids of a text, like a prompt's if they have its bytes, else the longest."""
         raw = text.encode() if isinstance(text, str) else text
         found = self._tokenizer.encode(raw.decode(), add_special_tokens=False).ids
         ids = [self._ids.get(one, one) for one in found]
@@ -61,7 +62,7 @@ class GrammarTokens:
         return ids if kept == raw else self._longest(raw)
 
     def name_by_id(self, grammar: str) -> str:
-        """Return a Lark grammar whose tokens in angle brackets are named by their ids."""
+        """Return a Lark grammar in which tokens in angle brackets are named by their ids."""
 
         def name(found: re.Match[str]) -> str:
             token_id = self.ids_by_name.get(found[0]) if found[1] else None
@@ -74,7 +75,7 @@ class GrammarTokens:
         while raw:
             sizes = range(min(len(raw), self._max_bytes), 0, -1)
             size = next((size for size in sizes if raw[:size] in self._ids_by_bytes), None)
-            if size is None:  # a byte that the tokenizer has no token for
+            if size is None:  # a byte for which the tokenizer has no token
                 break
             ids.append(self._ids_by_bytes[raw[:size]])
             raw = raw[size:]
@@ -91,9 +92,9 @@ class GrammarTokens:
 
 
 def _plain(data: dict[str, Any], special: Collection[int]) -> tuple[Tokenizer, dict[int, int]]:
-    """Return a tokenizer that keeps all of a text, and the true ids of its added tokens.
+    """Return a tokenizer that preserves texts, and the true ids of its added tokens.
 
-    It has no special tokens, which changes the ids of those after them.
+    It has no special tokens, which changes the ids of tokens after them.
     """
     kept = [token for token in data["added_tokens"] if token["id"] not in special]
     plain = {
@@ -112,7 +113,7 @@ def _plain(data: dict[str, Any], special: Collection[int]) -> tuple[Tokenizer, d
 
 
 def _inverted_only(normalizer: Any) -> Any:
-    """Return a normalizer without all that a decoder does not undo."""
+    """Return a normalizer without the steps that a decoder does not undo."""
     if not isinstance(normalizer, dict):
         return None
     if normalizer["type"] == "Sequence":
@@ -122,7 +123,7 @@ def _inverted_only(normalizer: Any) -> Any:
 
 
 def _without_prefix(value: Any) -> Any:
-    """Return a pre-tokenizer that puts no space before a text."""
+    """Return a pre-tokenizer that adds no space before a text."""
     if isinstance(value, list):
         return [_without_prefix(one) for one in value]
     if not isinstance(value, dict):

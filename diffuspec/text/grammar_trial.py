@@ -1,7 +1,7 @@
-"""A trial of a form before its request starts: random answers, as far as they show its cost.
+"""A trial of a format before its request starts: random answers, which show its cost.
 
-Some short forms fail their limits within a few tokens of any answer, others never. The trial finds
-the first in a few milliseconds, in a thread that no other request waits for.
+Some short formats exceed their limits within a few tokens of any answer. The trial finds these in a
+few milliseconds, in a thread that no other request waits for.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 from llguidance import LLMatcher
 
 _NUM_ANSWERS = 2
-_NUM_TOKENS = 24  # tokens of each answer
+_NUM_TOKENS = 24  # tokens in each answer
 
 
 def survives_trial(matcher: LLMatcher, eos_token_ids: Collection[int]) -> bool:
-    """Whether random answers of a form stay within its limits. Spends those of the matcher."""
+    """Return whether random answers stay within a format's limits. Uses up those of the matcher."""
     rng = random.Random(0)
     return all(_go_on(matcher, eos_token_ids, rng) for _ in range(_NUM_ANSWERS))
 
@@ -36,7 +36,7 @@ def _go_on(matcher: LLMatcher, eos_token_ids: Collection[int], rng: random.Rando
 
 
 def _draw(mask: np.ndarray[tuple[int], np.dtype[np.uint8]], rng: random.Random) -> int | None:
-    """Return one of the tokens of a mask; None if it has none."""
+    """Return one of the tokens in a mask; None if it has none."""
     places = np.flatnonzero(mask)
     if not len(places):
         return None

@@ -1,7 +1,7 @@
-"""Forms of structured output, compiled to grammars over the target's tokens by llguidance.
+"""Formats of structured output, compiled by llguidance to grammars over the target's tokens.
 
-A short form may stand for an enormous grammar. `_LIMITS` bound the cost of compiling one and of
-computing each of its masks; beyond them is an error.
+A short format may describe an enormous grammar. `_LIMITS` limits the cost of compiling it and of
+computing each mask; exceeding them is an error.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from diffuspec.text.grammar_tokens import GrammarTokens
 from diffuspec.text.grammar_trial import survives_trial
 from diffuspec.text.json_schemas import patterns_in, usable_schema
 
-_MAX_COMPILED = 16  # forms that are kept; each may hold some 20 MB of lexer states
-# JSON admits any amount of white space: without a bound, some models fill an answer with it.
+_MAX_COMPILED = 16  # number of formats kept; each may take about 20 MB of lexer states
+# JSON allows any amount of white space; without a limit, some models fill an answer with it.
 _BOUNDED_SPACE = {"whitespace_pattern": r"[ ]?|\r?\n[ \t]{0,32}"}
-_MAX_PLACE = 200  # characters of a place in a schema
-_MAX_TRIED = 32  # forced tokens tried when a form is compiled
+_MAX_PLACE = 200  # characters of a path in a schema
+_MAX_TRIED = 32  # forced tokens tried when a format is compiled
 
-# A third to a tenth of llguidance's defaults: half a second to compile, 10 ms for a mask.
+# A third to a tenth of llguidance's defaults: half a second to compile, 10 ms per mask.
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=200_000,
     step_lexer_fuel=50_000,
     step_max_items=10_000,
     max_lexer_states=20_000,
     max_grammar_size=50_000,
-    verbose_errors=False,  # errors are logged, and logs must not hold users' text
+    verbose_errors=False,  # errors are logged, and logs must not contain users' text
 )
 
 _Say: TypeAlias = Callable[[re.Match[str]], str]
 
 _REGEX: Final = "the regular expression is wrong"
-# llguidance's and the regular expressions' own words, and what they mean.
+# Phrases of llguidance and its regular expressions, and what they mean.
 _MEANINGS: Final[tuple[tuple[str, _Say], ...]] = (
     (r"regex parse error:.*\nerror: ([^\n]+)", lambda m: f"{_REGEX}: {m[1]}"),
     (r"unknown name|Rule '.*' not found", lambda _: "the grammar uses a rule that it has not"),
@@ -67,10 +67,10 @@ _OTHER: Final = "it has what is not supported"
 
 
 class Grammars:
-    """Compiles forms for one target. May be used from several threads."""
+    """Compiles formats for one target. Thread-safe."""
 
     def __init__(self, path: Path, info: TargetInfo) -> None:
-        """`path`: the target's directory; its tokenizer is read with the first form."""
+        """`path`: the target's directory; its tokenizer is read with the first format."""
         self._path = path
         self._info = info
         self._compiled: OrderedDict[StructuredOutput, LLMatcher] = OrderedDict()
@@ -81,7 +81,7 @@ class Grammars:
         return self._info
 
     def prepare(self) -> None:
-        """Read the tokenizer ahead of the first form: that takes seconds for a large vocabulary.
+        """Read the tokenizer before the first format: that takes seconds for a large vocabulary.
 
         If it cannot be used, `compile` raises the error.
         """
@@ -89,14 +89,14 @@ class Grammars:
             _ = self._tokenizer
 
     def is_compiled(self, form: StructuredOutput) -> bool:
-        """Whether `compile` would answer at once."""
+        """Return whether `compile` would return at once."""
         return form in self._compiled
 
     def admit(self, form: StructuredOutput) -> None:
-        """Compile a form and try it out, before a request is answered with it.
+        """Compile and try a format, before a request is answered with it.
 
-        Raises InvalidRequestError for one that cannot be compiled, and for one that would take too
-        long. A form is tried once.
+        Raises InvalidRequestError if it cannot be compiled or would take too long. A format is
+        tried only once.
         """
         if self.is_compiled(form):
             return
@@ -109,11 +109,11 @@ class Grammars:
         self.compile(form)
 
     def compile(self, form: StructuredOutput, afresh: bool = False) -> LLMatcher:
-        """Return a new matcher, at the beginning of an answer.
+        """Return a new matcher at the beginning of an answer.
 
-        The matchers of a form share lexer states, which count against its limits: after one has
+        The matchers of a format share lexer states, which count towards its limits: after one has
         failed, others may fail too. A matcher compiled afresh shares none with earlier ones. Raises
-        InvalidRequestError for a form that is malformed, empty or too complex, and ModelLoadError
+        InvalidRequestError for a format that is malformed, empty or too complex, and ModelLoadError
         without a tokenizer.
         """
         with self._lock:
@@ -143,7 +143,7 @@ class Grammars:
 
     @functools.cached_property
     def _tokenizer(self) -> tuple[GrammarTokens, LLTokenizer]:
-        # This imports transformers, which only forms need.
+        # This imports transformers, which only structured output needs.
         from diffuspec.text.tokenizer import load_tokenizer
 
         info, backend = self._info, load_tokenizer(self._path).backend_tokenizer
@@ -163,7 +163,7 @@ def grammars_of(path: Path, info: TargetInfo) -> Grammars:
 
 
 def _can_begin(matcher: LLMatcher) -> bool:
-    """Whether the tokens that a form forces at its beginning lead to more of it."""
+    """Return whether the tokens that a format forces at its beginning lead to more of it."""
     ahead = matcher.deep_copy()
     for _ in range(_MAX_TRIED):
         forced = ahead.compute_ff_tokens()[:1]
@@ -175,14 +175,14 @@ def _can_begin(matcher: LLMatcher) -> bool:
 
 
 def describe_failure(matcher: LLMatcher) -> str:
-    """Return in one line why a matcher has no next token, without quoting its grammar."""
+    """Describe in one line why a matcher has no next token, without quoting its grammar."""
     return meaning_of(matcher.get_error())
 
 
 def json_schema_of(form: StructuredOutput) -> str | None:
-    """Return the JSON Schema of a form, with bounded white space.
+    """Return the JSON Schema of a format, with limited white space.
 
-    None for a form that is not JSON. Raises InvalidRequestError.
+    None for a format that is not JSON. Raises InvalidRequestError.
     """
     if form.json_object:
         schema: object = {"type": "object"}
@@ -208,7 +208,7 @@ def _grammar(form: StructuredOutput, tokens: GrammarTokens) -> str:
 
 
 def in_lark(grammar: str) -> str:
-    """Return a grammar in Lark's syntax; GBNF, as xgrammar and llama.cpp have it, is converted."""
+    """Return a grammar in Lark's syntax, converted from the GBNF of xgrammar and llama.cpp."""
     if is_lark_syntax(grammar) or "::=" not in grammar:
         return grammar
     try:
@@ -235,7 +235,7 @@ def _read_schema(text: str) -> object:
 
 
 def _why_refused(form: StructuredOutput, matcher: LLMatcher) -> str:
-    """Return why a form cannot be compiled, and where in a schema, as far as that is known."""
+    """Return why a format cannot be compiled and, if known, where in a schema."""
     reason = describe_failure(matcher)
     schema = json.loads(form.json_schema) if form.json_schema is not None else None
     for place, pattern in patterns_in(schema):

@@ -1,7 +1,8 @@
-"""JSON Schemas as users write them, rewritten so that llguidance can hold answers to them.
+"""Rewrites users' JSON Schemas so that llguidance can enforce them.
 
-Formats that it does not know are annotations, as JSON Schema has it. What can be said with other
-keys is; what cannot be obeyed is refused with its place, as in #/properties/tags/uniqueItems.
+Unknown string formats are annotations, as JSON Schema defines. Unsupported keys are expressed by
+other keys if possible; otherwise they are refused with their path, such as
+#/properties/tags/uniqueItems.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ _REFUSED: Final = (
 _APPLICATORS: Final = ("allOf", "anyOf", "oneOf", "$ref", "not", "if")
 _MANY: Final = 2**31
 _MAX_UNIQUE: Final = 6  # most constants of unique items: they have 64 subsets
-_MAX_PLACE: Final = 200  # characters of a place in an error
+_MAX_PLACE: Final = 200  # characters of a path in an error
 _MAX_REFERENCES: Final = 8  # length of a chain of references
 
 
 def usable_schema(schema: Any, name: str = "json_schema") -> Any:
-    """Return a schema that means the same and has only keys that llguidance takes.
+    """Return an equivalent schema with only keys that llguidance supports.
 
-    name: of what has the schema, in errors. Raises InvalidRequestError.
+    name: name of the schema's owner, for errors. Raises InvalidRequestError.
     """
     return _Rewriter(schema, name).rewritten(schema, "#")
 
 
 def patterns_in(schema: Any, place: str = "#") -> Iterator[tuple[str, str]]:
-    """Yield the places of all regular expressions of a schema, and the expressions."""
+    """Yield the paths of all regular expressions in a schema, and the expressions."""
     if isinstance(schema, Mapping):
         if isinstance(schema.get("pattern"), str):
             yield f"{place}/pattern", schema["pattern"]
@@ -50,7 +51,7 @@ def patterns_in(schema: Any, place: str = "#") -> Iterator[tuple[str, str]]:
 
 
 def _parts_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the schemas right within a schema, with their places in it."""
+    """Yield the direct subschemas of a schema, with their paths in it."""
     for key in _OF_NAMES:
         if isinstance(schema.get(key), Mapping):
             yield from ((f"{key}/{name}", part) for name, part in schema[key].items())
@@ -107,7 +108,7 @@ class _Rewriter:
             self._refuse(f"{place}/$ref", "refers to nothing within the schema")
 
     def _referred(self, schema: Any) -> Any:
-        """Return the schema at the end of a chain of references; None: they lead nowhere."""
+        """Return the schema at the end of a chain of references; None if they are broken."""
         for _ in range(_MAX_REFERENCES):
             reference = schema.get("$ref") if isinstance(schema, Mapping) else None
             if reference is None:
@@ -124,9 +125,9 @@ class _Rewriter:
         return schema
 
     def _allow_items(self, schema: dict[str, Any], place: str) -> None:
-        """Express uniqueItems of a few constants by all subsets, in the constants' order.
+        """Express uniqueItems of a few constants as all subsets, in the constants' order.
 
-        It is taken away where it demands nothing, and refused elsewhere.
+        It is removed if it has no effect, and otherwise refused.
         """
         demands = schema.pop("uniqueItems", False) is True
         most = schema.get("maxItems", _MANY)
@@ -148,7 +149,7 @@ class _Rewriter:
             schema.pop(key, None)
 
     def _leave_out_constants(self, schema: dict[str, Any], place: str) -> None:
-        """Express `not` of constants by the values that are left, where these are known."""
+        """Express `not` of constants as the remaining values, if these are known."""
         if "not" not in schema:
             return
         excluded = schema.pop("not")
@@ -160,8 +161,7 @@ class _Rewriter:
         schema["enum"] = [one for one in schema["enum"] if one not in constants]
 
     def _name_properties(self, schema: dict[str, Any], place: str) -> None:
-        """Express propertyNames and unevaluatedProperties by properties and
-        additionalProperties."""
+        """Express propertyNames, unevaluatedProperties by properties and additionalProperties."""
         if "unevaluatedProperties" in schema:
             if any(key in schema for key in _APPLICATORS):
                 self._refuse(f"{place}/unevaluatedProperties", "is not supported beside others")
@@ -194,7 +194,7 @@ def _list_of(items: Sequence[Any]) -> dict[str, Any]:
 
 
 def _constants_of(schema: Any) -> list[Any] | None:
-    """Return the only values of a schema, where it lists them."""
+    """Return the only values of a schema, if it lists them."""
     if not isinstance(schema, Mapping):
         return None
     if isinstance(schema.get("enum"), list):

@@ -1,4 +1,4 @@
-"""Forms of answers as rules of a Lark grammar, to be put beside other rules."""
+"""Formats of answers as rules of a Lark grammar, to be combined with other rules."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SLASH = re.compile(r"(\\.)|/|\n", re.DOTALL)
 
 
 def text_of(text: str) -> str:
-    """Return a text as a terminal of Lark."""
+    """Return a text as a Lark terminal."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def rules_of(form: StructuredOutput, name: str) -> str:
-    """Return rules of which the one of this name has the texts of a form.
+    """Return rules; the rule with this name matches the texts of a format.
 
     Raises InvalidRequestError.
     """

@@ -1,4 +1,4 @@
-"""The id of the mask token, as the files of a tokenizer name it; the tokenizer is not loaded."""
+"""Reads the id of the mask token from a tokenizer's files, without loading the tokenizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMING_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 def read_mask_token_id(path: Path, others: Sequence[str] = ()) -> int | None:
     """Return the id of a directory's mask token; None if it has none.
 
-    others: texts to look for where no file calls a token the mask. Raises ModelLoadError.
+    others: texts to look for if no file names the mask token. Raises ModelLoadError.
     """
     for text in (*_named_masks(path), *others):
         for token_id in _ids_of(path, text):
@@ -32,7 +32,7 @@ def _named_masks(path: Path) -> Iterator[str]:
 
 
 def _ids_of(path: Path, text: str) -> Iterator[int]:
-    """Yield the ids that files give to a token, those of added tokens first."""
+    """Yield the ids that files assign to a token, those of added tokens first."""
     listed = _read(path / "tokenizer.json").get("added_tokens")
     for token in listed if isinstance(listed, list) else []:
         if isinstance(token, dict) and token.get("content") == text:
@@ -54,7 +54,7 @@ def _whole_numbers(value: object) -> Iterator[int]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Read a JSON object; an empty one if there is no such file. Raises ModelLoadError."""
+    """Read a JSON object; {} if there is no such file. Raises ModelLoadError."""
     if not file.is_file():
         return {}
     try:

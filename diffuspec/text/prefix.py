@@ -13,7 +13,7 @@ from diffuspec.text.detokenizer import Detokenizer
 
 
 class Prefix:
-    """Grows by the tokens of verdicts, up to the first that ends the request."""
+    """Grows by the tokens of verdicts, up to the first one that ends the request."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class Prefix:
         eos_token_ids: tuple[int, ...],
         detokenizer: Detokenizer | None,
     ) -> None:
-        """Raises InvalidRequestError when the committed tokens end the request already."""
+        """Raise InvalidRequestError if the committed tokens already end the request."""
         self.num_prompt_tokens = self.num_tokens = len(prompt)
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None  # the stop string or stop token that ended it
@@ -34,7 +34,7 @@ class Prefix:
         self._includes_stop = sampling.include_stop_str_in_output
         self._tokens = np.zeros(len(prompt) + sampling.max_tokens, np.int32)
         self._tokens[: len(prompt)] = prompt
-        self._read_only = self._tokens.view()  # workers hold parts of it
+        self._read_only = self._tokens.view()  # workers hold views of it
         self._read_only.flags.writeable = False
         self.append(committed.tolist())
         if self.finish_reason is not None:
@@ -51,7 +51,7 @@ class Prefix:
         return self.num_prompt_tokens + self._max_tokens - self.num_tokens
 
     def is_ended_by(self, token_ids: Collection[int]) -> bool:
-        """Whether one of these tokens would end the request."""
+        """Return whether one of these tokens would end the request."""
         return not self._stop_ids.isdisjoint(token_ids)
 
     def append(self, token_ids: Sequence[int]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Prompts as users give them, and as token ids."""
+"""Prompts as given by users, and as token ids."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from diffuspec.core.errors import ContextLengthError, InvalidRequestError
 from diffuspec.core.types import Prompt, TokenIds
 from diffuspec.text.chat_template import takes_parts_only, template_text
 
-# Names that mean something else in every template.
+# Names that have another meaning in every template.
 _TAKEN_OPTIONS = frozenset({"messages", "raise_exception", "strftime_now"})
 _MAX_CHARACTERS_PER_TOKEN = 16  # a longer text is refused before it is tokenised
-_MARGIN_TOKENS = 64  # tokens next to a cut, which may differ from those of the whole text
+_MARGIN_TOKENS = 64  # tokens next to a cut that may differ from those of the whole text
 
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """How a chat template lays out messages. Not for prompts that are texts or token ids."""
+    """How a chat template formats messages. Not for prompts that are texts or token ids."""
 
-    tools: Sequence[Mapping[str, Any]] = ()  # functions, in OpenAI's form
+    tools: Sequence[Mapping[str, Any]] = ()  # functions, in OpenAI's format
     variables: Mapping[str, Any] = field(default_factory=dict)  # further variables of the template
     adds_generation_prompt: bool = True  # the text ends with the beginning of an answer
     continues_final_message: bool = False  # the last message is left open, to be continued
@@ -32,10 +32,10 @@ class ChatOptions:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What is kept of a prompt that may be too long."""
+    """The part to keep of a prompt that may be too long."""
 
     num_tokens: int
-    keeps_begin: bool = False  # False: the end of the prompt is kept
+    keeps_begin: bool = False  # keep the beginning of the prompt rather than its end
 
     def of(self, token_ids: TokenIds) -> TokenIds:
         if len(token_ids) <= self.num_tokens:
@@ -54,12 +54,12 @@ def encode_prompt(
     adds_special_tokens: bool | None = None,
     cut: Cut | None = None,
 ) -> TokenIds:
-    """Return the token ids of a text or of chat messages laid out by the tokenizer's template.
+    """Return the token ids of a text, or of chat messages in the tokenizer's template.
 
-    Token ids are returned as they are. By default (adds_special_tokens None) a text gets the
-    special tokens of its tokenizer, such as BOS, and a chat none besides its template's. Raises
+    Token ids are returned unchanged. By default (adds_special_tokens None) a text gets its
+    tokenizer's special tokens, such as BOS, and a chat only those of its template. Raises
     InvalidRequestError; a text that cannot fit max_model_len is refused before it is tokenised.
-    With a `cut` nothing is too long, and no more of a text is tokenised than is kept.
+    With a `cut` nothing is too long, and only the part to keep is tokenised.
     """
     if isinstance(prompt, str):
         text, adds_special = prompt, adds_special_tokens is not False
@@ -80,7 +80,7 @@ def encode_prompt(
 
 
 def list_of_prompts(prompts: Iterable[Prompt]) -> list[Prompt]:
-    """Return prompts as a list. Raises InvalidRequestError for one prompt, and for other things."""
+    """Return prompts as a list. Raises InvalidRequestError for a single prompt or other values."""
     is_one = isinstance(prompts, str | bytes | Mapping)
     if not is_one and not isinstance(prompts, Iterable):
         raise InvalidRequestError(
@@ -116,19 +116,19 @@ def _render(messages: Sequence[Mapping[str, Any]], tokenizer: Any, chat: ChatOpt
             **chat.variables,
         )
     except Exception as error:  # a template may raise anything
-        if chat.continues_final_message and type(error) is ValueError:  # it quotes the chat
+        if chat.continues_final_message and type(error) is ValueError:  # the error quotes the chat
             raise InvalidRequestError(
                 "continue_final_message needs a chat template that keeps the content of the final "
                 "message as it is"
             ) from error
-        # An error other than the template's own may quote the chat.
+        # Errors other than the template's own may quote the chat.
         reason = error if type(error) is TemplateError else type(error).__name__
         raise InvalidRequestError(f"the chat template refused the messages: {reason}") from error
     return text
 
 
 def _is_content(content: object) -> bool:
-    """Whether a message's content is a text, or a list of parts that are texts."""
+    """Return whether a message's content is a text, or a list of text parts."""
     if isinstance(content, str):
         return True
     return isinstance(content, list) and all(
@@ -137,7 +137,7 @@ def _is_content(content: object) -> bool:
 
 
 def _laid_out(message: Mapping[str, Any], has_parts: bool) -> dict[str, Any]:
-    """Return a message with its content as the template reads it: parts, or lines of one text."""
+    """Return a message with its content as the template expects it: parts, or lines of one text."""
     content = message["content"]
     if has_parts and isinstance(content, str):
         content = [{"type": "text", "text": content}] if content else []
@@ -147,20 +147,20 @@ def _laid_out(message: Mapping[str, Any], has_parts: bool) -> dict[str, Any]:
 
 
 def _tokenize_part(text: str, tokenizer: Any, cut: Cut, adds_special_tokens: bool) -> TokenIds:
-    """Tokenise so much of a text that the tokens that are kept do not change with the rest."""
+    """Tokenise just enough of a text that the kept tokens do not depend on the rest."""
     num_characters = (cut.num_tokens + _MARGIN_TOKENS) * _MAX_CHARACTERS_PER_TOKEN
     while True:
         part = text[:num_characters] if cut.keeps_begin else text[-num_characters:]
         token_ids = _tokenize(part, tokenizer, adds_special_tokens)
         if len(part) == len(text) or len(token_ids) >= cut.num_tokens + _MARGIN_TOKENS:
             return cut.of(token_ids)
-        num_characters *= 4  # tokens of many characters
+        num_characters *= 4  # some tokens have many characters
 
 
 def _tokenize(text: str, tokenizer: Any, adds_special_tokens: bool) -> TokenIds:
     try:
-        # transformers' own encode would warn of lengths, which are checked with the request. The
-        # backend's encode of one text holds the GIL, for a second where there is a megabyte.
+        # transformers' own encode would warn about lengths, which are checked with the request. The
+        # backend's encode of a single text holds the GIL, for a second per megabyte.
         [encoding] = tokenizer.backend_tokenizer.encode_batch(
             [text], add_special_tokens=adds_special_tokens
         )

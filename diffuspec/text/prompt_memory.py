@@ -1,4 +1,4 @@
-"""Hashes of the beginnings of prompts, and values remembered for prompts seen before."""
+"""Hashes of prompt beginnings, and values remembered for prompts seen before."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import numpy as np
 from diffuspec.core.types import TokenIds
 
 BLOCK_TOKENS = 32
-MAX_BLOCKS = 64  # blocks of a prompt that are told apart
+MAX_BLOCKS = 64  # blocks of a prompt that are distinguished
 
 V = TypeVar("V")
 
 
 def prompt_blocks(token_ids: TokenIds) -> list[bytes]:
-    """Return a hash for each beginning of a prompt that ends with a block, the shortest first.
+    """Return a hash for each beginning of a prompt that ends at a block, the shortest first.
 
-    A prompt below one block is a block by itself.
+    A prompt shorter than a block counts as one block.
     """
     data = np.ascontiguousarray(token_ids, "<i4")
     chain, found = hashlib.blake2b(digest_size=8), []
@@ -40,7 +40,7 @@ class PromptMemory(Generic[V]):
         self._max_blocks = max_blocks
 
     def remember(self, blocks: Sequence[bytes], value: V) -> None:
-        """Keep a value for all beginnings of a prompt, in place of older ones."""
+        """Store a value for all beginnings of a prompt, replacing older values."""
         for block in blocks:
             self._values[block] = value
             self._values.move_to_end(block)
@@ -49,11 +49,11 @@ class PromptMemory(Generic[V]):
             del self._values[block]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget everything."""
         self._values.clear()
 
     def longest(self, blocks: Sequence[bytes]) -> tuple[int, V] | None:
-        """Return the number of blocks and the value of the longest beginning that was seen."""
+        """Return the number of blocks and the value of the longest known beginning."""
         for num_blocks in range(len(blocks), 0, -1):
             if (block := blocks[num_blocks - 1]) in self._values:
                 return num_blocks, self._values[block]

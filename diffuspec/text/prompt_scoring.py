@@ -9,21 +9,21 @@ from diffuspec.core.types import TokenIds, TokenLogprobs, Verdict, VerifyRequest
 
 
 class PromptScoring:
-    """Reads one prompt in chains of at most as many tokens as a draft may have.
+    """Reads one prompt in chains no longer than a draft may be.
 
-    Each chain is a part of the prompt (see `VerifyRequest`), so that the target keeps it whole and
+    Each chain is a part of the prompt (see `VerifyRequest`), so the target accepts all of it and
     returns the log-probability of each of its tokens. The first token of a prompt has none.
     """
 
     def __init__(self, prompt: TokenIds, num_top: int) -> None:
-        """num_top: number of likeliest tokens to report beside each token."""
+        """num_top: number of likeliest tokens to report for each position."""
         self._prompt = prompt
         self._sampling = SamplingParams(logprobs=num_top)
         self._found: list[TokenLogprobs] = []
 
     @property
     def num_scored(self) -> int:
-        """Number of leading prompt tokens already scored; the first counts as scored."""
+        """Number of leading prompt tokens already scored; the first one counts as scored."""
         return 1 + len(self._found)
 
     @property
@@ -32,7 +32,7 @@ class PromptScoring:
 
     @property
     def logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Those of the prompt's tokens after the first, as far as they are scored."""
+        """Log-probabilities of the prompt's tokens after the first, as far as they are scored."""
         return tuple(self._found)
 
     def next_chunk(
@@ -47,7 +47,7 @@ class PromptScoring:
         )
 
     def take(self, chunk: VerifyRequest, verdict: Verdict) -> None:
-        """Keep a chain's log-probabilities. Raises VerifierError for another chain's verdict."""
+        """Store a chain's log-probabilities. Raises VerifierError for another chain's verdict."""
         logprobs = verdict.logprobs or ()
         if verdict.token_ids[:-1] != chunk.tree.token_ids or len(logprobs) != len(
             verdict.token_ids

@@ -1,4 +1,4 @@
-"""transformers without its progress bars and reports."""
+"""Runs transformers without its progress bars and reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import transformers
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers' progress bars and reports; its failures become our errors."""
+    """Silence transformers' progress bars and reports; convert its failures to our errors."""
     log: Any = transformers.utils.logging
     verbosity, has_bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""The bytes that the tokens of a vocabulary stand for, by how the vocabulary writes them."""
+"""The bytes of a vocabulary's tokens, decoded from their written form."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-_HEX_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # SentencePiece's way to write a byte
-_SPACE = "\u2581"  # SentencePiece's way to write a space
+_HEX_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # SentencePiece's notation for a byte
+_SPACE = "\u2581"  # SentencePiece's notation for a space
 
 
 def byte_of(token: str) -> bytes | None:
-    """Return the byte that a token of SentencePiece names, as in <0x0A>; None if it is none."""
+    """Return the byte named by a SentencePiece token such as <0x0A>; None for other tokens."""
     found = _HEX_BYTE.fullmatch(token)
     return bytes([int(found[1], 16)]) if found else None
 
 
 def bytes_of_letters(token: str) -> bytes | None:
-    """Return the bytes of a token of a byte-level vocabulary; None if it is not written in it."""
+    """Return the bytes of a byte-level vocabulary's token; None if it is not in that notation."""
     try:
         return bytes(map(_BYTES.__getitem__, token))
     except KeyError:
@@ -25,9 +25,9 @@ def bytes_of_letters(token: str) -> bytes | None:
 
 
 def reader_of(decoder: Any) -> Callable[[str], bytes] | None:
-    """Return the function that reads the bytes of tokens, by the `decoder` of a tokenizer.json.
+    """Return a function that reads the bytes of tokens, given the `decoder` of a tokenizer.json.
 
-    None for a decoder that joins tokens by rules of its own.
+    None for a decoder with its own rules for joining tokens.
     """
     kinds = _kinds(decoder)
     if "ByteLevel" in kinds:
@@ -53,9 +53,9 @@ def _read_pieces(token: str) -> bytes:
 
 
 def _byte_letters() -> dict[str, int]:
-    """Return the byte that each letter of a byte-level vocabulary stands for.
+    """Return the byte for each letter of a byte-level vocabulary.
 
-    Printable bytes of Latin-1 stand for themselves, the others for letters from 256 on, in order.
+    Printable Latin-1 bytes are their own letters; the others have letters from 256 on, in order.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]

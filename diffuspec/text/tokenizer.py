@@ -1,4 +1,4 @@
-"""Loading and checking a model's tokenizer, without torch."""
+"""Loads and checks a model's tokenizer, without torch."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def load_tokenizer(path: Path) -> Any:
 
 def unknown_token_id(token_ids: TokenIds, vocab_size: int) -> int | None:
     """Return an id that is negative or not below vocab_size; None if there is none."""
-    if token_ids.view(np.uint32).max(initial=0) < vocab_size:  # negative ids are the largest
+    if token_ids.view(np.uint32).max(initial=0) < vocab_size:  # negative ids become the largest
         return None
     lowest = int(token_ids.min())
     return lowest if lowest < 0 else int(token_ids.max())
 
 
 def check_tokenizer(path: Path, tokenizer: Any, vocab_size: int) -> int:
-    """Return the number of ids that the tokenizer and the model both know.
+    """Return the number of ids that both the tokenizer and the model have.
 
-    Added tokens that only the tokenizer knows, as a [PAD] of those who trained it, are warned of.
-    Raises VocabularyError if others are unknown to the model.
+    Warns about added tokens that only the tokenizer has, such as a [PAD] from training. Raises
+    VocabularyError if the model lacks other tokens.
     """
     num_ids = int(max(tokenizer.get_vocab().values())) + 1
     if num_ids <= vocab_size:
@@ -72,7 +72,7 @@ def check_tokenizer(path: Path, tokenizer: Any, vocab_size: int) -> int:
 
 
 def vocabulary_bytes(tokenizer: Any, num_ids: int) -> list[bytes]:
-    """Return the tokens of all ids below num_ids in UTF-8, empty where there is none."""
+    """Return the tokens of all ids below num_ids in UTF-8; empty for missing ids."""
     found = [b""] * num_ids
     for token, token_id in tokenizer.get_vocab().items():
         if token_id < num_ids:
@@ -90,10 +90,10 @@ def vocabulary_digest(tokenizer: Any, num_ids: int) -> str:
 
 
 def check_shared_vocabulary(path: Path, digest: str, num_ids: int) -> None:
-    """Check that a drafter's ids below num_ids stand for the target's tokens.
+    """Check that a drafter's ids below num_ids are the same tokens as the target's.
 
-    digest: vocabulary_digest of the target's tokenizer. A drafter without a tokenizer.json is not
-    checked. Raises VocabularyError.
+    digest: the vocabulary_digest of the target's tokenizer. A drafter without a tokenizer.json is
+    not checked. Raises VocabularyError.
     """
     if not (model_directory(path) / "tokenizer.json").is_file():
         logger.info("%s has no tokenizer.json: its token ids are not compared", path)
@@ -107,7 +107,7 @@ def check_shared_vocabulary(path: Path, digest: str, num_ids: int) -> None:
 def load_saved_tokenizer(path: Path) -> Any:
     """Load the tokenizer.json of a model directory. Raises ModelLoadError.
 
-    AutoTokenizer would go by the model type, and silently change a custom tokenizer into that
+    AutoTokenizer would go by the model type, and silently replace a custom tokenizer by that
     family's.
     """
     check_directory(path)
@@ -119,7 +119,7 @@ def load_saved_tokenizer(path: Path) -> Any:
             tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
     except Exception as error:  # transformers and tokenizers may raise anything
         raise ModelLoadError(f"{path}: cannot load its tokenizer: {error!r}") from error
-    # Truncation and padding of the training that saved it would change prompts silently.
+    # The truncation and padding of its training would silently change prompts.
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer

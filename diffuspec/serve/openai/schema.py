@@ -1,4 +1,4 @@
-"""JSON schemas of bodies and of the objects of answers, for the OpenAPI document."""
+"""JSON schemas of bodies and response objects, for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def reference(kind: type[Any]) -> dict[str, Any]:
 
 
 def object_schemas(kinds: Iterable[Any]) -> dict[str, Any]:
-    """Return the schemas of objects of answers, and of the objects within them, by name."""
+    """Return the schemas of response objects, and of the objects nested in them, by name."""
     adapters: list[tuple[Any, Any, TypeAdapter[Any]]]
     adapters = [(kind, "serialization", TypeAdapter(kind)) for kind in kinds]
     _, schemas = TypeAdapter.json_schemas(adapters, ref_template=_REFERENCE)
@@ -64,7 +64,7 @@ def body_schema(kind: type[Body]) -> dict[str, Any]:
 
 @functools.cache
 def extended_schema(kind: type[BaseModel]) -> dict[str, Any]:
-    """Return the schema of another API's body, with those keys of a chat that it has, too."""
+    """Return the schema of another API's body, with the keys that it shares with chats."""
     chat, schema = body_schema(ChatBody)["properties"], _inlined(kind.model_json_schema())
     extensions = {name: one for name, one in chat.items() if name in EXTENSIONS}
     return _closed(schema, {**extensions, **_LABELS, **schema["properties"]})
@@ -81,12 +81,12 @@ def _closed(schema: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[st
 
 
 def _sampling() -> dict[str, Any]:
-    """Return the schemas of the sampling parameters as bodies have them."""
+    """Return the schemas of the sampling parameters in the form of bodies."""
     sampling: dict[str, Any] = _inlined(TypeAdapter(SamplingParams).json_schema())["properties"]
     sampling["temperature"]["default"] = DEFAULT_TEMPERATURE
     sampling["top_k"]["minimum"] = -1  # vLLM's value for all tokens
     del sampling["top_p"]["exclusiveMinimum"]
-    sampling["top_p"]["minimum"] = 0  # OpenAI's value for the likeliest token alone
+    sampling["top_p"]["minimum"] = 0  # OpenAI's value for only the likeliest token
     for name in ("stop", "bad_words"):
         sampling[name] = _one_or_several(sampling[name])
     return sampling
@@ -98,14 +98,14 @@ def _speculation(text: str) -> dict[str, Any]:
 
 
 def _one_or_several(several: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a list that may also be one of its items alone."""
+    """Return the schema of a list that may also be a single item."""
     outer = {key: several[key] for key in ("title", "description", "default")}
     inner = {key: value for key, value in several.items() if key not in outer}
     return {**outer, "anyOf": [several["items"], inner]}
 
 
 def _inlined(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema with its definitions in place of references to them."""
+    """Return a schema with its references replaced by definitions."""
     definitions = schema.get("$defs", {})
 
     def inline(value: Any) -> Any:

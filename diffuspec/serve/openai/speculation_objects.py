@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
-from typing_extensions import TypedDict  # pydantic refuses typing's before Python 3.12
+from typing_extensions import TypedDict  # pydantic rejects typing's before Python 3.12
 
 from diffuspec.core.types import PreDraftResult
 
@@ -33,7 +33,7 @@ class StepToken(TypedDict):
 
 
 class StepTree(TypedDict):
-    """The draft tree that was verified; the parent -1 is the last token before the step."""
+    """The verified draft tree; the parent -1 is the last token before the step."""
 
     token_ids: Sequence[int]
     texts: list[str]
@@ -51,7 +51,7 @@ class StepSeconds(TypedDict):
 
 
 class StepReport(TypedDict):
-    """What a step proposed and took, with speculation.report_drafts."""
+    """The draft and cost of a step, with speculation.report_drafts."""
 
     tokens: list[StepToken]
     num_accepted_tokens: int

@@ -1,6 +1,6 @@
-"""Bodies and answers of /tokenize and /detokenize, in vLLM's words.
+"""Bodies and responses of /tokenize and /detokenize, in vLLM's format.
 
-Tokenising long prompts takes time: call these functions in a thread.
+Tokenising long prompts takes time, so call these functions in a thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from diffuspec.serve.openai.jobs import Job, encode_one
 from diffuspec.serve.openai.objects import DetokenizedText, TokenizedPrompt
 from diffuspec.serve.openai.parsing import parse
 
-_MOST_COUNTED = 1 << 17  # tokens of a prompt: one that is longer may be refused uncounted
+_MOST_COUNTED = 1 << 17  # tokens of a prompt; a longer one may be refused uncounted
 _DETOKENIZE_KEYS = ("model", "tokens")
 
 TOKENIZE_SCHEMA: dict[str, Any] = {
@@ -62,7 +62,7 @@ def tokenize(body: object, tokenizer: Any, model: ServedModel) -> TokenizedPromp
 
 
 def encode_whole(job: Job, tokenizer: Any, model: ServedModel) -> TokenIds:
-    """Tokenise the only prompt of a job, also if it is longer than the context.
+    """Tokenise the only prompt of a job, even if it is longer than the context.
 
     Raises InvalidRequestError.
     """
@@ -71,7 +71,7 @@ def encode_whole(job: Job, tokenizer: Any, model: ServedModel) -> TokenIds:
 
 
 def detokenize(body: object, tokenizer: Any, model: ServedModel) -> DetokenizedText:
-    """Return the text of token ids, special tokens included. Raises InvalidRequestError."""
+    """Return the text of token ids, including special tokens. Raises InvalidRequestError."""
     if not isinstance(body, Mapping):
         raise BadRequestError("the body must be a JSON object")
     for name in body:

@@ -1,4 +1,4 @@
-"""Which calls an answer may or must have, as the form of the answer."""
+"""The calls that an answer may or must contain, expressed as a format of the answer."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _TOO_LONG = "tools are too many or too long: their"
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The functions that the model may call, and the form of its answer."""
+    """The functions that the model may call, and the format of its answer."""
 
     tools: tuple[Mapping[str, Any], ...] = ()
-    is_named: bool = False  # the answer is one call of a function that the request names
-    form: StructuredOutput | None = None  # form of the answer; None: any text
-    has_messages: bool = False  # the form is of all that gpt-oss writes, in its channels
+    is_named: bool = False  # the answer is one call of a function named by the request
+    form: StructuredOutput | None = None  # format of the answer; None: any text
+    has_messages: bool = False  # the format covers all of gpt-oss's messages, in its channels
 
 
 def read_tools(body: ChatBody, form: StructuredOutput | None, conventions: Conventions) -> ToolUse:
-    """Return the tools of a body. `form`: that of answers without calls, if the body demands one.
+    """Return the tools of a body. `form`: required format of answers without calls, if any.
 
     Raises BadRequestError.
     """
@@ -94,7 +94,7 @@ def _functions(body: ChatBody) -> list[Function]:
 
 
 def _write(write: Callable[[], str]) -> str:
-    """Return a grammar. Raises BadRequestError for a schema that cannot be obeyed."""
+    """Return a grammar. Raises BadRequestError for a schema that cannot be enforced."""
     try:
         return write()
     except InvalidRequestError as error:

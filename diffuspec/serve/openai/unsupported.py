@@ -1,4 +1,4 @@
-"""Keys of other servers' bodies: ignored if they change no answer, refused if they would."""
+"""Keys of other servers' bodies: ignored if they affect no answer, otherwise refused."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ IGNORED = frozenset(
         "guided_decoding_backend",
     )
 )
-# Keys that are not implemented and would change answers, each with the value that changes nothing;
-# None, which is the same as not given, where there is none.
+# Keys that are not implemented and would affect answers, each with its neutral value; None, which
+# is the same as not given, if there is none.
 _NEUTRAL: dict[str, object] = {
-    "add_generation_prompt": True,  # refused in completions alone: a text has no chat template
+    "add_generation_prompt": True,  # refused only in completions: a text has no chat template
     "audio": {},
     "best_of": 1,
     "cache_salt": None,
     "chat_template": "",
-    "chat_template_kwargs": {},  # refused in completions alone
-    "continue_final_message": False,  # refused in completions alone
+    "chat_template_kwargs": {},  # refused only in completions
+    "continue_final_message": False,  # refused only in completions
     "detokenize": True,
     "documents": [],
     "early_stopping": False,
     "echo": False,
     "function_call": "none",
     "functions": [],
-    "include_reasoning": True,  # refused in completions alone
+    "include_reasoning": True,  # refused only in completions
     "length_penalty": 1,
     "mm_processor_kwargs": {},
     "modalities": ["text"],
-    "parallel_tool_calls": True,  # refused in completions alone: a text has no tools
+    "parallel_tool_calls": True,  # refused only in completions: a text has no tools
     "priority": 0,
     "reasoning_effort": "none",
     "suffix": "",
@@ -50,7 +50,7 @@ _NEUTRAL: dict[str, object] = {
     "tool_choice": "none",
     "tools": [],
     "use_beam_search": False,
-    "verbosity": "medium",  # refused in completions alone
+    "verbosity": "medium",  # refused only in completions
     "web_search_options": None,
 }
 _REASONS = {
@@ -63,8 +63,8 @@ _REASONS = {
     "reasoning_effort sets how much there is, max_tokens bounds it with the answer",
     "web_search_options": "web_search_options must be left out: this service searches nothing",
 }
-_MAX_SHOWN = 64  # characters of a key
-# Keys of a chat that other APIs do not have, and which mean the same there.
+_MAX_SHOWN = 64  # characters of a key in messages
+# Keys of a chat that other APIs lack, and that mean the same in them.
 EXTENSIONS = frozenset(
     {one.name for one in declared(SamplingParams)}
     - {"logprobs", "max_tokens", "prompt_logprobs", "structured_output"}
@@ -84,9 +84,9 @@ EXTENSIONS = frozenset(
 
 
 def check_extensions(extras: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Return those keys of another API's body, besides its declared ones, that a chat has, too.
+    """Return the keys of another API's body, besides its declared ones, that chats share.
 
-    Raises BadRequestError for a key that is unknown; `known` are those of the API itself.
+    Raises BadRequestError for an unknown key. known: the keys of the API itself.
     """
     check_rest(
         {name: value for name, value in extras.items() if name not in EXTENSIONS},
@@ -97,9 +97,9 @@ def check_extensions(extras: Mapping[str, Any], known: Collection[str]) -> dict[
 
 
 def check_rest(rest: Mapping[str, Any], num_choices: int, known: Collection[str]) -> None:
-    """Check the keys of a body that nothing else has read; `known` are the keys it may have.
+    """Check the keys of a body that nothing else has read. known: the keys it may have.
 
-    Raises BadRequestError naming a key that is refused.
+    Raises BadRequestError naming the refused key.
     """
     for name, value in rest.items():
         if name in IGNORED or (name == "best_of" and value == num_choices):

@@ -1,4 +1,4 @@
-"""Bodies against their declarations, with errors that name the key and repeat no text of a user."""
+"""Validates bodies against their declarations; errors name the key, never quoting users' text."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ B = TypeVar("B", bound=BaseModel)
 
 
 def keys_of(body: object) -> dict[str, Any]:
-    """Return a body's keys that are not null, which is the same as not given."""
+    """Return a body's keys that are not null; null is the same as not given."""
     if not isinstance(body, Mapping):
         raise BadRequestError("the body must be a JSON object")
     return {str(key): value for key, value in body.items() if value is not None}
 
 
 def validated(kind: type[B], given: Mapping[str, Any]) -> B:
-    """Return a body as its declaration has it. Raises BadRequestError for the first wrong key."""
+    """Return a body as declared. Raises BadRequestError for the first wrong key."""
     try:
         return kind.model_validate(given)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-        # Report only the members of a union that fit best.
+        # Report only the best-matching members of a union.
         param = _place(max(problems, key=lambda one: len(one["loc"]))["loc"])
         found = dict.fromkeys(_problem(one) for one in problems if _place(one["loc"]) == param)
         what = " or ".join(found).replace(" or must be ", " or ")
@@ -47,7 +47,7 @@ def validated(kind: type[B], given: Mapping[str, Any]) -> B:
 
 
 def _place(parts: Sequence[str | int]) -> str:
-    """Return a key, without pydantic's names of the kinds of a union."""
+    """Return a key, without pydantic's names of a union's types."""
     return ".".join(str(part) for part in parts if not _is_kind(str(part)))[:80]
 
 
@@ -67,11 +67,11 @@ def _problem(problem: ErrorDetails) -> str:
     return re.sub("^(?:List|Dictionary) should have (.* items?) after.*", r"must have \1", what)
 
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._#:-]{1,128}")  # Kong counts with #, Istio joins with :
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._#:-]{1,128}")  # Kong counts with "#", Istio joins with ":"
 
 
 def check_request_id(given: str) -> str:
-    """Return a client's id of its request. Raises ValueError."""
+    """Return a client's id for its request. Raises ValueError."""
     if not _REQUEST_ID.fullmatch(given):
         raise ValueError("must be at most 128 of A-Z a-z 0-9 . _ # : -")
     return given

@@ -16,7 +16,7 @@ from diffuspec.serve.responses.bodies import AllowedFunctions, FunctionChoice, R
 from diffuspec.serve.responses.items import messages_of
 from diffuspec.serve.responses.reply import ResponsesReply
 
-# Keys of a chat by what they are here.
+# Keys of a chat, by their names in this API.
 _NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -39,7 +39,7 @@ def ask_response(body: object, model: ServedModel) -> Asked:
 
 
 def _chat(body: ResponsesBody) -> dict[str, Any]:
-    """Return the body of an equal chat; None is the same as not given."""
+    """Return the equivalent chat body; None is the same as not given."""
     has_logprobs = _LOGPROBS in (body.include or ())
     if body.top_logprobs and not has_logprobs:
         raise BadRequestError(f"top_logprobs needs include: [{_LOGPROBS!r}]", "top_logprobs")
@@ -82,7 +82,7 @@ def _named(choice: FunctionChoice) -> dict[str, Any]:
 
 
 def _form(body: ResponsesBody) -> dict[str, Any] | None:
-    """Return the form of the answer as a chat has it: its schema is one level deeper."""
+    """Return the format of the answer as in a chat, where the schema is one level deeper."""
     given = None if body.text is None else body.text.format
     if given is None or given.get("type") != "json_schema":
         return given

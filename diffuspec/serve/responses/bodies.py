@@ -78,7 +78,7 @@ ResponsesToolChoice: TypeAlias = Annotated[
 
 
 class TextOptions(Part):
-    """The form of the answer's text."""
+    """The format of the answer's text."""
 
     format: dict[str, Any] | None = Field(
         None, description="text, json_object, or json_schema with a `schema`."

@@ -1,4 +1,4 @@
-"""Input items of /v1/responses, and the messages of a chat that they make up."""
+"""Input items of /v1/responses, and their conversion to chat messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STORED = "this service stores no items: send the item itself"
 
 
 class Content(OpenPart):
-    """A text within an item."""
+    """A text in an item."""
 
     type: Literal["input_text", "output_text", "text", "refusal"]
     text: str = ""
@@ -40,7 +40,7 @@ class MessageItem(OpenPart):
 
 
 class CallItem(OpenPart):
-    """A call of a function, of an earlier answer."""
+    """A function call of an earlier answer."""
 
     type: Literal["function_call"]
     call_id: str
@@ -49,7 +49,7 @@ class CallItem(OpenPart):
 
 
 class CallOutputItem(OpenPart):
-    """What a function has returned."""
+    """The result of a function call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -62,7 +62,7 @@ class Thoughts(OpenPart):
 
 
 class ReasoningItem(OpenPart):
-    """Reasoning of an earlier answer; the chat template keeps it or leaves it out."""
+    """Reasoning of an earlier answer; the chat template keeps it or omits it."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[Thoughts], Field(max_length=MAX_PARTS)] | None = None
@@ -112,7 +112,7 @@ InputItem: TypeAlias = Annotated[
 def messages_of(
     items: str | Sequence[InputItem], instructions: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return the messages of a chat; the items of one answer are one message of the assistant."""
+    """Return the messages of a chat; the items of one answer become one assistant message."""
     messages: list[dict[str, Any]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
@@ -147,7 +147,7 @@ def _add_to_answer(messages: list[dict[str, Any]], item: InputItem) -> None:
 
 
 def _open_answer(messages: list[dict[str, Any]], without: set[str]) -> dict[str, Any]:
-    """Return the message to add to: the last, if it is an answer without any of these keys."""
+    """Return the message to extend: the last one, if it is an answer without any of these keys."""
     if not messages or messages[-1]["role"] != "assistant" or without & messages[-1].keys():
         messages.append({"role": "assistant"})
     return messages[-1]

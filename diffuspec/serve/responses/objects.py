@@ -1,11 +1,11 @@
-"""The objects that /v1/responses answers with, whole and as events."""
+"""The objects of responses of /v1/responses, whole and as events."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
 from pydantic import Field
-from typing_extensions import TypedDict  # pydantic refuses typing's before Python 3.12
+from typing_extensions import TypedDict  # pydantic rejects typing's before Python 3.12
 
 from diffuspec.serve.openai.objects import ChosenTokenLogprob, ErrorCode
 from diffuspec.serve.openai.speculation_objects import SpeculationUsage
@@ -93,7 +93,7 @@ class ResponseReasoning(TypedDict):
 
 
 class RepeatedParameters(TypedDict):
-    """Parameters of the request, which its answer repeats."""
+    """Parameters of the request that the response repeats."""
 
     instructions: str | None
     max_output_tokens: int | None
@@ -114,7 +114,7 @@ class RepeatedParameters(TypedDict):
 
 
 class ResponseObject(RepeatedParameters):
-    """An answer, whole or so far."""
+    """A response, whole or so far."""
 
     id: str
     object: Literal["response"]
@@ -129,7 +129,7 @@ class ResponseObject(RepeatedParameters):
 
 
 class ResponseEvent(TypedDict):
-    """The beginning and the end of a stream."""
+    """The first or last event of a stream."""
 
     type: Literal[
         "response.created",

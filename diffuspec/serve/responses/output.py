@@ -1,4 +1,4 @@
-"""Output items of /v1/responses, and the events of their growth."""
+"""Output items of /v1/responses, and the events while they grow."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Event: TypeAlias = dict[str, Any]  # an event without its sequence_number
 
 
 class Output:
-    """Describes the blocks of one answer; `id` is the request's."""
+    """Describes the blocks of one answer. `id`: that of the request."""
 
     def __init__(self, id: str, *, has_short_ids: bool) -> None:
         self._id = id
         self._has_short_ids = has_short_ids
 
     def item(self, block: Block, status: Status, *, is_new: bool = False) -> OutputItem:
-        """Return a block as an item. `is_new`: without its content."""
+        """Return a block as an item. `is_new`: omit its content."""
         item_id = self._item_id(block)
         if block.kind == "call":
             called = call_id(f"{self._id}-{block.place}", is_short=self._has_short_ids)
@@ -54,7 +54,7 @@ class Output:
         }
 
     def events(self, change: Change, status: Status) -> list[Event]:
-        """Return the events of a change; `status` is that of a block that is closed."""
+        """Return the events of a change. `status`: that of a closed block."""
         block = change.block
         at: Event = {"output_index": block.place, "item_id": self._item_id(block)}
         if block.kind != "call":

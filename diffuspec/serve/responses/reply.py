@@ -85,7 +85,7 @@ class ResponsesReply:
         return self._blocks.read(output, logprobs)
 
     def _status_of(self, change: Change) -> Status:
-        """Return the status of a block that is closed: incomplete if the answer ends within it."""
+        """Return the status of a closed block: incomplete if the answer ends within it."""
         is_last = self._answer.finish_reason is not None and change.block is self._blocks.blocks[-1]
         return self._end_status if is_last else "completed"
 
@@ -145,7 +145,7 @@ class ResponsesReply:
 
 
 def repeated(body: ResponsesBody, sampling: SamplingParams) -> RepeatedParameters:
-    """Return the parameters of a request, with defaults for those that are not given."""
+    """Return the parameters of a request, with defaults for missing ones."""
     choice = body.tool_choice or "auto"
     reasoning = body.reasoning or ReasoningOptions()
     return {

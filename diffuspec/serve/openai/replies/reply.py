@@ -52,11 +52,11 @@ class BaseReply(ABC, Generic[ChunkChoice, Chunk]):
         """Return the object of a non-streaming request. All answers are finished."""
 
     def begin(self) -> Sequence[Chunk]:
-        """Return the chunks that come before all outputs."""
+        """Return the chunks before all outputs."""
         return []
 
     def chunk(self, index: int, output: RequestOutput) -> Chunk | None:
-        """Take an output; return what it adds as a chunk, None when that is nothing."""
+        """Take an output; return the resulting chunk, or None if it is empty."""
         output = self._kept(output)
         self._answers[index].add(output)
         choice = self._delta(index, output)
@@ -70,16 +70,16 @@ class BaseReply(ABC, Generic[ChunkChoice, Chunk]):
         return chunk
 
     def events(self, index: int, output: RequestOutput) -> Sequence[Chunk]:
-        """Take an output; return what it adds as at most one chunk."""
+        """Take an output; return at most one resulting chunk."""
         chunk = self.chunk(index, output)
         return [] if chunk is None else [chunk]
 
     def fail(self, answer: ErrorAnswer) -> Sequence[Error]:
-        """Return what ends a stream that has failed."""
+        """Return the events that end a failed stream."""
         return [answer.body()]
 
     def end(self) -> Sequence[Chunk]:
-        """Return the chunks that come after all outputs."""
+        """Return the chunks after all outputs."""
         if not self._job.include_usage:
             return []
         chunk = self._chunk([])
@@ -87,7 +87,7 @@ class BaseReply(ABC, Generic[ChunkChoice, Chunk]):
         return [chunk]
 
     def _chunk(self, choices: list[ChunkChoice]) -> Chunk:
-        """Return a chunk. Its usage is null if a chunk at the end has that of the whole reply."""
+        """Return a chunk. Its usage is null if the last chunk has the usage of the whole reply."""
         chunk = self._object(choices)
         if self._job.include_usage:
             chunk["usage"] = None
@@ -102,10 +102,10 @@ class BaseReply(ABC, Generic[ChunkChoice, Chunk]):
 
     @abstractmethod
     def _says(self, choice: ChunkChoice) -> bool:
-        """Whether a choice of a chunk has any text or part of a call."""
+        """Return whether a choice in a chunk has any text or part of a call."""
 
     def _kept(self, output: RequestOutput) -> RequestOutput:
-        """Return what a reply reports of an output; with max_tokens 0, no token of its answer."""
+        """Return the part of an output to report; with max_tokens 0, none of its tokens."""
         if not self._job.is_prompt_only:
             return output
         reason = output.finish_reason and FinishReason.LENGTH
@@ -113,7 +113,7 @@ class BaseReply(ABC, Generic[ChunkChoice, Chunk]):
         return replace(output, finish_reason=reason, stop_reason=None, **nothing)
 
     def _prompt_logprobs(self, answer: Answer) -> list[dict[str, PromptLogprob] | None]:
-        """Return the log-probabilities of a prompt as vLLM has them."""
+        """Return the log-probabilities of a prompt in vLLM's format."""
         token_ids = answer.generation.prompt_token_ids.tolist()[1:]
         found: list[dict[str, PromptLogprob] | None] = [None]
         for token_id, one in zip(token_ids, answer.prompt_logprobs, strict=True):
@@ -132,12 +132,12 @@ class BaseReply(ABC, Generic[ChunkChoice, Chunk]):
         return found
 
     def _is_worth_a_chunk(self, output: RequestOutput) -> bool:
-        """Whether to send an output without text: of part of a character, a stop string, a call."""
+        """Return whether to send an output without text, such as a part of a character."""
         is_wanted = self._job.return_token_ids or self._job.reports_drafts
         return bool(output.finish_reason or output.logprobs) or is_wanted
 
     def _name(self, token_id: int, text: str) -> str:
-        """Return how logprobs name a token that has this text."""
+        """Return the name that logprobs give a token with this text."""
         return f"token_id:{token_id}" if self._job.names_tokens_by_id else text
 
     def _usage(self) -> Usage:
@@ -148,8 +148,8 @@ class BaseReply(ABC, Generic[ChunkChoice, Chunk]):
 def describe_step(output: RequestOutput, texts: TokenTexts) -> StepReport:
     """Return the key `speculation` of a chunk.
 
-    tokens: what the step added; the first num_accepted_tokens were drafted, the rest is the
-    target's own. tree: what was verified, null without a draft. Seconds are by stage.
+    tokens: those that the step added; the first num_accepted_tokens were drafted, the rest are the
+    target's own. tree: what was verified; null without a draft. Seconds are by stage.
     """
     step = output.step
     tokens: list[StepToken] = [
@@ -174,7 +174,7 @@ def describe_step(output: RequestOutput, texts: TokenTexts) -> StepReport:
 
 
 def _describe_tree(draft: VerifiedDraft, texts: TokenTexts) -> StepTree:
-    """Parent -1 is the last token before the step. Probabilities are those after the parent."""
+    """Describe a tree. The parent -1 is the last token before the step."""
     return {
         "token_ids": draft.tree.token_ids,
         "texts": [texts.raw(one).decode(errors="replace") for one in draft.tree.token_ids],
