@@ -23,7 +23,7 @@ class Completion:
     logprobs: tuple[TokenLogprobs, ...] | None
     num_prompt_tokens: int
     steps: tuple[StepStats, ...]
-    seed: int | None = None  # of the sampling noise; it reproduces the answer
+    seed: int | None = None  # seed of the sampling noise; it reproduces the answer
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # one for each prompt token after the first
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it
 

@@ -55,7 +55,7 @@ class Node:
     choice: int  # index of the candidate in its column
     confidence: float
     reach: float  # sum of confidences from the root: ln P(node is accepted)
-    index: int = -1  # its index in the draft
+    index: int = -1  # the node's index in the draft
 
     @property
     def token_id(self) -> int:

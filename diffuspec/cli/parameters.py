@@ -47,7 +47,7 @@ def _takes(
     options: Sequence[inspect.Parameter],
     read: Callable[[dict[str, Any]], Any],
 ) -> Decorator:
-    """Replace an argument by options; it receives what `read` extracts from all values."""
+    """Replace an argument by options. It receives the result of `read` for all values."""
 
     def decorate(run: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(run)

@@ -38,7 +38,7 @@ MAX_OUTCOMES = 16
 MAX_DRAFTER_NAME_CHARACTERS = 64
 MAX_PREDICTED_TOKENS = 16_384
 AUTO_DRAFTER = "auto"  # instead of a drafter's name: the coordinator chooses
-_MAX_BAD_TOKENS = 4 * MAX_BAD_WORD_CHARACTERS + 1  # bytes of its text and a space
+_MAX_BAD_TOKENS = 4 * MAX_BAD_WORD_CHARACTERS + 1  # bytes of a bad word's text and a space
 _NUM_SEEDS = 2**64
 _NUM_SEED_BITS = 53  # JavaScript cannot read larger JSON integers exactly
 

@@ -224,9 +224,9 @@ class VerifyRequest:
 class TokenLogprobs:
     """Log-probabilities under the target's unmodified distribution, natural log."""
 
-    logprob: float  # of the committed token
+    logprob: float  # log-probability of the committed token
     top: tuple[tuple[int, float], ...]  # (token id, logprob), most probable first
-    rank: int | None = None  # of the committed token, 1 for the likeliest; None: unknown
+    rank: int | None = None  # rank of the committed token, 1 for the likeliest; None: unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,8 @@ class Baseline:
         if interval.cost_seconds:
             self._num_plain = 0
             plain.num_since += 1
-            if plain.num_since >= 2 * _PLAIN_EVERY:  # it was not measured; wait for the next turn
+            # plain decoding was not measured; wait for the next turn
+            if plain.num_since >= 2 * _PLAIN_EVERY:
                 plain.num_since = plain.num_waits = 0
             plain.held.append(interval)
             is_surprising = abs(interval.surprise) > _SURPRISE and plain.num_since >= _LEAST_SINCE

@@ -35,7 +35,7 @@ class CallCosts:
         """speed: the machine's."""
         self._speed = speed or Speed()
         self.curve = CostCurve(self._speed)
-        self._request_seconds = 0.0  # on a machine with a slowness of 1
+        self._request_seconds = 0.0  # seconds on a machine with a slowness of 1
         self._num_batches = 0
 
     @property
@@ -92,7 +92,7 @@ class DraftCosts:
         self.calls = CallCosts(speed)  # size: drafted positions
         # seconds added to a call; size: prompt tokens that it reads
         self.reading = CostCurve(speed)
-        self._overhead_seconds = 0.0  # on a machine with a slowness of 1
+        self._overhead_seconds = 0.0  # seconds on a machine with a slowness of 1
         self.interference = interference  # see CostModel
         # number of measurements; the assumed value counts as _ASSUMED
         self.num_interferences = _ASSUMED

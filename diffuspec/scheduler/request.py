@@ -82,7 +82,7 @@ class Request:
         self.step = Step()
         self.num_steps = 0  # verdicts committed by this coordinator
         self.early: EarlyDraft | None = None
-        self.pre_drafts: PreDrafts | None = None  # of the latest verification
+        self.pre_drafts: PreDrafts | None = None  # pre-drafts of the latest verification
         self.ranking: OutcomeRanking | None = None  # ranks outcomes
         self.drafter = drafter  # name of the drafters that may draft for it
         self.choice: DrafterChoice | None = None  # chooses the drafter for each step

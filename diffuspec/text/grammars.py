@@ -67,7 +67,7 @@ _OTHER: Final = "it has what is not supported"
 
 
 class Grammars:
-    """Compiles formats for one target. Thread-safe."""
+    """Compiles structured-output formats for one target. Thread-safe."""
 
     def __init__(self, path: Path, info: TargetInfo) -> None:
         """`path`: the target's directory; its tokenizer is read with the first format."""

@@ -32,7 +32,7 @@ from diffuspec.engine import Engine
 from diffuspec.engine_base import EngineBase
 
 ON, OFF = "speculation", "off"
-_FEW_ASKERS = 4  # with fewer clients, send as many questions per turn as this many would
+_FEW_ASKERS = 4  # with fewer clients than this, send as many questions per turn as for this many
 _NUM_WARMING = 24  # prompts for each system before the first turn
 
 
@@ -40,7 +40,7 @@ _NUM_WARMING = 24  # prompts for each system before the first turn
 class LoadPlan:
     """The load to put on each system."""
 
-    max_tokens: int  # of the longest answer
+    max_tokens: int  # length of the longest answer
     concurrencies: Sequence[int]  # numbers of concurrent requests, measured one after the other
     num_repeats: int  # turns at each concurrency
     rounds: int = ROUNDS  # questions for each client per turn: long turns vary less

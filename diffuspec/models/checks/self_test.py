@@ -31,7 +31,8 @@ _FAR = 100  # a position far enough from 0 to rotate all but the slowest rotary 
 class ModelShape:
     """Facts about a model that its runner needs."""
 
-    cache: CacheShape  # of this process: a tensor-parallel rank has a share of the heads
+    # dimensions of this process's cache: a tensor-parallel rank has a share of the heads
+    cache: CacheShape
     num_heads: int  # query heads in this process
     num_columns: int  # columns of the logits
     has_plain_scoring: bool  # whether every layer has plain scoring; see `Scoring`

@@ -1,4 +1,4 @@
-"""An estimated n-gram model in memory, and writing it as an ARPA file.
+"""An estimated n-gram model in memory, and its export to an ARPA file.
 
 Probabilities are log10 here, as in the format; everywhere else in diffuspec they are natural
 logarithms.

@@ -44,7 +44,7 @@ class Job:
     continuous_usage: bool = False
     echo: bool = False
     is_prompt_only: bool = False  # the single token of the answer is not reported
-    reports_prompt: bool = False  # as vLLM's prompt_logprobs
+    reports_prompt: bool = False  # report prompt_logprobs, like vLLM
     return_token_ids: bool = False
     names_tokens_by_id: bool = False  # logprobs name tokens by id
     request_id: str | None = None  # id in the body; None: that of the header, or a new one

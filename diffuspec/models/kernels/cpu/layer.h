@@ -20,7 +20,7 @@ struct Layer {
 
 // Successive rows of one sequence: see `Attention`.
 struct Piece {
-  char *keys, *values;     // those of the sequence in layer 0
+  char *keys, *values;     // addresses in layer 0 of the sequence
   int64_t layer_stride;    // bytes between layers
   int64_t head_stride;     // numbers between heads
   int64_t has_transposed_keys;  // see `Attention`

@@ -17,7 +17,7 @@ Level level();      // the level in use: the machine's own, or a lower one
 void use_level(Level lower);
 
 bool has_tiles();
-bool has_vectors();           // of any width
+bool has_vectors();           // vectors of any width
 bool has_bfloat16_vectors();  // wide vectors that multiply bfloat16
 
 }  // namespace kernels
