@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from itertools import accumulate
+from operator import mul
 
+from diffuspec.algorithm.draft_tree import is_chain
 from diffuspec.core.types import Draft, Verdict
 
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.998)
@@ -69,11 +72,13 @@ class AcceptanceModel:
 
     def reach(self, draft: Draft) -> list[float]:
         """Return each node's probability of being accepted with all of its ancestors."""
+        in_cells = self._nodes.in_cells()
+        here = [in_cells[bisect_right(_LOG_EDGES, one)] for one in draft.confidences]
+        if is_chain(draft.tree):
+            return [*accumulate(here, mul)]
         reached = [1.0]  # entry 0 is the root, whose index is -1
-        probabilities = self._nodes.in_cells()
-        for confidence, parent in zip(draft.confidences, draft.tree.parents, strict=True):
-            here = probabilities[bisect_right(_LOG_EDGES, confidence)]
-            reached.append(reached[parent + 1] * here)
+        for probability, parent in zip(here, draft.tree.parents, strict=True):
+            reached.append(reached[parent + 1] * probability)
         return reached[1:]
 
     def observe(self, draft: Draft, verdict: Verdict, is_shared: bool = True) -> None:

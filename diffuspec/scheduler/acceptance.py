@@ -233,7 +233,7 @@ def nodes_to_verify(
     """
     reach = sorted([value for one in reaches for value in one], reverse=True)
     sizes = range(num_others, num_others + len(reach) + 1)
-    number = best_num_nodes(reach, [verification.at(size) for size in sizes], rate)
+    number = best_num_nodes(reach, verification.at_each(sizes), rate)
     if len(reaches) == 1:
         return [number]
     least = reach[number - 1] if number else math.inf

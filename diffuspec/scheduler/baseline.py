@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 _TRIAL_SHARE = 0.012  # largest share of time that trials, of drafts and of plain decoding, may cost
 # consecutive plain steps until one counts: in the first ones the caches hold the drafter's weights
@@ -187,14 +187,13 @@ class Baseline:
         slower: ratio of the present time of plain steps to that expected when they were held.
         """
         for one in plain.held:
-            step, base = slower * one.plain_seconds, slower * one.base_seconds
-            self._compare(replace(one, plain_seconds=step, base_seconds=base))
+            self._compare(one, slower)
         plain.held = []
 
-    def _compare(self, interval: Interval) -> None:
+    def _compare(self, interval: Interval, slower: float) -> None:
         """Compare the gain of drafts with their cost."""
-        step = interval.plain_seconds
-        extra = min(interval.seconds - interval.base_seconds, _MAX_BALANCE * step)
+        step = slower * interval.plain_seconds
+        extra = min(interval.seconds - slower * interval.base_seconds, _MAX_BALANCE * step)
         whole = sum(interval.cost_seconds.values())
         for drafter, cost in interval.cost_seconds.items():
             account = self._account(drafter, interval.num_running)

@@ -82,6 +82,7 @@ class DraftCall:
     verify_busy_seconds: float = 0.0  # the verifier's total at the beginning
     wanted_by: set[Request] = field(default_factory=set)  # when no request wants the call, it ends
     task: asyncio.Task[list[Draft] | Exception] | None = None
+    deadline: asyncio.TimerHandle | None = None
 
     @property
     def num_positions(self) -> int:

@@ -160,24 +160,27 @@ class Coordinator:
         try:
             if isinstance(result, Exception):
                 raise result
-            self._commit(request, result, call)
+            following = self._commit(request, result, call)
             if request.finish_reason is not None:
                 self._finish(request, request.finish_reason)
             elif request.outputs.num_unread < MAX_UNREAD_OUTPUTS:
-                self.loop.begin_step(request)
+                self.loop.begin_step(request, following)
             else:
                 request.progress.enter("waiting", "its reader")
                 self._held.add(request)
         except Exception as error:
             self._abort(request, error)
 
-    def _commit(self, request: Request, verdict: Verdict, call: VerifyCall) -> None:
-        """Append the verdict's tokens, learn from it, and emit the new part of the answer."""
+    def _commit(self, request: Request, verdict: Verdict, call: VerifyCall) -> Step:
+        """Append the verdict's tokens, learn from it, and emit the new part of the answer.
+
+        Returns the next step.
+        """
         self.loop.drafting.resolve(request, verdict)
         request.adapt(verdict)
         token_ids, pieces = request.commit(verdict)
-        loop, now = self.loop, time.monotonic()
-        following = Step(now, loop.verifications.busy.seconds(now), loop.drafting.busy.seconds(now))
+        following = self.loop.next_step()
+        now = following.started_at
         step = step_stats(request, verdict, len(token_ids), following)
         request.outputs.put(step_output(request, verdict, step, token_ids, pieces))
         observe_step(self.metrics, request, step, now)
@@ -185,6 +188,7 @@ class Coordinator:
             request.choice.observe(request.drafter, step.num_committed_tokens, step.step_seconds)
         if self._tracer is not None:
             trace_step(self._tracer, request, (call.started_at, call.ended_at), step, now)
+        return following
 
     # ---- the end of a request
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -58,6 +59,7 @@ class CostCurve:
         """speed: the machine's."""
         self._speed = speed or Speed()
         self._points: dict[int, _Point] = {}  # keys: buckets, ascending
+        self._sizes: list[float] = []  # sizes of the points, ascending
         self._starts: list[float] = []  # sizes at which each line starts
         self._lines: list[tuple[float, float]] = []  # seconds at size 0, and per unit of size
 
@@ -67,7 +69,8 @@ class CostCurve:
 
     def is_known_near(self, size: int) -> bool:
         """Return whether a size between half and twice this one has been measured."""
-        return any([size <= 2 * one.size <= 4 * size for one in self._points.values()])
+        place = bisect_left(self._sizes, size / 2)
+        return place < len(self._sizes) and self._sizes[place] <= 2 * size
 
     def observe(self, size: int, seconds: float) -> None:
         """Add a measurement that reveals nothing about the machine's speed."""
@@ -119,6 +122,7 @@ class CostCurve:
     def _add(self, bucket: int, size: int, seconds: float) -> None:
         self._points[bucket] = _Point(size, seconds)
         self._points = dict(sorted(self._points.items()))
+        self._sizes = [point.size for point in self._points.values()]
         self._lines = []
 
     def at(self, size: float) -> float:
@@ -127,6 +131,17 @@ class CostCurve:
             self._draw()
         seconds, slope = self._lines[bisect_right(self._starts, size) - 1]
         return self._speed.slowness * (seconds + slope * size)
+
+    def at_each(self, sizes: Iterable[float], more: float = 0.0) -> list[float]:
+        """Seconds of several sizes, and `more` for each."""
+        if not self._lines:
+            self._draw()
+        starts, lines, slowness = self._starts, self._lines, self._speed.slowness
+        found = []
+        for size in sizes:
+            seconds, slope = lines[bisect_right(starts, size) - 1]
+            found.append(slowness * (seconds + slope * size) + more)
+        return found
 
     def _corners(self) -> list[tuple[float, float]]:
         """Return ascending sizes and seconds: the isotonic regression of the points.

@@ -49,8 +49,7 @@ class CallCosts:
 
     def seconds_of(self, sizes: Iterable[float], num_requests: float) -> list[float]:
         """Expected seconds of calls of several sizes."""
-        at, more = self.curve.at, self.request_seconds * max(num_requests - 1, 0)
-        return [at(size) + more for size in sizes]
+        return self.curve.at_each(sizes, self.request_seconds * max(num_requests - 1, 0))
 
     def observe(
         self,

@@ -65,12 +65,16 @@ class Load:
 
         Each step drafts `positions` and verifies `rows` additional rows.
         """
-        return self._seconds(positions, rows, 1)[0]
+        drafting, verifying = self._seconds(positions, rows, 1)
+        costs, exposed = self.costs.drafters[self.drafter], self.exposed_share
+        overhead = costs.overhead_seconds
+        pairs = zip(drafting, verifying, strict=True)
+        return [exposed * draft + verify + overhead for draft, verify in pairs]
 
     def halves_seconds(self, positions: Sequence[float], rows: Sequence[float]) -> list[float]:
         """Seconds of steps in two halves, of which one drafts while the other is verified."""
         costs = self.costs.drafters[self.drafter]
-        _, drafting, verifying = self._seconds(positions, rows, 2)
+        drafting, verifying = self._seconds(positions, rows, 2)
         return [
             2 * max(together(draft, verify, costs.interference)) + costs.overhead_seconds
             for draft, verify in zip(drafting, verifying, strict=True)
@@ -78,20 +82,14 @@ class Load:
 
     def _seconds(
         self, positions: Sequence[float], rows: Sequence[float], parts: int
-    ) -> tuple[list[float], list[float], list[float]]:
-        """Seconds of steps, and of the draft calls and verifications of a part of each."""
+    ) -> tuple[list[float], list[float]]:
+        """Seconds of the draft calls and verifications of one of the parts of a step."""
         costs, running, share = self.costs.drafters[self.drafter], self.num_running, 1 / parts
         each = share / self.num_lanes
         sizes = [each * one for one in positions]
         drafting = costs.calls.seconds_of(sizes, each * self.num_drafting)
         sizes = [share * (running + one) for one in rows]
-        verifying = self.costs.verification.seconds_of(sizes, share * running)
-        exposed, overhead = self.exposed_share, costs.overhead_seconds
-        joint = [
-            exposed * draft + verify + overhead
-            for draft, verify in zip(drafting, verifying, strict=True)
-        ]
-        return joint, drafting, verifying
+        return drafting, self.costs.verification.seconds_of(sizes, share * running)
 
     def rates(self, seconds: Sequence[float], tokens: Sequence[float]) -> list[float]:
         """Tokens per second of steps, given their seconds and tokens, including prompt reading."""
@@ -134,14 +132,16 @@ def choose_lengths(requests: Sequence[R], load: Load) -> Lengths[R]:
         return Lengths({one: min(middle, one.room) for one in requests}, load.plain_rate)
     offers = [one.expectation.offers(one.room) for one in requests]
     best, place, least = load.plain_rate, -1, -1.0
-    for number, rate in enumerate(_joint_rates(offers, load)):
-        if rate > best:
-            best, place, least = rate, number, 0.0
+    rates = _joint_rates(offers, load)
+    if max(rates) > best:
+        best, least = max(rates), 0.0
+        place = rates.index(best)
     may_split = load.may_split and costs.drafters[load.drafter].interference < 1
     if load.num_drafting > 1 and may_split:
-        for number, rate in enumerate(_halves_rates(offers, load)):
-            if rate > best:
-                best, place, least = rate, number, 1.0
+        rates = _halves_rates(offers, load)
+        if max(rates) > best:
+            best, least = max(rates), 1.0
+            place = rates.index(best)
     found = {
         one: offer.lengths[place]
         for one, offer in zip(requests, offers, strict=True)
@@ -152,13 +152,17 @@ def choose_lengths(requests: Sequence[R], load: Load) -> Lengths[R]:
 
 def _joint_rates(offers: Sequence[Offers], load: Load) -> list[float]:
     """Return tokens per second at each price if all that draft do so together."""
-    scale = load.num_drafting / len(offers)
-    positions, accepted, rows = [
-        [scale * sum(values) for values in zip(*column, strict=True)]
-        for column in zip(*offers, strict=True)
-    ]
+    positions, accepted, rows = _totals(offers, load.num_drafting / len(offers))
     tokens = [load.num_running + one for one in accepted]
     return load.rates(load.joint_seconds(positions, rows), tokens)
+
+
+def _totals(offers: Sequence[Offers], scale: float) -> Iterable[Sequence[float]]:
+    """Return the sums of positions, accepted tokens and rows at each price, times `scale`."""
+    if len(offers) == scale == 1:
+        return offers[0]
+    columns = [map(sum, zip(*column, strict=True)) for column in zip(*offers, strict=True)]
+    return [[scale * total for total in column] for column in columns]
 
 
 def _halves_rates(offers: Sequence[Offers], load: Load) -> list[float]:
@@ -245,7 +249,8 @@ def with_trial(
     found, rate, in_halves = choose_lengths(requests, load)
     share = len(found) / len(requests)
     most = math.ceil(share * load.num_drafting / 2) if in_halves else len(found)
-    found = dict([*found.items()][:most])
+    if most < len(found):
+        found = dict([*found.items()][:most])
     idle = [one for one in requests if one not in found]
     if idle:
         request = max(idle, key=lambda one: one.expectation.need_of_trial)

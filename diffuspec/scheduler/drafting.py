@@ -54,7 +54,6 @@ class Drafting:
         self._put = put
         self._tracer = tracer
         self._state_layers: dict[str, tuple[int, ...]] = {}  # layers whose states a drafter wants
-        self._tasks: set[asyncio.Task[list[Draft] | Exception]] = set()
         pool.on_change = lambda: put(self._place_again)
 
     # ---- the start of a step
@@ -131,11 +130,10 @@ class Drafting:
         if call.trial is None:
             self.busy.begin(now)
             self._learner.busy[call.lane.chosen_by].begin(now)
-        call.task = task = asyncio.create_task(self._answer(call))
-        self._tasks.add(task)
-        deadline = asyncio.get_running_loop().call_later(self._max_seconds, call.end)
-        task.add_done_callback(lambda _: deadline.cancel())
-        task.add_done_callback(functools.partial(self._on_end, call))
+        loop = asyncio.get_running_loop()
+        call.task = loop.create_task(self._answer(call))
+        call.deadline = loop.call_later(self._max_seconds, call.end)
+        call.task.add_done_callback(functools.partial(self._on_end, call))
 
     async def _answer(self, call: DraftCall) -> list[Draft] | Exception:
         """Return the drafts, or the reason for their absence."""
@@ -149,7 +147,8 @@ class Drafting:
         return result
 
     def _on_end(self, call: DraftCall, task: asyncio.Task[list[Draft] | Exception]) -> None:
-        self._tasks.discard(task)
+        if call.deadline is not None:
+            call.deadline.cancel()
         call.ended_at = call.ended_at or time.monotonic()  # it was cancelled before it began
         if call.trial is None:
             self.busy.end(call.ended_at)
@@ -288,7 +287,9 @@ class Drafting:
 
     async def stop(self) -> None:
         """Cancel all calls. Another coordinator may use the pool afterwards."""
-        for task in self._tasks:
+        calls = [lane.call for lane in self._pool.lanes if lane.call is not None]
+        tasks = [call.task for call in calls if call.task is not None]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._pool.reset()

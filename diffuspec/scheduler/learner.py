@@ -120,5 +120,8 @@ class Learner:
 
 def _growth(totals: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
     """Return the growth of each total that has grown."""
-    grown = {name: total - before.get(name, 0.0) for name, total in totals.items()}
-    return {name: one for name, one in grown.items() if one > 0}
+    return {
+        name: grown
+        for name, total in totals.items()
+        if (grown := total - before.get(name, 0.0)) > 0
+    }

@@ -111,13 +111,10 @@ class Loop:
     def _snapshot(self) -> Snapshot:
         verifications, config = self.verifications, self._config
         self._turns_left = max(self._turns_left - 1, 0)
-        running = self.num_decoding
-        seconds = max(config.max_prefill_seconds, self.costs.plain_seconds(running))
-        most_read = self.costs.num_rows_within(seconds, config.prefill_chunk_tokens)
         return Snapshot(
             now=time.monotonic(),
             ready=[*verifications.ready],
-            num_running=running,
+            num_running=self.num_decoding,
             lanes=self._pool.lanes,
             home=self._pool.home,
             verification=verifications.in_flight,
@@ -125,9 +122,10 @@ class Loop:
             verifier_at=verifications.retry_at,
             costs=self.costs,
             baseline=self.baseline,
-            prefill_chunk_tokens=most_read,
             first_token_price=config.first_token_price,
             overlap=config.overlap,
+            max_prefill_seconds=config.max_prefill_seconds,
+            max_prefill_tokens=config.prefill_chunk_tokens,
             rate=self._plan.rate,
             may_begin=not self._turns_left,
         )
@@ -154,11 +152,14 @@ class Loop:
         verifying = call.num_decoding if call is not None else 0
         return self.verifications.num_ready + self._pool.num_awaited + verifying
 
-    def begin_step(self, request: Request) -> None:
-        """Take up a request that was admitted, has its verdict, or whose reader caught up."""
+    def next_step(self) -> Step:
+        """Return a step that begins now."""
         now = time.monotonic()
-        verify_busy, draft_busy = self.verifications.busy, self.drafting.busy
-        request.step = Step(now, verify_busy.seconds(now), draft_busy.seconds(now))
+        return Step(now, self.verifications.busy.seconds(now), self.drafting.busy.seconds(now))
+
+    def begin_step(self, request: Request, step: Step | None = None) -> None:
+        """Take up a request that was admitted, has its verdict, or whose reader caught up."""
+        request.step = step or self.next_step()
         request.is_first_draft = False
         self.drafting.seek(request)
 

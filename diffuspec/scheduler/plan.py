@@ -32,12 +32,22 @@ class Snapshot:
     verifier_at: float  # time at which an unavailable verifier is called again
     costs: CostModel
     baseline: Baseline
-    prefill_chunk_tokens: int  # most tokens of one prompt in one verification
     first_token_price: float
     overlap: bool
+    max_prefill_seconds: float  # most seconds that prompts may add to a verification
+    max_prefill_tokens: int  # most tokens of one prompt in one verification, whatever they take
     rate: float  # tokens per second expected by the last plan
     # False: the client of an answer that has just ended may be about to send another request
     may_begin: bool = True
+    _chunk_tokens: int = field(default=0, init=False)  # a cache; 0: not computed
+
+    @property
+    def prefill_chunk_tokens(self) -> int:
+        """Most tokens of one prompt in one verification."""
+        if not self._chunk_tokens:
+            seconds = max(self.max_prefill_seconds, self.costs.plain_seconds(self.num_running))
+            self._chunk_tokens = self.costs.num_rows_within(seconds, self.max_prefill_tokens)
+        return self._chunk_tokens
 
 
 class Score(NamedTuple):
@@ -67,7 +77,7 @@ class Plan:
     wait_until: float = math.inf  # time.monotonic() of the next look
     prefill_chunk_tokens: int = 2**31 - 1  # most tokens of one prompt to read
     rate: float = 0.0  # best expected tokens per second of any plan
-    considered: Sequence[Score] = ()  # the candidates, the winner first
+    considered: Iterable[Score] = ()  # the candidates, the winner first; to be read once
 
     def explain(self) -> str:
         """Return the candidates and their scores in one line."""

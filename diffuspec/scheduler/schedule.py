@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from diffuspec.scheduler.acceptance import nodes_to_verify
@@ -66,7 +66,9 @@ def _best_plan(s: Snapshot) -> Plan:
     drafts = _drafts(s, groups)
     make_plan = _verifying_plan if can_verify else _drafting_plan
     plan = make_plan(s, groups, drafts)
-    plan.rate, plan.prefill_chunk_tokens = drafts.rate, s.prefill_chunk_tokens
+    plan.rate = drafts.rate
+    if plan.verify:
+        plan.prefill_chunk_tokens = s.prefill_chunk_tokens
     plan.trials = drafts.trials if plan.drafts else {}
     _cut(s, plan)
     if s.overlap:
@@ -206,14 +208,14 @@ def _is_overdue(s: Snapshot, prompts: Sequence[Request], drafted: Sequence[Reque
     return any([s.now - (one.step.ready_at or one.step.started_at) > seconds for one in drafted])
 
 
-def _rates(s: Snapshot, drafts: Drafts) -> list[Score]:
-    """Return the scores by which draft lengths were chosen; empty if they were not."""
+def _rates(s: Snapshot, drafts: Drafts) -> Iterator[Score]:
+    """Yield the scores by which draft lengths were chosen, if they were."""
     if not drafts.rate:
-        return []
+        return
     number, tokens = s.num_running, drafts.batch.tokens
     seconds = s.costs.plain_seconds(number)
-    plain = Score("verify", number, seconds, 0.0, number - drafts.rate * seconds)
-    return [Score("draft", tokens, tokens / drafts.rate, 0.0, 0.0), plain]
+    yield Score("draft", tokens, tokens / drafts.rate, 0.0, 0.0)
+    yield Score("verify", number, seconds, 0.0, number - drafts.rate * seconds)
 
 
 def _drafting_plan(s: Snapshot, groups: _Groups, drafts: Drafts) -> Plan:

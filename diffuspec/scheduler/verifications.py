@@ -101,7 +101,7 @@ class Verifications:
         call.draft_busy_seconds = self._learner.busy_seconds(now)
         self.in_flight = call
         self.busy.begin(now)
-        self._task = asyncio.create_task(self._verify(call))
+        self._task = asyncio.get_running_loop().create_task(self._verify(call))
 
     async def _verify(self, call: VerifyCall) -> None:
         result: list[Verdict] | Exception
@@ -160,7 +160,7 @@ class Verifications:
             self._isolate(call, result)
         else:
             self._backoff.succeeded()
-            if any(verdict.is_held for verdict in result):
+            if any([verdict.is_held for verdict in result]):
                 self._learner.skip(call)
             else:
                 self._learner.on_verdicts(call, result)

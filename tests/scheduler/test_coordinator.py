@@ -226,7 +226,9 @@ async def test_a_bug_at_the_beginning_of_a_request_ends_that_request_and_frees_i
         monkeypatch.setattr(
             Loop,
             "begin_step",
-            lambda self, request: 1 // (request.prefix[0] != 9) and begin_step(self, request),
+            lambda self, request, *step: (
+                1 // (request.prefix[0] != 9) and begin_step(self, request, *step)
+            ),
         )
         running.cancel()
         with pytest.raises(VerifierError, match="by zero"):

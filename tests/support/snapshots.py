@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -192,9 +193,10 @@ def snapshot(
         verifier_at=0.0,
         costs=costs,
         baseline=baseline or measured_baseline(costs),
-        prefill_chunk_tokens=256,
         first_token_price=1.0,
         overlap=False,
+        max_prefill_seconds=math.inf,
+        max_prefill_tokens=256,
         rate=400.0,
     )
     return replace(state, **changes)
