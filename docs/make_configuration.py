@@ -154,8 +154,9 @@ SamplingParams(structured_output=StructuredOutput(choice=["Yes", "No"]))
 _SERVICE = """\
 ## `serve`
 
-A section of an engine's file that `diffuspec serve --config FILE.yaml` reads: see
-[Serving over HTTP](serving.md). A file with nothing else leaves the models to the options.
+A section of an engine's file that `diffuspec serve --config FILE.yaml` reads and other commands
+pass over: see [Serving over HTTP](serving.md). A file with nothing else leaves the models to the
+options.
 
 ```yaml
 serve: {api_keys: keys.yaml, max_body_bytes: 262144, request_seconds: 120}

@@ -59,8 +59,10 @@ def find_pair(name: object, option: str) -> Pair:
 
 
 def load_config(path: Path) -> EngineConfig:
-    """Read an engine's YAML file; see `parse_config`."""
-    return parse_config(read_yaml(path))
+    """Read an engine's YAML file but for a section `serve` of the service; see `parse_config`."""
+    data = read_yaml(path)
+    data.pop("serve", None)
+    return parse_config(data)
 
 
 def parse_config(data: Mapping[str, Any]) -> EngineConfig:

@@ -146,8 +146,22 @@ def test_a_yaml_file_is_read(tmp_path):
     assert config.speculation.drafter_weight == "adaptive"
 
 
+@pytest.mark.parametrize("policy", ["off", "'off'", "Off"])
+def test_a_policy_may_be_off_without_quotes(tmp_path, policy):
+    file = tmp_path / "config.yaml"
+    file.write_text(f"target: {{path: m}}\nspeculation: {{policy: {policy}, max_nodes: 8}}")
+    speculation = load_config(file).speculation
+    assert (speculation.policy, speculation.max_nodes) == ("off", 8)
+
+
 def test_a_configuration_cannot_be_changed():
     config = parse_config({"target": TARGET})
     with pytest.raises(ValueError, match="frozen"):
         config.target.device = "cpu"  # type: ignore[misc]
     assert isinstance(config, EngineConfig)
+
+
+def test_a_section_of_the_service_is_left_to_it(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("target: {path: m}\nserve: {playground: false}")
+    assert load_config(file) == parse_config({"target": {"path": "m"}})

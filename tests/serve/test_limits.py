@@ -142,6 +142,8 @@ async def test_what_the_engine_refuses_is_named_too():
     async with engine, http_client(engine) as client:
         response = await client.post(TEXT, json=ASKED | {"logit_bias": {"9999": 1}})
         assert error_of(response, 400)["param"] == "logit_bias"
+        response = await client.post(TEXT, json=ASKED | {"speculation": {"drafter": "none"}})
+        assert error_of(response, 400)["param"] == "speculation.drafter"
         for wrong in (9999, -1, 2**31, 10**30, -(10**30)):
             response = await client.post(TEXT, json=ASKED | {"prompt": [5, wrong]})
             error = error_of(response, 400)

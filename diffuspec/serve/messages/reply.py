@@ -56,7 +56,9 @@ class MessagesReply:
         changes = self._blocks.read(output)
         events: list[Event] = []
         if is_first:
-            events += [{"type": "message_start", "message": self._message()}, {"type": "ping"}]
+            begun = self._message()
+            del begun["usage"]["speculation"]  # clients would keep it as that of the whole answer
+            events += [{"type": "message_start", "message": begun}, {"type": "ping"}]
         return [*events, *(event for change in changes for event in self._described(change))]
 
     def end(self) -> Sequence[Event]:

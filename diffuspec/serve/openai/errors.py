@@ -70,8 +70,9 @@ class ErrorAnswer:
         }
 
 
-_PARAMETERS = {one.name for kind in (SamplingParams, SpeculationParams) for one in declared(kind)}
-_NAMES = _PARAMETERS | {"prompt", "chat_template_kwargs", "continue_final_message"}
+_SAMPLING = {one.name for one in declared(SamplingParams)}
+_NAMES = _SAMPLING | {"prompt", "prediction", "chat_template_kwargs", "continue_final_message"}
+_SPECULATION = {one.name for one in declared(SpeculationParams)} - _NAMES
 _RETRY = {"retry-after": "1"}
 _NO_RETRY = {"x-should-retry": "false"}  # respected by openai-python
 _INVALID: ErrorType = "invalid_request_error"
@@ -139,4 +140,6 @@ def renamed(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequ
 def _named(message: str) -> str | None:
     """Return the parameter with which a message of the library begins, if any."""
     word = re.sub("^(a|the) ", "", message).partition(" ")[0]
+    if word in _SPECULATION:
+        return f"speculation.{word}"
     return word if word in _NAMES else None

@@ -110,7 +110,9 @@ def test_events_are_named_and_a_ping_follows_the_first(scripted: ScriptedService
     data = named_events(response.text)
     names = [one["type"] for one in data]
     assert names[:2] == ["message_start", "ping"] and names[-1] == "message_stop"
-    assert data[0]["message"]["usage"]["input_tokens"] >= 0
+    begun, whole = data[0]["message"]["usage"], data[-2]["usage"]
+    assert begun["input_tokens"] >= 0
+    assert "speculation" not in begun and whole["speculation"]["steps"] == 5
 
 
 def test_an_answer_and_the_results_of_its_calls_are_taken_back(
