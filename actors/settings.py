@@ -13,6 +13,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from actors.placement_settings import DrafterSettings, PlacementSettings
+from diffuspec.core.addresses import MAX_PORT
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.drafter_config import DrafterConfig
 from diffuspec.core.validation import FilePath, Section, read_yaml, validate
@@ -84,7 +85,7 @@ class RpcSettings(Section):
     port: int = Field(
         0,
         ge=0,
-        le=65_535,
+        le=MAX_PORT,
         description="Port of the coordinator; 0: any free one. A second pipeline on the same node "
         "needs another.",
     )

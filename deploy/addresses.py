@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import re
 import socket
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
@@ -12,6 +11,7 @@ import typer
 
 from actors.settings import DrafterProcess, PipelineConfig
 from deploy.processes import holder
+from diffuspec.core.addresses import MAX_PORT, parse_address
 from diffuspec.core.errors import ConfigError
 
 Role: TypeAlias = Literal["drafter", "path_scorer", "verifier", "coordinator"]
@@ -29,15 +29,13 @@ _OPTIONAL = {
     "drafter": ("--name",),
     "coordinator": ("--drafter", "--metrics-port"),
 }
-_HOST_PORT = re.compile(r"(?P<host>[^\s:/\[\]]+|\[[0-9a-fA-F:.%]+\]):(?P<port>[0-9]{1,5})")
 _NO_PROCESS = "no drafter that is configured has its own process"
-_MAX_PORT = 65_535
 _REACH_SECONDS = 5.0
 
 
 _Host = Annotated[str, typer.Option(metavar="HOST", help="Address to listen at.")]
 _Port = Annotated[
-    int, typer.Option(metavar="PORT", min=0, max=65535, help="Port to listen at; 0: a free one.")
+    int, typer.Option(metavar="PORT", min=0, max=MAX_PORT, help="Port to listen at; 0: a free one.")
 ]
 _Verifier = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="The verifier (rank 0), for all other roles.")
@@ -67,7 +65,7 @@ _Metrics = Annotated[
     typer.Option(
         metavar="PORT",
         min=1,
-        max=65535,
+        max=MAX_PORT,
         help="Serve Prometheus metrics on loopback, for the coordinator.",
     ),
 ]
@@ -171,14 +169,6 @@ class Addresses:
         check_listenable("--host and --port", self.host, self.port)
         if self.metrics_port is not None:
             check_listenable("--metrics-port", LOOPBACK, self.metrics_port)
-
-
-def parse_address(option: str, address: str) -> tuple[str, int]:
-    """Return host and port. Raises ConfigError for an address that can never be reached."""
-    found = _HOST_PORT.fullmatch(address)
-    if found is None or not 0 < int(found["port"]) <= _MAX_PORT:
-        raise ConfigError(f"{option} must be HOST:PORT, got {address!r:.80}")
-    return found["host"].strip("[]"), int(found["port"])
 
 
 def check_reachable(option: str, address: str) -> None:

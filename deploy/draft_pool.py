@@ -15,10 +15,10 @@ from diffuspec.cli.draft_server import (
     NO_SECURITY,
     Listen,
     SecurityOptions,
-    parse_address,
     takes_security,
 )
 from diffuspec.command import Server
+from diffuspec.core.addresses import parse_listen_address
 from diffuspec.core.validation import read_yaml, validate
 from diffuspec.draft_server.service import check_kind
 from diffuspec.pairs import fill_in_draft_server
@@ -52,7 +52,7 @@ def run(
     ends it.
     """
     logs.configure(None)
-    host, port = parse_address(listen)
+    host, port = parse_listen_address("--listen", listen)
     security = secured.security()
     security.server_credentials(host)  # raises on a bad configuration before anything starts
     settings = read_pool(config)

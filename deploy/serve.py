@@ -33,6 +33,7 @@ from deploy.haproxy import haproxy
 from deploy.local_ray import ray_cluster
 from deploy.proxy import CALLBACK, CALLBACK_VARIABLE
 from diffuspec.command import Command
+from diffuspec.core.addresses import MAX_PORT
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError, WorkerError
 from diffuspec.core.validation import read_yaml
@@ -54,7 +55,7 @@ _Config = Annotated[
 ]
 _Port = Annotated[
     int | None,
-    typer.Option(metavar="PORT", min=1, max=65535, help="Default: the port of the file."),
+    typer.Option(metavar="PORT", min=1, max=MAX_PORT, help="Default: the port of the file."),
 ]
 
 

@@ -110,14 +110,7 @@ class PipelinesBackend:
             roles.append(RoleStatus(name, link.member.address, link.is_healthy, link.problem))
             roles += [replace(role, name=f"{name}: {role.name}") for role in status.roles]
             reasons += [f"{name}: {one}" for one in (link.problem, *status.degraded_reasons) if one]
-        return ServiceStatus(
-            roles=tuple(roles),
-            degraded_reasons=tuple(reasons),
-            num_running=sum(status.num_running for status in found),
-            num_waiting=sum(status.num_waiting for status in found),
-            requests=tuple(one for status in found for one in status.requests),
-            num_unlisted_requests=sum(status.num_unlisted_requests for status in found),
-        )
+        return ServiceStatus.merge(found, roles, reasons)
 
     async def metrics(self) -> str:
         """Return the Prometheus series of all pipelines, a few seconds old, as text."""

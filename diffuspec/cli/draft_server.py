@@ -14,6 +14,7 @@ import uvloop
 from diffuspec.cli import options
 from diffuspec.cli.drafter_section import Section, with_block_size
 from diffuspec.cli.parameters import takes_fields
+from diffuspec.core.addresses import MAX_PORT, parse_listen_address
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.validation import read_yaml, validate
@@ -85,7 +86,7 @@ NumDraftTokens = Annotated[
 ]
 MetricsPort = Annotated[
     int | None,
-    _option(_SERVICE, "Port for Prometheus, on loopback.", "N", min=1, max=65535),
+    _option(_SERVICE, "Port for Prometheus, on loopback.", "N", min=1, max=MAX_PORT),
 ]
 Explain = Annotated[bool, typer.Option("--explain", help="Print what would be served, and end.")]
 
@@ -148,7 +149,7 @@ def run(
     Prints the address when it is ready. Ctrl-C or SIGTERM ends it; engines go on without drafts.
     """
     logs.configure(log_format)
-    host, port = parse_address(listen)
+    host, port = parse_listen_address("--listen", listen)
     security = secured.security()
     security.server_credentials(host)  # raises on a bad configuration before models are loaded
     otel.check()
@@ -169,18 +170,6 @@ def run(
 
         torch.set_num_threads(threads)
     uvloop.run(_serve(settings, security, host, port, metrics_port))
-
-
-def parse_address(listen: str) -> tuple[str, int]:
-    """Return host and port; a Unix socket has no port. Raises ConfigError."""
-    if listen.startswith("unix:"):
-        if not listen.removeprefix("unix:"):
-            raise ConfigError("--listen unix:PATH needs a path")
-        return listen, 0
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"--listen must be HOST:PORT or unix:PATH, got {listen!r:.80}")
-    return host.strip("[]"), int(port)
 
 
 def _drafter(path: Path | None, kind: str | None, block_size: int | None) -> Section | None:

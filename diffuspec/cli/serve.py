@@ -12,6 +12,7 @@ import uvloop
 
 from diffuspec.cli import options
 from diffuspec.cli.parameters import NOTHING_GIVEN, Given
+from diffuspec.core.addresses import MAX_PORT
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.validation import read_yaml, validate
@@ -45,7 +46,7 @@ def _option(text: str, metavar: str, **limits: Any) -> Any:
 
 
 Host = Annotated[str, _option("Address to serve on. Any but loopback needs --api-keys.", "ADDRESS")]
-Port = Annotated[int, _option("Port to serve on; 0: a free one.", "N", min=0, max=65535)]
+Port = Annotated[int, _option("Port to serve on; 0: a free one.", "N", min=0, max=MAX_PORT)]
 ApiKeys = Annotated[
     Path | None, _option("Ask for a key of this file; `diffuspec keys add` makes one.", "FILE.yaml")
 ]

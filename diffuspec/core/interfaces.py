@@ -7,7 +7,7 @@ guess differently; a verifier may not). Local, remote and fake implementations l
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -249,6 +249,20 @@ class ServiceStatus:
     num_waiting: int = 0
     requests: tuple[RequestStatus, ...] = ()  # running and waiting
     num_unlisted_requests: int = 0  # running or waiting, but omitted from `requests`
+
+    @classmethod
+    def merge(
+        cls, parts: Sequence[ServiceStatus], roles: Iterable[RoleStatus], reasons: Iterable[str]
+    ) -> ServiceStatus:
+        """Return the status of a service of several parts: all requests, but these roles."""
+        return cls(
+            roles=tuple(roles),
+            degraded_reasons=tuple(reasons),
+            num_running=sum(part.num_running for part in parts),
+            num_waiting=sum(part.num_waiting for part in parts),
+            requests=tuple(request for part in parts for request in part.requests),
+            num_unlisted_requests=sum(part.num_unlisted_requests for part in parts),
+        )
 
 
 class Frontend(Protocol):

@@ -124,16 +124,9 @@ class DataParallelEngine(EngineBase):
         found = await asyncio.gather(*(member.status() for member in self._members.values()))
         is_served = any(role.is_healthy for role, _ in found)
         served = RoleStatus("verifier", "", is_served, "" if is_served else _NO_ENGINE)
-        broken = [role for role, _ in found if not role.is_healthy]
-        statuses = [status for _, status in found]
-        return ServiceStatus(
-            roles=(served, *(role for role, _ in found)),
-            degraded_reasons=tuple(f"{role.name}: {role.reason}" for role in broken),
-            num_running=sum(status.num_running for status in statuses),
-            num_waiting=sum(status.num_waiting for status in statuses),
-            requests=tuple(one for status in statuses for one in status.requests),
-            num_unlisted_requests=sum(status.num_unlisted_requests for status in statuses),
-        )
+        roles = [role for role, _ in found]
+        reasons = [f"{role.name}: {role.reason}" for role in roles if not role.is_healthy]
+        return ServiceStatus.merge([status for _, status in found], [served, *roles], reasons)
 
     async def series(self) -> str:
         """Return the series of all engines, with the label `engine`."""

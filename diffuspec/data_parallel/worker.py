@@ -26,14 +26,9 @@ from diffuspec.data_parallel.connection import MAX_UNREAD_OUTPUTS
 from diffuspec.data_parallel.frames import MAX_FRAME_BYTES, FrameProtocol, open_frames
 from diffuspec.engine import Engine
 from diffuspec.models.worker import keep_loop_for_short_calls
-from diffuspec.rpc.messages.answers import (
-    put_output,
-    status_to_proto,
-    take_prompt,
-)
-from diffuspec.rpc.messages.parameters import parameters_from_proto
+from diffuspec.rpc.messages.answers import put_output, status_to_proto, take_request
 from diffuspec.rpc.messages.status import step_error
-from diffuspec.rpc.messages.values import info_to_proto, sampling_from_proto
+from diffuspec.rpc.messages.values import info_to_proto
 from diffuspec.telemetry import context as telemetry, logs
 from diffuspec.v1 import coordinator_pb2, engine_process_pb2 as messages
 
@@ -117,16 +112,7 @@ class Answer:
             self._reports.error(self._number, error)
 
     async def _report_outputs(self, request: coordinator_pb2.GenerateRequest) -> None:
-        speculation = None
-        if request.HasField("speculation"):
-            speculation = parameters_from_proto(request.speculation, _DEFAULT_SPECULATION)
-        stream = self._engine.stream(
-            take_prompt(request),
-            sampling_from_proto(request.sampling),
-            speculation,
-            request.request_id or None,
-            list(request.committed_token_ids),
-        )
+        stream = self._engine.stream(*take_request(request, _DEFAULT_SPECULATION))
         async with contextlib.aclosing(stream):
             async for output in stream:
                 self._reports.output(self._number, output)

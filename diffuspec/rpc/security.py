@@ -11,10 +11,10 @@ from pathlib import Path
 
 import grpc
 
+from diffuspec.core.addresses import UNIX_SCHEME
 from diffuspec.core.errors import ConfigError
 
 TOKEN_KEY = "authorization"
-UNIX_SCHEME = "unix:"
 _SCHEME = "Bearer "
 _TOKEN = re.compile(r"[!-~]+")
 

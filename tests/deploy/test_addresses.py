@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from actors.settings import PipelineConfig, parse_pipeline
-from deploy.addresses import Addresses, check_listenable, check_reachable, parse_address
+from deploy.addresses import Addresses, check_listenable, check_reachable
 from diffuspec.core.errors import ConfigError
 
 VERIFIER = "127.0.0.1:1"
@@ -15,28 +15,6 @@ SMALL = {"kind": "sps", "path": "m"}
 @pytest.fixture(scope="module")
 def config() -> PipelineConfig:
     return parse_pipeline({"engine": {"preset": "tiny"}})
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("localhost:1", ("localhost", 1)),
-        ("10.0.0.1:65535", ("10.0.0.1", 65535)),
-        ("[::1]:7001", ("::1", 7001)),
-        ("a-drafter.default.svc:80", ("a-drafter.default.svc", 80)),
-    ],
-)
-def test_host_and_port_are_read(text, expected):
-    assert parse_address("--verifier", text) == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["foo", "foo:", ":7001", "foo:bar", "foo:0", "foo:65536", "::1:7001", "http://foo:80", ""],
-)
-def test_addresses_that_can_never_be_reached_are_refused(text):
-    with pytest.raises(ConfigError, match=f"--verifier must be HOST:PORT, got '{text}'"):
-        parse_address("--verifier", text)
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,16 @@ from diffuspec.core.types import (
     VerifiedDraft,
 )
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
-from diffuspec.rpc.messages.parameters import enum_numbers, parameters_to_proto
+from diffuspec.rpc.messages.parameters import (
+    enum_numbers,
+    parameters_from_proto,
+    parameters_to_proto,
+)
 from diffuspec.rpc.messages.values import (
     logprobs_from_proto,
     logprobs_to_proto,
     same_fields,
+    sampling_from_proto,
     sampling_to_proto,
     tree_from_proto,
     tree_to_proto,
@@ -86,6 +91,21 @@ def check_prompt_size(request: coordinator_pb2.GenerateRequest, limits: RpcLimit
     for name, count, limit in bounds:
         if count > limit:
             raise InvalidRequestError(f"a request must have at most {limit} {name}, got {count}")
+
+
+def take_request(
+    request: coordinator_pb2.GenerateRequest, speculation: SpeculationParams
+) -> tuple[Prompt, SamplingParams, SpeculationParams | None, str | None, list[int]]:
+    """Return a message's request, as the arguments of `Frontend.stream`.
+
+    `speculation` holds the defaults of the message's speculation. Raises InvalidRequestError.
+    """
+    found = None
+    if request.HasField("speculation"):
+        found = parameters_from_proto(request.speculation, speculation)
+    sampling = sampling_from_proto(request.sampling)
+    committed_token_ids = list(request.committed_token_ids)
+    return take_prompt(request), sampling, found, request.request_id or None, committed_token_ids
 
 
 def take_prompt(request: coordinator_pb2.GenerateRequest) -> Prompt:

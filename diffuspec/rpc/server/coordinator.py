@@ -13,13 +13,7 @@ from diffuspec.core.interfaces import Frontend
 from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import RequestOutput
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
-from diffuspec.rpc.messages.answers import (
-    check_prompt_size,
-    status_to_proto,
-    take_prompt,
-)
-from diffuspec.rpc.messages.parameters import parameters_from_proto
-from diffuspec.rpc.messages.values import sampling_from_proto
+from diffuspec.rpc.messages.answers import check_prompt_size, status_to_proto, take_request
 from diffuspec.rpc.server.health import StepHealth
 from diffuspec.rpc.server.outputs import ClientStalledError, send_outputs
 from diffuspec.rpc.server.servicers import Context, RoleServicer
@@ -91,19 +85,8 @@ class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceS
                 f"got {request.request_id!r:.80}"
             )
         telemetry.request_id.set(request.request_id)
-        speculation = None
-        if request.HasField("speculation"):
-            speculation = parameters_from_proto(request.speculation, self._speculation)
         check_prompt_size(request, self._limits)
-        return _closing(
-            self._frontend.stream(
-                take_prompt(request),
-                sampling_from_proto(request.sampling),
-                speculation,
-                request.request_id or None,
-                list(request.committed_token_ids),
-            )
-        )
+        return _closing(self._frontend.stream(*take_request(request, self._speculation)))
 
 
 async def _closing(outputs: AsyncIterator[RequestOutput]) -> AsyncGenerator[RequestOutput]:

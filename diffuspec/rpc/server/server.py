@@ -11,9 +11,10 @@ from typing import Self
 import grpc
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
+from diffuspec.core.addresses import UNIX_SCHEME
 from diffuspec.core.errors import ConfigError
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
-from diffuspec.rpc.security import UNIX_SCHEME, Security
+from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.health import HealthServicer
 from diffuspec.rpc.server.interceptor import Guard
 from diffuspec.rpc.server.servicers import RoleServicer
