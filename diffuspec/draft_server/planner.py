@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from diffuspec.draft_server.interference import Interference
 from diffuspec.draft_server.request import EngineRequest
 from diffuspec.scheduler.acceptance import PRICES, nodes_to_verify
 from diffuspec.scheduler.baseline import NUM_PLAIN, Baseline, Interval
@@ -51,7 +50,6 @@ class Planner:
         self._costs = CostModel([drafter], 0.0)
         self._mine = self._costs.drafters[drafter]
         self._mine.calls, self._mine.reading = drafting.calls, drafting.reading
-        self._interference = Interference()
         self._baseline = Baseline([drafter])
         self._rate = 0.0  # tokens per second of the best choice
         self._trials: dict[EngineRequest, int] = {}  # drafts made to find out whether they pay
@@ -69,7 +67,7 @@ class Planner:
         draft = [f"{1e3 * self._mine.seconds(n, 1):.1f}" for n in _SHOWN_ROWS]
         return (
             f"a step of {rows} rows takes {'/'.join(verify)} ms, a draft "
-            f"{'/'.join(draft)} ms; interference {self._mine.interference:.2f}, "
+            f"{'/'.join(draft)} ms; interference {self._mine.interference.value:.2f}, "
             f"overhead {1e3 * self._mine.overhead_seconds:.1f} ms, {self._rate:.0f} tokens/s"
         )
 
@@ -181,8 +179,8 @@ class Planner:
 
     def _lost_seconds(self, seconds: float, seconds_left: float) -> float:
         """Seconds that a draft call costs an engine whose verification takes seconds_left more."""
-        interference = self._mine.interference
-        return max(seconds - seconds_left, 0.0) + interference * min(seconds, seconds_left)
+        slower = self._mine.interference.value * min(seconds, seconds_left)
+        return max(seconds - seconds_left, 0.0) + slower
 
     def _with_trials(
         self, chosen: list[int], outcomes: Sequence[tuple[float, EngineRequest, int]]
@@ -264,9 +262,7 @@ class Planner:
         if expected:  # a much longer step was disturbed by other programs
             verify = min(verify, MAX_JUMP * expected)
         drafting = min(busy_seconds - sent.busy_seconds, verify)
-        self._interference.observe(verify, expected, drafting)
         costs.observe_verification(sent.num_rows, number, verify, {name: drafting})
-        self._mine.interference = self._interference.value
         # If an answer was delayed, at most the time of the step itself counts.
         self._mine.observe_overhead(min(wait - sent.draft_seconds, verify))
         plain = costs.plain_seconds(number)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from diffuspec.scheduler.cost_curve import (
     MAX_JUMP,
@@ -25,7 +25,6 @@ from diffuspec.scheduler.cost_curve import (
 # single requests, it halves in 350 calls, and batches are tried again.
 _KEPT_BY_SINGLE_CALLS = 0.998
 _LEAST_ROWS = 64
-_ASSUMED = 40  # weight, in measurements, of an assumed interference
 
 
 class CallCosts:
@@ -82,6 +81,55 @@ class CallCosts:
             self.curve.observe(size, seconds)
 
 
+class Interference:
+    """How draft calls of one drafter and calls of the verifier beside them slow each other down.
+
+    Calls that were shorter than expected count, too. An average of the longer ones alone would be
+    above 0 for noise, and would keep a drafter idle that disturbs no verification.
+    """
+
+    _LEAST_SHARE = 0.05  # of a call that must be beside the other, or noise outweighs the loss
+    _SMOOTHING = SMOOTHING / 4
+    _ASSUMED = 4  # measurements that a value counts as which is only assumed
+
+    def __init__(self, assumed: float) -> None:
+        self._lost = assumed / (1 + assumed)  # seconds of each second with both at work
+        self._num_measured: float = self._ASSUMED
+
+    @property
+    def value(self) -> float:
+        """Seconds by which one second of either call lengthens the other: 0 to 1.
+
+        0 on hardware of their own, about 1 on one shared processor.
+        """
+        lost = min(max(self._lost, 0.0), 0.5)
+        return lost / (1 - lost)
+
+    def set(self, value: float) -> None:
+        """Begin with what was measured while no requests ran."""
+        self._lost, self._num_measured = value / (1 + value), 1 / self._SMOOTHING
+
+    def observe(self, seconds: float, expected: float, beside: float) -> None:
+        """Learn from a verification that took `seconds`, `beside` of them with a draft call."""
+        if beside <= self._LEAST_SHARE * seconds or expected <= 0:
+            return
+        self._num_measured += 1
+        rate = max(self._SMOOTHING, 1 / self._num_measured)
+        self._lost = _moved(self._lost, min(max((seconds - expected) / beside, -1.0), 1.0), rate)
+
+    def lost_seconds(self, beside: float) -> float:
+        """Seconds by which a call is longer for those that the other role's call ran beside it."""
+        return beside * self.value / (1 + self.value)
+
+    def ends(self, one: float, other: float) -> tuple[float, float]:
+        """Return when two calls that begin together end, each given its seconds alone.
+
+        While both run, each progresses at 1 / (1 + value) of its speed.
+        """
+        shorter = self.value * min(one, other)
+        return one + shorter, other + shorter
+
+
 class DraftCosts:
     """The costs of one drafter's drafts."""
 
@@ -89,12 +137,9 @@ class DraftCosts:
         """speed: the machine's."""
         self._speed = speed = speed or Speed()
         self.calls = CallCosts(speed)  # size: drafted positions
-        # seconds added to a call; size: prompt tokens that it reads
-        self.reading = CostCurve(speed)
-        self._overhead_seconds = 0.0  # seconds on a machine with a slowness of 1
-        self.interference = interference  # see CostModel
-        # number of measurements; the assumed value counts as _ASSUMED
-        self.num_interferences = _ASSUMED
+        self.reading = CostCurve(speed)  # seconds added to a call; size: prompt tokens it reads
+        self._overhead_seconds = 0.0  # on a machine with a slowness of 1
+        self.interference = Interference(interference)
 
     @property
     def is_known(self) -> bool:
@@ -134,10 +179,6 @@ class DraftCosts:
             without = self.seconds(num_positions, num_requests)
             self.reading.observe(num_unread, max(seconds - without, 0.0))
 
-    def lost_seconds(self, beside: float) -> float:
-        """Seconds that a call loses to `beside` seconds of a concurrent call of the other role."""
-        return beside * self.interference / (1 + self.interference)
-
     def observe_overhead(self, seconds: float) -> None:
         """Learn from a drafted step: its seconds that are neither drafting nor verification."""
         seconds = max(seconds, 0.0) / self._speed.slowness
@@ -145,11 +186,7 @@ class DraftCosts:
 
 
 class CostModel:
-    """The costs of one coordinator's calls.
-
-    Interference is the number of seconds by which one second of a concurrent draft call lengthens a
-    verification, and vice versa: 0 on separate hardware, about 1 on one shared processor.
-    """
+    """The costs of one coordinator's calls."""
 
     def __init__(self, drafters: Iterable[str], interference: float) -> None:
         """`interference`: the value assumed until it is measured."""
@@ -184,20 +221,24 @@ class CostModel:
         seconds = self.verification.seconds(num_requests, num_requests)
         return max(seconds + self.plain_overhead_seconds, MIN_SECONDS)
 
+    def lost_seconds(self, beside: Mapping[str, float]) -> float:
+        """Seconds by which a verification is longer for draft calls beside it, by drafter."""
+        return sum([self.drafters[name].interference.lost_seconds(t) for name, t in beside.items()])
+
     def surprise(
-        self, num_rows: int, num_requests: int, seconds: float, beside: dict[str, float]
+        self, num_rows: int, num_requests: int, seconds: float, beside: Mapping[str, float]
     ) -> float:
         """Return the log ratio of a verification's actual to expected seconds; see below."""
         expected = self.verify_seconds(num_rows, num_requests)
-        alone = seconds - sum([self.drafters[name].lost_seconds(t) for name, t in beside.items()])
-        return math.log(max(alone, MIN_SECONDS) / expected) if expected > 0 else 0.0
+        alone = max(seconds - self.lost_seconds(beside), MIN_SECONDS)
+        return math.log(alone / expected) if expected > 0 else 0.0
 
     def observe_verification(
         self,
         num_rows: int,
         num_requests: int,
         seconds: float,
-        beside: dict[str, float],
+        beside: Mapping[str, float],
         *,
         is_plain: bool = False,
         reads: bool = False,
@@ -208,17 +249,12 @@ class CostModel:
         whether it reads prompts.
         """
         expected = self.verify_seconds(num_rows, num_requests)
+        without = seconds - self.lost_seconds(beside)
         for name, together in beside.items():
-            costs = self.drafters[name]
-            if together > 0.05 * seconds and expected > 0:  # below that, noise dominates
-                slower = min(max((seconds - expected) / together, 0.0), 0.5)
-                interference = slower / (1 - slower)
-                costs.num_interferences += 1
-                rate = max(SMOOTHING / 4, 1 / costs.num_interferences)
-                costs.interference = _moved(costs.interference, interference, rate)
-            seconds -= costs.lost_seconds(together)
+            own = self.drafters[name].interference
+            own.observe(without + own.lost_seconds(together), expected, together)
         self._speed.num_unmeasured += not is_plain
-        seconds = max(seconds, 0.0)
+        seconds = max(seconds - self.lost_seconds(beside), 0.0)
         self.verification.observe(num_rows, num_requests, seconds, is_plain=is_plain, reads=reads)
 
     def observe_plain(self, num_requests: int, seconds: float, verify_seconds: float) -> None:
@@ -226,16 +262,6 @@ class CostModel:
         self.plain.observe(num_requests, seconds)
         overhead = max(seconds - verify_seconds, 0.0)
         self.plain_overhead_seconds = _moved(self.plain_overhead_seconds, overhead)
-
-
-def together(one: float, other: float, interference: float) -> tuple[float, float]:
-    """Return when two simultaneous calls end, each given its seconds alone.
-
-    While both run, each progresses at 1 / (1 + interference) of its speed.
-    """
-    if one <= other:
-        return one * (1 + interference), other + interference * one
-    return one + interference * other, other * (1 + interference)
 
 
 def _moved(mean: float, value: float, rate: float = SMOOTHING) -> float:

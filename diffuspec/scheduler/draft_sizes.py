@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from diffuspec.scheduler.acceptance import Expectation, Offers
 from diffuspec.scheduler.baseline import Baseline
 from diffuspec.scheduler.calls import DraftCall, Lane
-from diffuspec.scheduler.cost_model import CostModel, together
+from diffuspec.scheduler.cost_model import CostModel
 from diffuspec.scheduler.plan import Batch, Drafts, Snapshot
 from diffuspec.scheduler.request import Request
 
@@ -76,7 +76,7 @@ class Load:
         costs = self.costs.drafters[self.drafter]
         drafting, verifying = self._seconds(positions, rows, 2)
         return [
-            2 * max(together(draft, verify, costs.interference)) + costs.overhead_seconds
+            2 * max(costs.interference.ends(draft, verify)) + costs.overhead_seconds
             for draft, verify in zip(drafting, verifying, strict=True)
         ]
 
@@ -136,7 +136,7 @@ def choose_lengths(requests: Sequence[R], load: Load) -> Lengths[R]:
     if max(rates) > best:
         best, least = max(rates), 0.0
         place = rates.index(best)
-    may_split = load.may_split and costs.drafters[load.drafter].interference < 1
+    may_split = load.may_split and costs.drafters[load.drafter].interference.value < 1
     if load.num_drafting > 1 and may_split:
         rates = _halves_rates(offers, load)
         if max(rates) > best:
@@ -295,7 +295,7 @@ def new_call(s: Snapshot, lane: Lane, lengths: dict[Request, int]) -> DraftCall:
     costs = s.costs.drafters[lane.chosen_by]
     seconds = costs.seconds(sum(lengths.values()), len(lengths), unread)
     rest = s.verification.ends_at - s.now if s.verification is not None else 0.0
-    seconds += costs.interference * min(max(rest, 0.0), seconds)
+    seconds, _ = costs.interference.ends(seconds, max(rest, 0.0))
     return DraftCall(
         lane, lengths, lengths.copy(), started_at=s.now, ends_at=s.now + seconds, num_unread=unread
     )

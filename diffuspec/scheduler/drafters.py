@@ -14,7 +14,7 @@ from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import Drafter
 from diffuspec.core.params import AUTO_DRAFTER
 from diffuspec.scheduler.calls import UNNAMED, DraftCall, Lane
-from diffuspec.scheduler.cost_model import CostModel, together
+from diffuspec.scheduler.cost_model import CostModel
 from diffuspec.scheduler.request import Request
 
 
@@ -139,7 +139,7 @@ class DrafterPool:
         for lane in self.lanes:
             if lane.call is not None and lane.call.ends_at > now:
                 interference = costs.drafters[lane.chosen_by].interference
-                end, lane_end = together(seconds, lane.call.ends_at - now, interference)
+                end, lane_end = interference.ends(seconds, lane.call.ends_at - now)
                 lane.call.ends_at, longest = now + lane_end, max(longest, end)
         return longest
 

@@ -44,7 +44,7 @@ class Learner:
         """Learn from a finished draft call; `beside`: its seconds during a verification."""
         costs = self.costs.drafters[call.lane.chosen_by]
         seconds = call.ended_at - call.started_at
-        seconds -= costs.lost_seconds(min(beside, seconds))
+        seconds -= costs.interference.lost_seconds(min(beside, seconds))
         number = len(call.lengths) + len(call.jobs)
         costs.observe(call.num_positions, number, call.num_unread, seconds)
         if call.num_unread:

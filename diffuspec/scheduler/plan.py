@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from diffuspec.scheduler.baseline import Baseline
 from diffuspec.scheduler.calls import DraftCall, Lane, VerifyCall
-from diffuspec.scheduler.cost_model import CostModel, DraftCosts, together
+from diffuspec.scheduler.cost_model import CostModel, DraftCosts
 from diffuspec.scheduler.request import Request
 
 
@@ -162,7 +162,7 @@ class Scorer:
         self, name: str, first: Batch, seconds: float, drafting_seconds: float, then: Batch
     ) -> Score:
         """Score drafting beside a verification of `first` that takes `seconds` more."""
-        first_ends, drafts_end = together(seconds, drafting_seconds, self._drafting.interference)
+        first_ends, drafts_end = self._drafting.interference.ends(seconds, drafting_seconds)
         tokens, ends_at = first.tokens + then.tokens, max(first_ends, drafts_end)
         if then.num_requests:
             gain, last = self._best_second(first.num_requests, then)
@@ -183,7 +183,7 @@ class Scorer:
         if number and then.positions:
             each = then.positions / then.num_requests
             drafting = self._drafting.seconds(each * number, number)
-            beside = max(together(alone, drafting, self._drafting.interference))
+            beside = max(self._drafting.interference.ends(alone, drafting))
             options.append((self._rate * drafting, beside))
         return max(options, key=lambda option: option[0] - self._rate * option[1])
 

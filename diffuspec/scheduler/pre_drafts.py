@@ -150,7 +150,7 @@ def num_worth_it(
     for number, (probability, length) in enumerate(outcomes, start=1):
         saved += probability * costs.seconds(length, 1)
         late = max(takes[number] - seconds_left, 0.0) - max(alone - seconds_left, 0.0)
-        slower = costs.interference * min(takes[number] - alone, seconds_left)
+        slower = costs.interference.value * min(takes[number] - alone, seconds_left)
         spent = num_verifying * (late + slower) + len(waiting) * (takes[number] - alone)
         if saved - spent > most:
             best, most = number, saved - spent

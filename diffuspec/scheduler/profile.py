@@ -16,7 +16,7 @@ from diffuspec.core.interfaces import Drafter, TargetInfo, Verifier
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import DraftRequest, TokenIds, VerifyRequest
 from diffuspec.scheduler.calls import Lane
-from diffuspec.scheduler.cost_model import CostModel, DraftCosts
+from diffuspec.scheduler.cost_model import CostModel, DraftCosts, Interference
 
 logger = logging.getLogger(__name__)
 
@@ -205,18 +205,19 @@ class Profile(_Calls):
     async def _measure(self, drafter: Drafter, costs: DraftCosts) -> None:
         await self.measure_drafter(drafter, costs)
         if costs.is_known and self._room >= 16 and self._has_time_for(2 * costs.seconds(16, 1)):
-            costs.interference = await self._interference(drafter, costs.interference)
+            await self._measure_interference(drafter, costs.interference)
 
-    async def _interference(self, drafter: Drafter, assumed: float) -> float:
-        """Return how much a draft call and a concurrent verification slow each other down.
+    async def _measure_interference(self, drafter: Drafter, interference: Interference) -> None:
+        """Measure how much a draft call and a verification beside it slow each other down.
 
-        Returns `assumed` if they take no time, or there was no draft.
+        It stays as assumed if they take no time, or there was no draft.
         """
         verifying, drafting = await self._verify(1, 4), await self._draft(drafter, 1, 16)
         shorter = min(verifying, drafting or 0.0)
         if not shorter:
-            return assumed
+            return
         started = time.monotonic()
         await asyncio.gather(self._verify(1, 4), self._draft(drafter, 1, 16))
         both = (time.monotonic() - started) / _REPEATS
-        return min(max((both - max(verifying, drafting or 0.0)) / shorter, 0.0), 1.0)
+        slower = (both - max(verifying, drafting or 0.0)) / shorter
+        interference.set(min(max(slower, 0.0), 1.0))

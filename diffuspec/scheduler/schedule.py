@@ -240,7 +240,7 @@ def _drafting(s: Snapshot, drafts: Drafts) -> DraftCosts:
     """Return the costs of the drafter that slows the verifier down the most."""
     calls = [*drafts.calls, *[lane.call for lane in s.lanes if lane.call is not None]]
     costs = [s.costs.drafters[call.lane.chosen_by] for call in calls]
-    return max(costs, key=lambda one: one.interference, default=DraftCosts(0.0))
+    return max(costs, key=lambda one: one.interference.value, default=DraftCosts(0.0))
 
 
 def _winner(s: Snapshot, found: Sequence[tuple[Score, Plan]], left: float) -> Plan:

@@ -90,18 +90,18 @@ async def test_roles_with_hardware_of_their_own_are_found_not_to_interfere():
         slow_down(stage.verifier, "verify", 0.01)
         slow_down(stage.drafter, "draft", 0.02)
         costs = stage.coordinator.loop.costs.drafters[""]
-        assert costs.interference == 1.0, "as is assumed of one machine"
+        assert costs.interference.value == 1.0, "as is assumed of one machine"
         await stage.coordinator.profile(10.0)
-        assert costs.interference == pytest.approx(0.0, abs=0.01)
+        assert costs.interference.value == pytest.approx(0.0, abs=0.01)
 
 
 async def test_roles_that_share_a_processor_are_found_to_interfere():
     async with on_stage(overlap=True) as stage:
         share_a_processor(stage.verifier, stage.drafter)
         costs = stage.coordinator.loop.costs.drafters[""]
-        assert costs.interference == 0.0, "as is assumed of two machines"
+        assert costs.interference.value == 0.0, "as is assumed of two machines"
         await stage.coordinator.profile(10.0)
-        assert costs.interference == pytest.approx(1.0, abs=0.01)
+        assert costs.interference.value == pytest.approx(1.0, abs=0.01)
 
 
 async def test_a_drafter_with_nothing_to_propose_is_left_to_be_measured_while_decoding():
@@ -241,4 +241,4 @@ async def test_a_role_is_given_up_for_one_late_answer_and_not_for_many_that_come
 async def test_interference_that_cannot_be_measured_stays_as_it_is_assumed():
     async with on_stage(overlap=False) as stage:  # roles that take no time
         await stage.coordinator.profile(1.0)
-        assert stage.coordinator.loop.costs.drafters[""].interference == 1.0
+        assert stage.coordinator.loop.costs.drafters[""].interference.value == 1.0
