@@ -53,6 +53,7 @@ class Planner:
         self._baseline = Baseline([drafter])
         self._rate = 0.0  # tokens per second of the best choice
         self._trials: dict[EngineRequest, int] = {}  # drafts made to find out whether they pay
+        self._prepaid = 0.0  # plain steps of trials that no interval has accounted for yet
         self._num_held = 0  # latest steps in a row that could not be measured
 
     @property
@@ -89,6 +90,8 @@ class Planner:
         """
         may_draft = [one for one in requests if one.room > 0]
         number, self._trials = len(requests), {}
+        for one in requests:
+            self._baseline.discount(self._drafter, one.expectation.take_change())
         if not may_draft:
             return {}
         reading = self.reading_seconds(may_draft) / sum([1 + one.room for one in may_draft])
@@ -100,6 +103,7 @@ class Planner:
         )
         for steps in trials.values():
             self._baseline.take_trial(self._drafter, number, steps)
+            self._prepaid += steps
         self._trials = {one: found[one] for one in trials}
         if not self._baseline.allows(self._drafter, number):
             return found
@@ -273,5 +277,6 @@ class Planner:
             spent -= costs.verify_seconds(number, number)
             interval.cost_seconds, interval.reading = {name: spent}, {name: sent.reading_seconds}
             interval.accepted = {name: accepted}
+            interval.prepaid, self._prepaid = {name: self._prepaid}, 0.0
         if self._baseline.observe(interval):
             costs.observe_plain(number, wait + verify, verify)

@@ -17,6 +17,7 @@ from diffuspec.algorithm.calibration import AcceptanceModel
 from diffuspec.algorithm.draft_tree import depths, is_chain
 from diffuspec.core.types import Draft, DraftTree, Verdict
 from diffuspec.scheduler.cost_curve import CostCurve
+from diffuspec.scheduler.first_drafts import FirstDrafts
 
 _LENGTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
 # Prices of a drafted position, in tokens: from one that only nearly certain tokens are worth, down
@@ -43,6 +44,7 @@ class SharedExpectation:
         self.tokens = [sum(0.85**depth for depth in range(1, k + 1)) for k in self.lengths]
         self.rows = _Rows()
         self._num_learnt = 0
+        self._firsts = FirstDrafts(self.tokens[-1], self.lengths[-1], _SHARED_SMOOTHING)
         # Sums of squares and products of the excess of requests' first and later drafts over the
         # average: how much of the excess lasts. The prior is one half, with the weight of the prior
         # drafts.
@@ -64,11 +66,21 @@ class SharedExpectation:
         kept = min(max(self._products / self._squares, 0.02), 0.98)
         return num_drafts * kept / (1 + (num_drafts - 1) * kept)
 
-    def observe(self, tokens: Sequence[float]) -> None:
-        """Learn how many tokens of a draft of each length are expected to be accepted."""
+    def observe(self, tokens: Sequence[float], *, is_first: bool) -> float:
+        """Learn how many tokens of a draft of each length are expected to be accepted.
+
+        is_first: whether it is the first draft of its request, and so independent of the others.
+        Returns the probability that the traffic has changed before it.
+        """
         self._num_learnt += 1
         rate = max(_SHARED_SMOOTHING, 1 / (self._num_learnt + _PRIOR_DRAFTS))
+        changed = self._firsts.observe(tokens[-1]) if is_first else 0.0
+        if changed > rate:
+            prior, self._num_learnt = _Rows(), round((1 - changed) * self._num_learnt)
+            self.rows.add(prior.nodes, prior.tokens, changed)
+            rate = changed
         self.tokens = _moved(self.tokens, tokens, rate)
+        return changed
 
 
 @dataclass(slots=True)
@@ -105,6 +117,7 @@ class Expectation:
         self.rows = replace(shared.rows)
         self.steps_without_draft = 0
         self._offers: Offers | None = None  # a cache; None: stale
+        self._change = 0.0  # probability, by its first draft, that the traffic has changed
         self._num_drafts = self._num_found = 0  # verified drafts, and drafts received
 
     def reach(self, draft: Draft) -> list[float]:
@@ -123,7 +136,7 @@ class Expectation:
         found = [accepted[k] for k in self.lengths]
         self._learn(found)
         if self._num_drafts < _MAX_SHARED_DRAFTS:
-            self._shared.observe(found)
+            self._change += self._shared.observe(found, is_first=self._num_found == 1)
         self.steps_without_draft, self._offers = 0, None
         return reach
 
@@ -139,12 +152,18 @@ class Expectation:
         credibility = shared.credibility(self._num_found)
         self._usual = _moved(shared.tokens, self._mean, credibility)
 
+    def take_change(self) -> float:
+        """Return the probability that the traffic changed before its first draft; 0 afterwards."""
+        change, self._change = self._change, 0.0
+        return change
+
     def observe_no_draft(self) -> None:
         """Record a step without a draft, which makes earlier observations less relevant."""
         self.steps_without_draft += 1
-        if not self._num_found:
-            self._usual = self._shared.tokens
-        self.tokens = _moved(self.tokens, self._usual, _USUAL_SMOOTHING)
+        if self._num_found:
+            self.tokens = _moved(self.tokens, self._usual, _USUAL_SMOOTHING)
+        else:
+            self.tokens, self.rows = self._shared.tokens, replace(self._shared.rows)
         self._offers = None
 
     def observe_verdict(self, draft: Draft, verdict: Verdict) -> None:
@@ -164,10 +183,14 @@ class Expectation:
         """Verified nodes per accepted token."""
         return self.rows.nodes / self.rows.tokens
 
-    @property
-    def need_of_trial(self) -> tuple[bool, int]:
-        """Return whether its drafts were never verified, and for how long it had none."""
-        return not self._num_drafts, self.steps_without_draft
+    def need_of_trial(self, room: int) -> tuple[bool, int]:
+        """Return a sort key: the larger, the more is gained by a trial of this request.
+
+        Requests whose drafts were never verified come first, by the tokens that are left; then the
+        others, by how long they had no draft.
+        """
+        is_new = not self._num_drafts
+        return is_new, room if is_new else self.steps_without_draft
 
     def offers(self, room: int) -> Offers:
         """Return how far to draft at each price, for at most `room` tokens."""

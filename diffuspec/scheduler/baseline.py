@@ -12,10 +12,11 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-_TRIAL_SHARE = 0.012  # largest share of time that trials, of drafts and of plain decoding, may cost
+# Share of the time saved up for trials. With first drafts that lose, less than 3 % is lost.
+_TRIAL_SHARE = 0.01
 # consecutive plain steps until one counts: in the first ones the caches hold the drafter's weights
 NUM_PLAIN = 3
-_PLAIN_EVERY = 256  # drafted steps for each NUM_PLAIN plain ones: keeps within _TRIAL_SHARE
+_PLAIN_EVERY = 256  # drafted steps for each NUM_PLAIN plain ones: about _TRIAL_SHARE of the time
 # A verification that takes 1.5 times the expected time, or as much less, may mean that the
 # machine's speed has changed. After two in a row, and 16 drafted steps, plain decoding is measured.
 _SURPRISE, _NUM_SURPRISES, _LEAST_SINCE = math.log(1.5), 2, 16
@@ -41,8 +42,6 @@ class _Account:
     balance: float = 0.0
     credit: float = 0.0  # plain steps saved up for trials
     debt: float = 0.0  # cost of prompts read, which later drafts also benefit from
-    worst: float = 2.0  # most plain steps that a step with drafts has lost recently
-    is_stopped: bool = False
 
     def pay(self) -> float:
         """Return the part of the debt paid by this step."""
@@ -53,23 +52,15 @@ class _Account:
     def add(self, steps: float) -> None:
         most = self.scale * _MAX_BALANCE
         self.balance = min(max(self.balance + steps, -most), most)
-        self.worst = max(0.98 * self.worst, -steps) if steps < 0 else self.worst
-        # Drafts resume with enough for another step like the worst; if they lose that, they stop.
-        self.is_stopped = self.balance < (self._enough if self.is_stopped else self._least)
 
     @property
     def missing(self) -> float:
-        """Plain steps that stopped drafts have to save before they resume."""
-        return max(self._enough - self.balance, 0.0) if self.is_stopped else 0.0
+        """Plain steps that have to be saved before drafts resume; 0: they may go on."""
+        return max(-self.scale * _FIRST_BALANCE - self.balance, 0.0)
 
     @property
-    def _least(self) -> float:
-        return -self.scale * _FIRST_BALANCE
-
-    @property
-    def _enough(self) -> float:
-        # limited, because one hung call may have cost very much
-        return min(self._least + self.worst, 0.0)
+    def is_stopped(self) -> bool:
+        return self.missing > 0
 
 
 @dataclass(slots=True)
@@ -100,14 +91,16 @@ class Interval:
     reading: Mapping[str, float] = field(default_factory=dict)
     is_whole: bool = True  # whether all running requests were verified, and no prompt was read
     num_steps: int = 1  # plain steps covered by the interval
+    # plain steps saved up for the trials in it, by drafter
+    prepaid: Mapping[str, float] = field(default_factory=dict)
     surprise: float = 0.0  # log ratio of the verification's actual to expected seconds
 
 
 class Baseline:
     """Compares drafts with plain decoding, by drafter and power of two of the running requests.
 
-    Drafts that have lost more than they gained stop. Meanwhile 1.2 % of the time is saved for
-    trials, and drafts resume once a trial gains.
+    Drafts that have lost more than they gained stop until 1 % of the time has made up for it. While
+    they may go on, it is saved for trials of requests that are not expected to gain by drafts.
     """
 
     def __init__(self, drafters: Collection[str]) -> None:
@@ -141,6 +134,13 @@ class Baseline:
 
     def take_trial(self, drafter: str, num_running: int, steps: float) -> None:
         self._account(drafter, num_running).credit -= steps
+
+    def discount(self, drafter: str, changed: float) -> None:
+        """Discount gains and losses by the probability that the traffic has changed since."""
+        for (name, _), account in self._accounts.items():
+            if name == drafter:
+                account.balance *= 1 - changed
+                account.debt *= 1 - changed
 
     def wants_plain(self, num_running: int) -> bool:
         """Return whether the next step should be a plain one of all requests, to be measured.
@@ -200,8 +200,10 @@ class Baseline:
             share = cost / whole if whole > 0 else 1 / len(interval.cost_seconds)
             gained = interval.accepted.get(drafter, 0.0) - share * interval.num_missing
             gained /= interval.num_running
-            read = interval.reading.get(drafter, 0.0) / step
+            # What was read beside verifications, nobody has waited for.
+            read = min(interval.reading.get(drafter, 0.0), share * max(extra, 0.0)) / step
             account.debt += read
+            gained += interval.prepaid.get(drafter, 0.0)
             account.add(gained - share * extra / step + read - account.pay())
 
     def _save(self, interval: Interval) -> None:

@@ -107,15 +107,18 @@ class Load:
         return max((self.num_running + accepted) / seconds, plain)
 
     def trial_steps(self, length: int, num_unread: int = 0) -> float:
-        """Cost of one request's trial in steps of plain decoding, since all others wait for it.
+        """Cost of a trial of one request in steps of plain decoding.
 
-        The drafter first reads `num_unread` tokens of its prompt.
+        All others wait for its draft, or go on beside it while the request leaves a step out. The
+        drafter reads `num_unread` tokens of its prompt first.
         """
         costs, running = self.costs, self.num_running
-        seconds = costs.drafters[self.drafter].seconds(length, 1, num_unread)
-        seconds += costs.verify_seconds(running + length, running)
-        seconds -= costs.verify_seconds(running, running)
-        return seconds / costs.plain_seconds(running)
+        own, plain = costs.drafters[self.drafter], costs.plain_seconds(running)
+        drafting = own.seconds(length, 1, num_unread)
+        beside = max(own.interference.ends(drafting, plain)) - plain + plain / running
+        rows = costs.verify_seconds(running + length, running)
+        rows -= costs.verify_seconds(running, running)
+        return (min(drafting, beside) + rows) / plain
 
 
 def choose_lengths(requests: Sequence[R], load: Load) -> Lengths[R]:
@@ -253,7 +256,7 @@ def with_trial(
         found = dict([*found.items()][:most])
     idle = [one for one in requests if one not in found]
     if idle:
-        request = max(idle, key=lambda one: one.expectation.need_of_trial)
+        request = max(idle, key=lambda one: one.expectation.need_of_trial(one.room))
         length = trial_length(request)
         steps = load.trial_steps(length, num_unread(request))
         if baseline.allows_trial(name, running, steps):

@@ -106,14 +106,14 @@ class Drafting:
     def begin(self, call: DraftCall, plan: Plan, num_running: int) -> None:
         """Call a drafter for the drafts of a call."""
         for request, length in call.lengths.items():
+            steps = plan.trials.get(request, 0.0)
             if request in call.awaited:
                 self._verifications.ready.pop(request, None)
                 request.progress.waits_for = call.lane.name
+                request.step.trial_steps = steps
             else:
-                request.early = EarlyDraft(request.num_tokens, length)
-            if request in plan.trials:
-                request.step.is_trial = True
-                steps = plan.trials[request]
+                request.early = EarlyDraft(request.num_tokens, length, trial_steps=steps)
+            if steps:
                 self._learner.baseline.take_trial(request.drafter, num_running, steps)
         for job in call.jobs:
             job.pre_drafts.send(job.pre_draft)

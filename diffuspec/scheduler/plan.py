@@ -187,14 +187,17 @@ class Scorer:
             options.append((self._rate * drafting, beside))
         return max(options, key=lambda option: option[0] - self._rate * option[1])
 
-    def score_after(self, name: str, seconds: float, number: int, drafts: Batch) -> Score:
-        """Score a plan that waits `seconds`, then drafts `drafts` and for `number` more requests.
+    def score_after(
+        self, name: str, seconds: float, drafts: Batch, num_more: int, num_plain: int
+    ) -> Score:
+        """Score waiting `seconds`, then drafting `drafts` and for `num_more` requests like them.
 
-        All of them are then verified together.
+        All are then verified together, with `num_plain` requests that have no draft.
         """
-        scale = 1 + number / drafts.num_requests
+        scale = 1 + num_more / drafts.num_requests
         batch = Batch(*[scale * value for value in drafts])
         seconds += self._drafting.seconds(batch.positions, batch.num_requests)
+        batch = batch.plus(plain_batch(num_plain))
         seconds += self._s.costs.verify_seconds(batch.num_rows, batch.num_requests)
         return self._scored(name, batch.tokens, seconds, 0.0)
 

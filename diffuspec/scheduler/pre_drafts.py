@@ -30,7 +30,8 @@ def add_early_drafts(s: Snapshot, plan: Plan) -> None:
         lane = s.home(request)
         if lane is None or not lane.is_idle or lane in taken:
             continue
-        lengths, _ = sized(s, [request], load_of(s, request.drafter, [request]), {})
+        load = load_of(s, request.drafter, [request])
+        lengths, _ = sized(s, [request], load, plan.trials)
         if lengths:
             early = new_call(s, lane, lengths)
             early.awaited = {}
@@ -43,6 +44,11 @@ def _may_draft_early(s: Snapshot, request: Request) -> bool:
     is_last_chunk = prefill.is_long and prefill.num_unread <= s.prefill_chunk_tokens
     is_wanted = request.policy.num_draft_tokens != 0 and request.room > 0
     return is_last_chunk and is_wanted and request.early is None and not request.is_finished
+
+
+def _may_go_on(request: Request) -> bool:
+    """Whether the request is expected to draft after this step; after a trial that is not known."""
+    return not request.step.trial_steps
 
 
 def _may_go_without(request: Request) -> bool:
@@ -63,7 +69,7 @@ def add_pre_drafts(s: Snapshot, plan: Plan) -> None:
         is_well = breaker.is_closed or breaker.is_trial_due(s.now)
         if not (lane.is_idle and lane.is_available and is_well):
             continue
-        verifying = [one for one in call.requests if s.home(one) is lane]
+        verifying = [one for one in call.requests if s.home(one) is lane and _may_go_on(one)]
         if s.baseline.wants_plain(s.num_running):
             verifying = [one for one in verifying if not _may_go_without(one)]
         draft = begun.get(lane)

@@ -257,6 +257,7 @@ class Request:
         if rest.tree.num_nodes:
             length = max(early.length - (self.num_tokens - early.num_tokens), 1)
             self.take_draft(rest, min(length, self.room), target)
+            self.step.trial_steps = early.trial_steps
         return rest.tree.num_nodes > 0
 
     def keep_nodes(self, num_nodes: int) -> None:

@@ -231,7 +231,10 @@ def _drafting_plan(s: Snapshot, groups: _Groups, drafts: Drafts) -> Plan:
     seconds = max(left, drafts.seconds)
     first = Batch(0, number, prompts)
     beside = scorer.score_beside("draft beside", first, rest, seconds, drafts.batch.plus(ready))
-    after = scorer.score_after("draft after", max(rest, left), number, drafts.batch)
+    num_drafted = sum([one.step.draft.tree.num_nodes > 0 for one in call.requests])
+    after = scorer.score_after(
+        "draft after", max(rest, left), drafts.batch, num_drafted, number - num_drafted
+    )
     after = after.plus(-drafts.rate * s.first_token_price * prompts * rest)
     return _winner(s, [(beside, Plan(drafts=drafts.calls)), (after, Plan())], math.inf)
 
@@ -278,7 +281,7 @@ def _coming(s: Snapshot) -> tuple[Batch, float]:
 
 def _cut(s: Snapshot, plan: Plan) -> None:
     """Cut the drafts that are verified now to the nodes that are worth verifying."""
-    cut = [one for one in plan.verify if one.step.reach and not one.step.is_trial]
+    cut = [one for one in plan.verify if one.step.reach and not one.step.trial_steps]
     if not cut or not s.costs.verification.curve.is_known:
         return
     batch = batch_of(s, plan.verify)

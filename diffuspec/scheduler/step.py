@@ -75,7 +75,7 @@ class Step:
     reach: Sequence[float] = ()  # reach of the draft's nodes; empty: verify all of it
     num_expected: float = 0.0  # expected accepted tokens of the draft; 0: unknown
     is_settled: bool = False  # the draft has arrived, or the step goes without one
-    is_trial: bool = False  # the draft's purpose is to test whether drafts pay
+    trial_steps: float = 0.0  # plain steps paid for a draft that tests whether drafts pay
     fallback: str | None = None  # why the step has no draft although there should have been one
 
     def skip(self, reason: str | None) -> None:
@@ -181,6 +181,7 @@ class EarlyDraft:
     num_tokens: int  # length of the prefix for which it was requested
     length: int  # requested number of tokens
     draft: Draft | None = None  # None: on its way
+    trial_steps: float = 0.0  # see Step
 
 
 @dataclass(slots=True, eq=False)

@@ -106,6 +106,56 @@ def test_a_poor_draft_says_the_more_of_a_request_the_more_requests_differ():
     assert poor > 0.8 * others
 
 
+def others_after(*confidences: float) -> Expectation:
+    """What a new request is expected to have after requests with one draft of each confidence."""
+    shared = SharedExpectation(32)
+    for confidence in confidences:
+        one = Expectation(shared)
+        one.observe_draft(draft_of(8, confidence), 8)
+        one.observe_cut(8, one.at(8))
+    return Expectation(shared)
+
+
+GOOD, POOR = -0.05, -3.0
+
+
+@pytest.mark.parametrize(("before", "after"), [(GOOD, POOR), (POOR, GOOD)])
+def test_one_first_draft_unlike_all_before_it_changes_what_is_expected_of_others(before, after):
+    changed, unlike = others_after(*[before] * 40, after), others_after(*[before] * 40)
+    alike = others_after(*[after] * 40)
+    assert abs(changed.at(8) - alike.at(8)) < 0.2 * abs(unlike.at(8) - alike.at(8))
+
+
+def test_rows_of_poor_drafts_are_forgotten_when_drafts_become_good():
+    changed = others_after(*[POOR] * 40, GOOD)
+    assert changed.rows_per_token < 0.3 * others_after(*[POOR] * 40).rows_per_token
+
+
+def test_a_first_draft_like_half_of_those_before_it_is_no_change():
+    mixed = [POOR, GOOD] * 20
+    low, high = others_after(*mixed, POOR), others_after(*mixed, GOOD)
+    assert low.at(8) < high.at(8) < 1.3 * low.at(8)
+
+
+def test_later_drafts_of_one_request_say_nothing_of_a_change():
+    shared = SharedExpectation(32)
+    for confidence in [POOR] * 40:
+        Expectation(shared).observe_draft(draft_of(8, confidence), 8)
+    one = Expectation(shared)
+    one.observe_draft(draft_of(8, POOR), 8)
+    one.observe_draft(draft_of(8, GOOD), 8)
+    assert Expectation(shared).at(8) < 1 and one.take_change() < 0.5
+
+
+def test_a_change_is_taken_once():
+    shared = SharedExpectation(32)
+    for confidence in [POOR] * 40:
+        Expectation(shared).observe_draft(draft_of(8, confidence), 8)
+    one = Expectation(shared)
+    one.observe_draft(draft_of(8, GOOD), 8)
+    assert one.take_change() > 0.9 and not one.take_change()
+
+
 def test_a_draft_that_its_end_cut_short_is_not_expected_to_go_on():
     ended, going_on = Expectation(SharedExpectation(32)), Expectation(SharedExpectation(32))
     ended.observe_draft(Draft(chain(range(4)), (-0.01,) * 4, 4), 16)

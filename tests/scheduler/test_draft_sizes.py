@@ -166,6 +166,13 @@ def test_a_trial_of_one_request_costs_a_batch_its_wait_and_its_rows():
     assert load_of(costs, 4).trial_steps(8) == pytest.approx(cost / 0.104, rel=1e-6)
 
 
+def test_a_trial_beside_the_verification_of_the_others_costs_a_token():
+    costs = cost_model((0.1, 0.001), (0.04, 0.0), interference=0.0)
+    rows, plain = 8 * 0.001, 0.104
+    cost = rows + plain / 4
+    assert load_of(costs, 4).trial_steps(8) == pytest.approx(cost / plain, rel=1e-6)
+
+
 def test_lengths_that_requests_chose_themselves_are_rated_like_others():
     world = World(0.9)
     load = load_of(world.costs(), 1)

@@ -144,6 +144,18 @@ def test_drafts_that_do_not_pay_are_tried_once_the_time_for_it_is_saved_up(has_s
     assert [*plan.trials] == drafted_for(plan)
 
 
+def test_a_trial_is_made_of_the_request_without_drafts_that_has_the_most_tokens_to_come() -> None:
+    costs = cost_model(verify=(0.02, 0.004))
+    baseline = measured_baseline(costs)
+    save_up_for_trials(baseline, 4)
+    requests = [decoding(rightness=0.05) for _ in range(4)]
+    for request, num_tokens in zip(requests, (160, 1, 110, 190), strict=True):
+        for _ in range(num_tokens):
+            request.commit(Verdict((1,), ()))
+            request.expectation.observe_no_draft()
+    assert [*schedule(snapshot(requests, costs, baseline=baseline)).trials] == [requests[1]]
+
+
 # ---- what waits for what
 
 
@@ -340,6 +352,20 @@ def verifying(num_outcomes: Any = "auto", seconds_left: float = 0.05, **changes:
 def test_an_idle_drafter_drafts_ahead_while_a_verification_is_in_flight() -> None:
     plan = schedule(verifying())
     assert num_ahead(plan) > 0 and not drafted_for(plan)
+
+
+def test_nothing_is_drafted_ahead_of_a_trial_that_may_tell_that_drafts_do_not_pay() -> None:
+    state = verifying()
+    assert state.verification is not None
+    state.verification.requests[0].step.trial_steps = 0.5
+    assert not schedule(state).drafts
+
+
+def test_a_draft_does_not_wait_for_a_verification_of_requests_that_will_not_draft() -> None:
+    call = verifying_call([decoding() for _ in range(15)], 0.02)
+    costs = cost_model(verify=(0.02, 0.0), draft=(0.009, 0.0), interference=0.0)
+    plan = schedule(snapshot([decoding()], costs, verification=call))
+    assert drafted_for(plan)
 
 
 def test_nothing_is_drafted_ahead_without_overlap() -> None:
