@@ -92,11 +92,13 @@ class DraftServerSupervisor(Supervisor[RoleActor[str]]):
 class DraftPoolConfig(Section):
     """Draft servers as actors of Ray, and one address in front of them."""
 
-    server: DraftServerConfig = Field(description="What each server drafts, and its bounds.")
+    server: DraftServerConfig = Field(description="The drafter of each server, and its limits.")
     resources: RoleSettings = Field(
-        RoleSettings(), description="What each server takes of its node."
+        RoleSettings(), description="The resources of its node that each server reserves."
     )
-    scaling: DraftScaling = Field(DraftScaling(), description="How many servers there are.")
+    scaling: DraftScaling = Field(
+        DraftScaling(), description="The number of servers, and when it changes."
+    )
     start_seconds: float = Field(
         300, gt=0, description="Seconds for a server to load its models and serve."
     )

@@ -20,19 +20,21 @@ from diffuspec.core.validation import Section
 class DraftScaling(Section):
     """The number of draft servers in a pool."""
 
-    min_servers: int = Field(1, ge=1, le=256, description="Fewest draft servers.")
-    max_servers: int = Field(1, ge=1, le=256, description="Most draft servers.")
+    min_servers: int = Field(1, ge=1, le=256, description="Minimum number of draft servers.")
+    max_servers: int = Field(1, ge=1, le=256, description="Maximum number of draft servers.")
     target_drafting_share: float = Field(
-        0.7, gt=0, le=1, description="Share of its time that each should spend drafting."
+        0.7, gt=0, le=1, description="Fraction of its time that each server should spend drafting."
     )
     target_queued: float = Field(
-        4.0, gt=0, description="Drafts that should wait at each, in the mean, at most."
+        4.0, gt=0, description="Maximum mean number of drafts that should wait at each server."
     )
     up_seconds: float = Field(
-        10, ge=0, description="Seconds for which more are wanted before one is added."
+        10, ge=0, description="Seconds for which more servers must be needed before one is added."
     )
     down_seconds: float = Field(
-        300, ge=0, description="Seconds for which fewer are wanted before one is taken away."
+        300,
+        ge=0,
+        description="Seconds for which fewer servers must be needed before one is removed.",
     )
 
     @model_validator(mode="after")

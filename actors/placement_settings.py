@@ -41,12 +41,15 @@ def _check_gpus(name: str, num_gpus: float) -> None:
 class RoleSettings(Section):
     """The resources of its node that one actor of a role takes."""
 
-    num_cpus: Share = Field(1.0, description="CPUs reserved; a fraction is a share of one.")
+    num_cpus: Share = Field(1.0, description="CPUs to reserve; may be a fraction of one.")
     num_gpus: float = Field(
-        0.0, ge=0, le=_MAX_GPUS, description="GPUs reserved: whole ones, or a share of one."
+        0.0,
+        ge=0,
+        le=_MAX_GPUS,
+        description="GPUs to reserve: a whole number, or a fraction of one.",
     )
     num_threads: int = Field(
-        1, ge=1, le=256, description="Threads for mathematics on the CPU, in each process."
+        1, ge=1, le=256, description="Threads for computation on the CPU, in each process."
     )
 
     @model_validator(mode="after")
@@ -60,11 +63,12 @@ class NodeSettings(Section):
 
     labels: dict[str, str] = Field(
         default_factory=dict,
-        description="Labels that the node must carry. A value may be a selector of Ray's: !a, "
-        "in(a,b), !in(a,b).",
+        description="Labels that the node must have. A value may be a Ray selector: !a, in(a,b), "
+        "!in(a,b).",
     )
     resources: dict[str, Share] = Field(
-        default_factory=dict, description="Amounts of Ray's custom resources to reserve there."
+        default_factory=dict,
+        description="Amounts of Ray's custom resources to reserve on the node.",
     )
 
     @model_validator(mode="after")
@@ -105,7 +109,9 @@ class CoordinatorSettings(RoleSettings):
 class DrafterSettings(RoleSettings):
     """Each drafter. A path scorer runs beside it, on the same GPU if it has a share of one."""
 
-    count: int = Field(1, ge=1, le=64, description="Processes of a drafter, each with its model.")
+    count: int = Field(
+        1, ge=1, le=64, description="Number of processes of a drafter, each with its own model."
+    )
     node: NodeSettings = Field(NodeSettings(), description=_NODE)
 
 
@@ -113,7 +119,7 @@ class VerifierSettings(RoleSettings):
     """Each rank of the verifier. All ranks run on the same node."""
 
     tensor_parallel: int = Field(
-        1, ge=1, le=_MAX_GPUS, description="Number of ranks that the target is divided among."
+        1, ge=1, le=_MAX_GPUS, description="Number of ranks over which the target is sharded."
     )
     node: NodeSettings = Field(NodeSettings(), description=_NODE)
 
@@ -132,24 +138,25 @@ class PlacementSettings(Section):
 
     strategy: Strategy = Field(
         "PACK",
-        description="STRICT_SPREAD puts every bundle on a node of its own, STRICT_PACK all on "
-        "one; SPREAD and PACK do so as far as there is room.",
+        description="STRICT_SPREAD puts every bundle on its own node, STRICT_PACK all on one node; "
+        "SPREAD and PACK do so as far as there is room.",
     )
     coordinator: CoordinatorSettings = Field(
         CoordinatorSettings(), description="Resources of the coordinator."
     )
     drafter: DrafterSettings = Field(
         DrafterSettings(),
-        description="Number of processes of each drafter that has a model, and resources of each; "
-        "others draft in the process of the coordinator or of the verifier.",
+        description="Number of processes of each drafter that has a model, and the resources of "
+        "each process; other drafters run in the process of the coordinator or the "
+        "verifier.",
     )
     drafters: dict[str, DrafterSettings] = Field(
-        {}, description="The same for drafters by name, instead of the section drafter."
+        {}, description="The same for individual drafters, by name, instead of the section drafter."
     )
     path_scorer: RoleSettings = Field(
         RoleSettings(),
-        description="Resources of each drafter's path scorer, on the same node; "
-        "drafters that make no lattices have none.",
+        description="Resources of each drafter's path scorer, on the same node; drafters that do "
+        "not produce lattices have none.",
     )
     verifier: VerifierSettings = Field(
         VerifierSettings(), description="Resources of each rank of the verifier."

@@ -33,36 +33,40 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 class TlsSettings(Section):
     """PEM files, at the same path on every node."""
 
-    ca: FilePath = Field(description="Certificate of the authority that signed the others.")
+    ca: FilePath = Field(
+        description="Certificate of the authority that signed the other certificates."
+    )
     certificate: FilePath = Field(description="Certificate of this node.")
     key: FilePath = Field(description="Private key of this node's certificate.")
     server_name: str | None = Field(
-        None, description="Name in the certificates, if they do not name the nodes' addresses."
+        None, description="Name in the certificates, if it is not the nodes' addresses."
     )
 
 
 class DeadlineSettings(Section):
     """Limits on the time that work may take, in seconds."""
 
-    placement_seconds: Seconds = Field(120, description="Seconds until the cluster has room.")
+    placement_seconds: Seconds = Field(
+        120, description="Seconds to wait until the cluster has room."
+    )
     start_seconds: Seconds = Field(
         900, description="Seconds for one role to start: its process, weights and first step."
     )
     draft_seconds: Seconds = Field(
-        10, description="Seconds for a draft; decoding then goes on without it."
+        10, description="Seconds for a draft; afterwards decoding continues without it."
     )
     search_seconds: Seconds = Field(5, description="Seconds for a path search over lattices.")
     verify_seconds: Seconds = Field(
-        60, description="Seconds for a verification; the verifier is then started again."
+        60, description="Seconds for a verification; afterwards the verifier is restarted."
     )
     health_seconds: Seconds = Field(
-        2, description="Seconds between two health checks of a role, and for its answer to one."
+        2, description="Seconds between two health checks of a role, and timeout of each check."
     )
     answer_seconds: Seconds = Field(
-        3600, description="Seconds for a whole answer, its time in the queue included."
+        3600, description="Seconds for a whole answer, including its time in the queue."
     )
     drain_seconds: Seconds = Field(
-        30, description="Seconds that running requests get to finish when the pipeline stops."
+        30, description="Seconds that running requests have to finish when the pipeline stops."
     )
 
     @property
@@ -75,30 +79,31 @@ class RpcSettings(Section):
     """How the roles communicate."""
 
     tls: TlsSettings | None = Field(
-        None, description="Certificates; null: all roles must be on one machine."
+        None, description="TLS certificates; null: no TLS, and all roles must be on one machine."
     )
     host: str | None = Field(
         None,
-        description="Address at which the coordinator listens; null: that of its node with TLS, "
-        "127.0.0.1 without.",
+        description="Address at which the coordinator listens; null: with TLS the address of its "
+        "node, without TLS 127.0.0.1.",
     )
     port: int = Field(
         0,
         ge=0,
         le=MAX_PORT,
-        description="Port of the coordinator; 0: any free one. A second pipeline on the same node "
-        "needs another.",
+        description="Port of the coordinator; 0: any free port. A second pipeline on the same node "
+        "needs a different port.",
     )
     token_file: FilePath | None = Field(
         None,
-        description="File with the token that every call must carry, on the node that starts the "
-        "pipeline; null: the variable DIFFUSPEC_TOKEN, and without it a new token.",
+        description="File, on the node that starts the pipeline, with the token that every call "
+        "must carry; null: the environment variable DIFFUSPEC_TOKEN, or a new token if "
+        "it is not set.",
     )
     max_message_bytes: int = Field(
         DEFAULT_LIMITS.max_message_bytes,
         ge=65_536,
         le=2**30,
-        description="Size of the largest message between roles, in bytes.",
+        description="Maximum size of a message between roles, in bytes.",
     )
 
     @model_validator(mode="after")
@@ -144,19 +149,20 @@ class PipelineConfig(Section):
     )
     rpc: RpcSettings = Field(RpcSettings(), description="The connections between the roles.")
     deadlines: DeadlineSettings = Field(
-        DeadlineSettings(), description="Limits on the time that work may take."
+        DeadlineSettings(), description="Timeouts and other durations."
     )
     audit_rate: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="Share of answers that the coordinator decodes again without drafts, one at a "
-        "time while there is a place free, and compares (`diffuspec_audits_total`).",
+        description="Fraction of answers that the coordinator decodes again without drafts and "
+        "compares (`diffuspec_audits_total`), one at a time, while it has a free slot.",
     )
     trace: FilePath | None = Field(
         None,
-        description="File for a trace of all steps (ui.perfetto.dev), on the coordinator's node. "
-        "A coordinator that replaces a lost one writes t.2.json beside t.json, and so on.",
+        description="File on the coordinator's node for a trace of all steps (ui.perfetto.dev). If "
+        "the coordinator is replaced, the new one writes t.2.json next to t.json, and "
+        "so on.",
     )
 
     @model_validator(mode="after")

@@ -253,7 +253,7 @@ def memory(port: int) -> float:
 
 
 @app.command(cls=Command)
-def main(url: Annotated[str, typer.Argument(help="Of the service.")]) -> None:
+def main(url: Annotated[str, typer.Argument(help="URL of the service.")]) -> None:
     """Send a service requests that it must refuse, and print a table of its answers."""
     port = Target(url).port
     asyncio.run(Target(url).post(TEXT, b'{"prompt": "a"}'))  # the first request allocates memory

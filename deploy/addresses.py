@@ -33,32 +33,38 @@ _NO_PROCESS = "no drafter that is configured has its own process"
 _REACH_SECONDS = 5.0
 
 
-_Host = Annotated[str, typer.Option(metavar="HOST", help="Address to listen at.")]
+_Host = Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")]
 _Port = Annotated[
-    int, typer.Option(metavar="PORT", min=0, max=MAX_PORT, help="Port to listen at; 0: a free one.")
+    int,
+    typer.Option(metavar="PORT", min=0, max=MAX_PORT, help="Port to listen on; 0: any free port."),
 ]
 _Verifier = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="The verifier (rank 0), for all other roles.")
+    str,
+    typer.Option(
+        metavar="HOST:PORT", help="Address of the verifier (rank 0), for all other roles."
+    ),
 ]
 _PathScorer = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="The path scorer, for a drafter.")
+    str, typer.Option(metavar="HOST:PORT", help="Address of the path scorer, for a drafter.")
 ]
 _Drafters = Annotated[
     list[str] | None,
     typer.Option(
         "--drafter",
         metavar="[NAME=]HOST:PORT",
-        help="A drafter, for the coordinator; repeatable. With its name if there are several.",
+        help="Address of a drafter, for the coordinator; repeatable. With its name if there "
+        "are several.",
     ),
 ]
 _Name = Annotated[
-    str, typer.Option(metavar="NAME", help="Which drafter of the configuration, for a drafter.")
+    str,
+    typer.Option(metavar="NAME", help="Name of the drafter in the configuration, for a drafter."),
 ]
 _Rank = Annotated[
     int, typer.Option(metavar="N", min=0, help="Tensor-parallel rank, for a verifier.")
 ]
 _Meeting = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="Meeting point, for ranks above 0.")
+    str, typer.Option(metavar="HOST:PORT", help="Address where the ranks meet, for ranks above 0.")
 ]
 _Metrics = Annotated[
     int | None,

@@ -60,24 +60,31 @@ could not run, or not to its end; 130 and 143 after Ctrl-C and SIGTERM.
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-_Input = Annotated[Path, typer.Option("--input", metavar="IN.jsonl", help="The rows.")]
+_Input = Annotated[Path, typer.Option("--input", metavar="IN.jsonl", help="The input rows.")]
 _Output = Annotated[
-    Path, typer.Option("--output", metavar="OUT.jsonl", help="The results; resumed if it exists.")
+    Path,
+    typer.Option(
+        "--output",
+        metavar="OUT.jsonl",
+        help="The results; if the file exists, the batch is resumed.",
+    ),
 ]
 _Address = Annotated[
     str,
     typer.Option(
         metavar="URL|auto",
-        help="A running OpenAI endpoint, such as http://127.0.0.1:8000; auto: the application that "
-        "Ray Serve runs on this cluster. Default: a pipeline of its own.",
+        help="A running OpenAI endpoint, such as http://127.0.0.1:8000; auto: the "
+        "application that Ray Serve runs on this cluster. Default: start a pipeline for "
+        "the batch.",
     ),
 ]
 _Engine = Annotated[
     Literal["pipeline", "process", "data"] | None,
     typer.Option(
-        help="Without an address. pipeline, the default: on the cluster that RAY_ADDRESS names, "
-        "else on a cluster of its own here; process: all roles in this process, without Ray; data: "
-        "several pipelines through Ray Data, from and to folders of JSONL or Parquet."
+        help="Where to run without an address. pipeline (default): on the cluster that "
+        "RAY_ADDRESS names, or else on a new local cluster; process: all roles in this "
+        "process, without Ray; data: several pipelines through Ray Data, from and to "
+        "folders of JSONL or Parquet."
     ),
 ]
 _KeyFile = Annotated[
@@ -88,7 +95,7 @@ _KeyFile = Annotated[
     ),
 ]
 _Limit = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Answer the first N rows only.")
+    int | None, typer.Option(metavar="N", min=1, help="Answer only the first N rows.")
 ]
 _Concurrency = Annotated[
     int | None,
@@ -105,8 +112,8 @@ _Patience = Annotated[
     typer.Option(
         metavar="SECONDS",
         min=0,
-        help="Rows wait while the service is busy or away; the batch stops after that long without "
-        "any answer.",
+        help="Rows wait while the service is busy or unreachable; the batch stops after this "
+        "many seconds without an answer.",
     ),
 ]
 _Timeout = Annotated[
@@ -118,7 +125,7 @@ _Timeout = Annotated[
     ),
 ]
 _Retry = Annotated[
-    bool, typer.Option("--retry-failed", help="Answer rows again that failed in an earlier run.")
+    bool, typer.Option("--retry-failed", help="Retry the rows that failed in an earlier run.")
 ]
 _DATA = "Large batches (--engine data)"
 _Pipelines = Annotated[
@@ -126,13 +133,13 @@ _Pipelines = Annotated[
     typer.Option(
         metavar="N",
         min=1,
-        help="Pipelines that share the input. Default: 1.",
+        help="Number of pipelines that share the input. Default: 1.",
         rich_help_panel=_DATA,
     ),
 ]
 _Format = Annotated[
     Literal["jsonl", "parquet"] | None,
-    typer.Option(help="What the output is written as. Default: jsonl.", rich_help_panel=_DATA),
+    typer.Option(help="Format of the output. Default: jsonl.", rich_help_panel=_DATA),
 ]
 _ShardBytes = Annotated[
     int | None,

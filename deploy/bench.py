@@ -45,9 +45,11 @@ _PLAIN, _SEQUENTIAL, _PRE_DRAFTS = "plain", "sequential", "pre-drafts "
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-_Repeats = Annotated[int, typer.Option(metavar="N", min=1, help="Times each question is asked.")]
+_Repeats = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Number of times each question is asked.")
+]
 _Length = Annotated[
-    int, typer.Option(metavar="N", min=1, max=128, help="Draft length of all steps.")
+    int, typer.Option(metavar="N", min=1, max=128, help="Draft length in all steps.")
 ]
 _Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder for results.json and the plot.")]
 

@@ -247,12 +247,16 @@ async def study(
 
 @app.command(cls=Command)
 def main(
-    url: Annotated[str, typer.Argument(help="Of the service, on this machine.")],
+    url: Annotated[str, typer.Argument(help="URL of the service, which must run on this machine.")],
     kill: Annotated[list[Kind] | None, typer.Option(help="What to kill; default: all.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Kills of each kind of process.")] = 1,
-    streams: Annotated[int, typer.Option(min=1, help="Answers at a time.")] = 4,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Length of answers.")] = 160,
-    seed: Annotated[int, typer.Option(help="Seed of the order and the processes.")] = 0,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Number of times to kill each kind of process.")
+    ] = 1,
+    streams: Annotated[int, typer.Option(min=1, help="Number of concurrent answers.")] = 4,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Length of each answer, in tokens.")] = 160,
+    seed: Annotated[
+        int, typer.Option(help="Seed for the order of the kills and the choice of processes.")
+    ] = 0,
 ) -> None:
     """Kill processes of a service under load; print what it cost. Exit status 1: a wrong token."""
     recoveries, load = asyncio.run(study(url, kill or (), streams, rounds, max_tokens, seed))

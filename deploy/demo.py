@@ -45,15 +45,20 @@ _Questions = Annotated[
     Path,
     typer.Option(
         metavar="FILE.jsonl",
-        help="Questions in Spec-Bench's format. Default: the embedded pair's held-out ones.",
+        help="Questions in Spec-Bench's format. Default: the held-out questions of the "
+        "embedded pair.",
         show_default=False,
     ),
 ]
 _Repeats = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Times each question is asked in each mode.")
+    int,
+    typer.Option(metavar="N", min=1, help="Number of times each question is asked in each mode."),
 ]
 _Trace = Annotated[
-    Path, typer.Option(metavar="FILE.json", help="Timeline of all roles, for ui.perfetto.dev.")
+    Path,
+    typer.Option(
+        metavar="FILE.json", help="File for a timeline of all roles, for ui.perfetto.dev."
+    ),
 ]
 
 

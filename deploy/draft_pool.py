@@ -34,7 +34,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 _Config = Annotated[
     Path,
-    typer.Option(metavar="FILE.yaml", help="The pool. Default: two servers of the embedded pair."),
+    typer.Option(
+        metavar="FILE.yaml",
+        help="The pool's configuration. Default: two servers for the embedded pair.",
+    ),
 ]
 
 

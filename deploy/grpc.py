@@ -49,12 +49,16 @@ _NONE = Addresses()
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 _Role = Annotated[Role, typer.Option(help="The role to serve.")]
-_Config = Annotated[Path, typer.Option(metavar="FILE.yaml", help="The pipeline, as deploy/*.yaml.")]
+_Config = Annotated[
+    Path,
+    typer.Option(metavar="FILE.yaml", help="The pipeline's configuration, such as deploy/*.yaml."),
+]
 _Check = Annotated[
     str,
     typer.Option(
         metavar="HOST:PORT",
-        help="Check the health of the role at this address: exit with 0 if it serves, else with 1.",
+        help="Check the health of the role at this address: exit with 0 if it is serving, "
+        "else with 1.",
     ),
 ]
 _TokenFile = Annotated[

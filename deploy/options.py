@@ -10,16 +10,19 @@ import typer
 Config = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE.yaml", help="The pipeline. Default: deploy/pipeline.yaml, the embedded pair."
+        metavar="FILE.yaml",
+        help="The pipeline's configuration. Default: deploy/pipeline.yaml, the embedded pair.",
     ),
 ]
 Address = Annotated[
     str,
     typer.Option(
         metavar="ADDRESS",
-        help="A running Ray cluster, or auto to find one here. Default: RAY_ADDRESS, else a "
-        "cluster of its own.",
+        help="A running Ray cluster, or auto to find one on this machine. Default: "
+        "RAY_ADDRESS, or else a new cluster.",
     ),
 ]
 NumPerFamily = Annotated[int, typer.Option(metavar="N", min=1, help="Questions per family.")]
-MaxTokens = Annotated[int, typer.Option(metavar="N", min=1, help="Longest answer, in tokens.")]
+MaxTokens = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Maximum length of an answer, in tokens.")
+]

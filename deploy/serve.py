@@ -49,13 +49,19 @@ _Config = Annotated[
     Path,
     typer.Option(
         metavar="FILE.yaml",
-        help="A file of Serve with one application. Default: deploy/serve.yaml, the embedded pair.",
+        help="A Ray Serve configuration with one application. Default: deploy/serve.yaml, "
+        "the embedded pair.",
         show_default=False,
     ),
 ]
 _Port = Annotated[
     int | None,
-    typer.Option(metavar="PORT", min=1, max=MAX_PORT, help="Default: the port of the file."),
+    typer.Option(
+        metavar="PORT",
+        min=1,
+        max=MAX_PORT,
+        help="Port of the service. Default: the port in the file.",
+    ),
 ]
 
 

@@ -20,10 +20,13 @@ class ServiceConfig(Section):
     """The application's arguments."""
 
     pipeline: PipelineConfig = Field(
-        description="Each pipeline: the path of its file, or the file's sections themselves."
+        description="For each pipeline, the path of its file, or the sections of the file "
+        "themselves."
     )
-    http: ServeSettings = Field(ServeSettings(), description="Bounds of the HTTP service.")
-    model_name: ModelName = Field("diffuspec", description="The model's name for clients.")
+    http: ServeSettings = Field(ServeSettings(), description="Limits of the HTTP service.")
+    model_name: ModelName = Field(
+        "diffuspec", description="The name of the model that clients see."
+    )
     patience_seconds: Seconds = Field(
         120,
         description="Seconds that a running request waits for another pipeline when it loses its "

@@ -47,7 +47,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Certificates for the nodes of a cluster, signed on its head.",
+    help="Certificates for the nodes of a cluster, signed on the head node.",
 )
 
 _Token = Annotated[
@@ -56,7 +56,7 @@ _Token = Annotated[
         help="The file with Ray's token.", metavar="FILE", show_default="~/.ray/auth_token"
     ),
 ]
-_Port = Annotated[int, typer.Option(help="Port of the head.")]
+_Port = Annotated[int, typer.Option(help="Port of the signing server on the head node.")]
 _TOKEN = Path.home() / ".ray" / "auth_token"
 
 
@@ -103,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @app.command()
 def serve(
-    authority: Annotated[Path, typer.Argument(metavar="DIR", help="Of ca.pem and ca.key.")],
+    authority: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of ca.pem and ca.key.")],
     port: _Port = _PORT,
     token: _Token = _TOKEN,
 ) -> None:
@@ -120,8 +120,10 @@ def serve(
 
 @app.command()
 def fetch(
-    head: Annotated[str, typer.Argument(metavar="HEAD_IP", help="Address of the head.")],
-    out: Annotated[Path, typer.Argument(metavar="DIR", help="For ca.pem, node.pem and node.key.")],
+    head: Annotated[str, typer.Argument(metavar="HEAD_IP", help="Address of the head node.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder for ca.pem, node.pem and node.key.")
+    ],
     port: _Port = _PORT,
     token: _Token = _TOKEN,
 ) -> None:

@@ -59,7 +59,7 @@ _drafter = typer.Typer(
 _drafter.command("train", cls=Command, epilog=drafter.TRAIN_EXAMPLES)(drafter.train)
 _drafter.command("evaluate", cls=Command, epilog=drafter.EVALUATE_EXAMPLES)(drafter.evaluate)
 app.add_typer(_drafter, name="drafter")
-_ray = typer.Typer(cls=Commands, no_args_is_help=True, help="Services on a cluster of Ray.")
+_ray = typer.Typer(cls=Commands, no_args_is_help=True, help="Services on a Ray cluster.")
 _ray.command("serve", cls=Server, **cluster.FORWARDED)(cluster.serve)
 _ray.command("draft-pool", cls=Server, **cluster.FORWARDED)(cluster.draft_pool)
 app.add_typer(_ray, name="ray")

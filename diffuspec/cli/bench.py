@@ -28,21 +28,30 @@ EXAMPLES = """[bold]Examples[/bold]
 Target = Annotated[Path | None, options.model("The verified model. Default: the pair's.", "DIR")]
 Drafter = Annotated[Path | None, options.model("The diffusion LM that drafts.", "DIR")]
 Ngram = Annotated[Path | None, options.model("KenLM model over token ids.", "FILE")]
-MaxTokens = Annotated[int, typer.Option(help="Longest answer, in tokens.", metavar="N")]
-Repeats = Annotated[
-    int, typer.Option(help="Times each question is asked; the median counts.", metavar="N")
+MaxTokens = Annotated[
+    int, typer.Option(help="Maximum length of an answer, in tokens.", metavar="N")
 ]
-Out = Annotated[Path, typer.Option(help="Folder for JSON, tables and plots.", metavar="DIR")]
+Repeats = Annotated[
+    int,
+    typer.Option(
+        help="Number of times each question is asked; the median is reported.", metavar="N"
+    ),
+]
+Out = Annotated[
+    Path, typer.Option(help="Folder for JSON results, tables and plots.", metavar="DIR")
+]
 Ablations = Annotated[
     bool, typer.Option("--ablations", help="Run the paper's ablations: Tables 2, 4, 5 and Fig. 7.")
 ]
 PreDrafts = Annotated[
-    bool, typer.Option("--pre-drafts", help="Measure hit rate and speed-up of pre-drafting.")
+    bool,
+    typer.Option("--pre-drafts", help="Measure the hit rate and the speed-up of pre-drafting."),
 ]
 Load = Annotated[
     bool,
     typer.Option(
-        "--load", help="Measure speed with 1 to 32 requests at a time, speculation on and off."
+        "--load",
+        help="Measure speed with 1 to 32 concurrent requests, with speculation on and off.",
     ),
 ]
 Systems = Annotated[
@@ -52,8 +61,8 @@ Systems = Annotated[
 Suite = Annotated[
     str | None,
     typer.Option(
-        help="[bold]spec-bench[/bold]: the systems of the paper's Table 1, all that the target has "
-        "a drafter for; tables beside the paper's.",
+        help="[bold]spec-bench[/bold]: those systems of the paper's Table 1 for which the "
+        "target has a drafter, in tables with the paper's figures.",
         metavar="NAME",
     ),
 ]
@@ -61,12 +70,14 @@ WholeDrafts = Annotated[
     bool,
     typer.Option(
         "--whole-drafts",
-        help="Verify all that a kind of drafter drafts, as the papers do, not only what pays.",
+        help="Verify whole drafts, as the papers do, not only the part that pays.",
     ),
 ]
 Resume = Annotated[
     bool,
-    typer.Option("--resume", help="Go on with the answers that a killed run left in --out."),
+    typer.Option(
+        "--resume", help="Continue with the answers that an interrupted run left in --out."
+    ),
 ]
 
 

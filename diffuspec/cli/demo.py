@@ -24,9 +24,14 @@ _SHOWN_FAMILY = "math_reasoning"
 _MIN_QUESTION_WIDTH, _WIDTH_OF_THE_REST = 10, 70
 
 Repeats = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Times each answer is timed; the median counts.")
+    int,
+    typer.Option(
+        metavar="N", min=1, help="Number of times each answer is timed; the median is reported."
+    ),
 ]
-MaxTokens = Annotated[int, typer.Option(metavar="N", min=1, help="Longest answer, in tokens.")]
+MaxTokens = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Maximum length of an answer, in tokens.")
+]
 
 
 def run(

@@ -64,21 +64,32 @@ Tokenizer = Annotated[
     Path | None, options.model("Directory with the tokenizer of the engines' model.", "DIR")
 ]
 Listen = Annotated[
-    str, _option(_SERVICE, "Where to serve: HOST:PORT, or a socket of Unix.", "ADDRESS")
+    str, _option(_SERVICE, "Address to listen on: HOST:PORT, or a Unix socket.", "ADDRESS")
 ]
 MaxModelLen = Annotated[
     int | None,
-    _option(_SERVICE, "Most tokens of a request that is drafted for. Default: 4096.", "N", min=2),
+    _option(
+        _SERVICE,
+        "Maximum number of tokens of a request; longer requests get no drafts. Default: 4096.",
+        "N",
+        min=2,
+    ),
 ]
 MaxRequests = Annotated[
     int | None,
-    _option(_SERVICE, "Requests of all engines held at a time. Default: 32.", "N", min=1, max=1024),
+    _option(
+        _SERVICE,
+        "Maximum number of requests, of all engines, held at a time. Default: 32.",
+        "N",
+        min=1,
+        max=1024,
+    ),
 ]
 NumDraftTokens = Annotated[
     int | None,
     _option(
         _SERVICE,
-        "Length of every draft, to measure with. Default: by what pays.",
+        "Fixed length of every draft, for measurements. Default: the length that pays.",
         "N",
         min=1,
         max=MAX_DRAFT_TOKENS,
@@ -86,9 +97,9 @@ NumDraftTokens = Annotated[
 ]
 MetricsPort = Annotated[
     int | None,
-    _option(_SERVICE, "Port for Prometheus, on loopback.", "N", min=1, max=MAX_PORT),
+    _option(_SERVICE, "Port for Prometheus metrics, on loopback.", "N", min=1, max=MAX_PORT),
 ]
-Explain = Annotated[bool, typer.Option("--explain", help="Print what would be served, and end.")]
+Explain = Annotated[bool, typer.Option("--explain", help="Print what would be served, and exit.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +108,24 @@ class SecurityOptions:
 
     token_file: Annotated[
         Path | None,
-        _option(_TLS, "File with the token that engines send; needed beyond this machine.", "FILE"),
+        _option(
+            _TLS,
+            "File with the token that engines send; required unless the server is local.",
+            "FILE",
+        ),
     ] = None
     tls_ca: Annotated[
-        Path | None, _option(_TLS, "Authority that signed both sides.", "FILE.pem")
+        Path | None,
+        _option(
+            _TLS, "Certificate of the authority that signed both sides' certificates.", "FILE.pem"
+        ),
     ] = None
     tls_certificate: Annotated[
         Path | None, _option(_TLS, "Certificate of this server.", "FILE.pem")
     ] = None
-    tls_key: Annotated[Path | None, _option(_TLS, "Its private key.", "FILE.pem")] = None
+    tls_key: Annotated[
+        Path | None, _option(_TLS, "Private key of the server's certificate.", "FILE.pem")
+    ] = None
 
     def security(self) -> Security:
         """Return the credentials. Raises ConfigError."""

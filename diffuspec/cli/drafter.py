@@ -48,23 +48,26 @@ Target = Annotated[Path, typer.Option(help="The causal LM to draft for.", metava
 Out = Annotated[Path, typer.Option(help="The drafter's directory.", metavar="DIR")]
 Prompts = Annotated[
     list[Path] | None,
-    typer.Option(help="Prompts for the target. Default: its own questions.", metavar="FILE.jsonl"),
+    typer.Option(
+        help="Prompts for the target. Default: the built-in questions.", metavar="FILE.jsonl"
+    ),
 ]
 Answers = Annotated[
     list[Path] | None,
     typer.Option(
-        help="Answers to train on, as token ids. Default: those that the target is to write.",
+        help="Answers to train on, as token ids. Default: answers that the target generates.",
         metavar="FILE.jsonl",
     ),
 ]
 NumAnswers = Annotated[
-    int, typer.Option(help="Answers that the target is to write.", min=1, metavar="N")
+    int, typer.Option(help="Number of answers that the target generates.", min=1, metavar="N")
 ]
 Kind = Annotated[
     Literal["diffuspec", "sps", "medusa", "hydra", "eagle", "dflash"],
     typer.Option(
-        help="What to train: a diffusion LM, a causal LM for kind sps, or what drafts from the"
-        " target's hidden states; a head of kind eagle drafts for the kinds eagle and eagle2."
+        help="What to train: a diffusion LM, a causal LM for kind sps, or a head that drafts "
+        "from the target's hidden states; a head of kind eagle serves the kinds eagle "
+        "and eagle2."
     ),
 ]
 Chunks = Annotated[
@@ -74,15 +77,15 @@ BatchTokens = Annotated[int, typer.Option(help="Tokens in a batch.", min=64, met
 HeadTokens = Annotated[
     int,
     typer.Option(
-        help="Most frequent tokens, over which the loss is computed, and which alone a diffusion LM"
-        " drafts; 0: all.",
+        help="Number of most frequent tokens over which the loss is computed, and which a "
+        "diffusion LM can draft; 0: all.",
         min=0,
         metavar="N",
     ),
 ]
-Device = Annotated[str, typer.Option(help="Where to train.", metavar="auto|cpu|cuda")]
+Device = Annotated[str, typer.Option(help="Device to train on.", metavar="auto|cpu|cuda")]
 Compile = Annotated[
-    bool, typer.Option("--compile", help="Compile the layers; on a CPU it needs a C++ compiler.")
+    bool, typer.Option("--compile", help="Compile the layers; on a CPU this needs a C++ compiler.")
 ]
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1, metavar="N")]
 Seed = Annotated[int, typer.Option(help="Seed of the training.", metavar="N")]
@@ -90,12 +93,14 @@ Store = Annotated[
     Literal["bfloat16", "int8"],
     typer.Option(help="How the drafter's weights are stored; int8 takes half the space."),
 ]
-Drafter = Annotated[Path, typer.Argument(metavar="DIR", help="A drafter made by `train`.")]
+Drafter = Annotated[Path, typer.Argument(metavar="DIR", help="A drafter that `train` produced.")]
 Files = Annotated[
     list[Path],
-    typer.Option("--answers", help="Answers of its target.", metavar="FILE.jsonl"),
+    typer.Option("--answers", help="Answers of the drafter's target.", metavar="FILE.jsonl"),
 ]
-Limit = Annotated[int, typer.Option(help="Held-out answers to draft.", min=1, metavar="N")]
+Limit = Annotated[
+    int, typer.Option(help="Number of held-out answers to draft.", min=1, metavar="N")
+]
 DraftTokens = Annotated[int, typer.Option(help="Tokens in a draft.", min=1, metavar="N")]
 
 

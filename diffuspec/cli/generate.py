@@ -35,25 +35,29 @@ EXAMPLES = """[bold]Examples[/bold]
 """
 
 PromptText = Annotated[
-    str | None, typer.Argument(metavar="PROMPT", help="Without it, or for -, stdin is read.")
+    str | None,
+    typer.Argument(metavar="PROMPT", help="The prompt. If it is omitted or -, stdin is read."),
 ]
 PromptFile = Annotated[
     Path | None, typer.Option(help="Read the prompt from a file.", metavar="FILE")
 ]
 Chat = Annotated[
     bool,
-    typer.Option("--chat/--raw", help="Send the prompt as a chat message, or as text to continue."),
+    typer.Option(
+        "--chat/--raw", help="Treat the prompt as a chat message, or as text to continue."
+    ),
 ]
 System = Annotated[
-    str | None, typer.Option(help="System message that opens the chat.", metavar="TEXT")
+    str | None, typer.Option(help="System message at the start of the chat.", metavar="TEXT")
 ]
 
 ExplainSchedule = Annotated[
     bool,
     typer.Option(
         "--explain-schedule",
-        help="Write a line to stderr for each plan of the scheduler: the candidates, the best "
-        "first, with their scores in tokens. It tells why a step drafts, waits, or does not.",
+        help="Write a line to stderr for each plan of the scheduler: the candidates, best "
+        "first, with their scores in tokens. It shows why a step drafts, waits or "
+        "decodes plainly.",
     ),
 ]
 

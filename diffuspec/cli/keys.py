@@ -17,15 +17,23 @@ EXAMPLES = """[bold]Examples[/bold]
   diffuspec serve --api-keys keys.yaml
 """
 
-KeyFile = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Made if it is not there.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is.")]
+KeyFile = Annotated[
+    Path, typer.Argument(metavar="FILE.yaml", help="File of keys; created if it does not exist.")
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key's owner.")]
 MaxRequests = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Requests at the same time. Default: unlimited."),
+    typer.Option(
+        min=1, metavar="N", help="Maximum number of concurrent requests. Default: unlimited."
+    ),
 ]
 TokensPerMinute = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Tokens of prompts and answers. Default: unlimited."),
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Maximum number of tokens per minute, of prompts and answers. Default: unlimited.",
+    ),
 ]
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")

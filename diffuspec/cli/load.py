@@ -24,25 +24,40 @@ The API key is read from DIFFUSPEC_API_KEY.
 
 N = TypeVar("N", int, float)
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="The service, without /v1.")]
+Url = Annotated[str, typer.Argument(metavar="URL", help="URL of the service, without /v1.")]
 AtATime = Annotated[
-    str, typer.Option(help="Requests at a time, one figure after the other.", metavar="N,N,...")
+    str,
+    typer.Option(
+        help="Numbers of concurrent requests to measure, one after another.", metavar="N,N,..."
+    ),
 ]
 Rates = Annotated[
-    str, typer.Option(help="Requests a second that come at random times.", metavar="R,R,...")
+    str,
+    typer.Option(
+        help="Mean numbers of requests per second to measure; requests arrive at random times.",
+        metavar="R,R,...",
+    ),
 ]
 Questions = Annotated[
     Path | None,
     typer.Option(
-        help="Questions in Spec-Bench's format. Default: the embedded pair's held-out ones.",
+        help="Questions in Spec-Bench's format. Default: the held-out questions of the "
+        "embedded pair.",
         metavar="FILE.jsonl",
     ),
 ]
-MaxTokens = Annotated[int, typer.Option(help="Longest answer, in tokens.", metavar="N", min=1)]
-Repeats = Annotated[
-    int, typer.Option(help="Turns at each number of requests at a time.", metavar="N", min=1)
+MaxTokens = Annotated[
+    int, typer.Option(help="Maximum length of an answer, in tokens.", metavar="N", min=1)
 ]
-Out = Annotated[Path, typer.Option(help="Folder for JSON, tables and a plot.", metavar="DIR")]
+Repeats = Annotated[
+    int,
+    typer.Option(
+        help="Number of measurements with each number of concurrent requests.", metavar="N", min=1
+    ),
+]
+Out = Annotated[
+    Path, typer.Option(help="Folder for JSON results, tables and a plot.", metavar="DIR")
+]
 
 
 def run(

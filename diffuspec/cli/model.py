@@ -18,9 +18,9 @@ EXAMPLES = """[bold]Examples[/bold]
 
 Source = Annotated[
     Path,
-    typer.Argument(metavar="FILE", help="A GGUF file, or a wheel or directory that has one."),
+    typer.Argument(metavar="FILE", help="A GGUF file, or a wheel or directory that contains one."),
 ]
-Out = Annotated[Path, typer.Option(help="The model directory to make.", metavar="DIR")]
+Out = Annotated[Path, typer.Option(help="The model directory to create.", metavar="DIR")]
 Precision = Annotated[
     Literal["bfloat16", "float16", "float32"],
     typer.Option("--dtype", help="How weights are stored."),

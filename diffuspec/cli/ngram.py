@@ -31,12 +31,12 @@ EXAMPLES = """[bold]Examples[/bold]
 Files = Annotated[list[Path], typer.Argument(metavar="FILE", help="Text files, or .jsonl files.")]
 Out = Annotated[Path, typer.Option(help="The model to write.", metavar="FILE.arpa|FILE.bin")]
 Order = Annotated[
-    int, typer.Option(help="Tokens in the longest n-gram.", metavar="N", min=2, max=6)
+    int, typer.Option(help="Maximum length of an n-gram, in tokens.", metavar="N", min=2, max=6)
 ]
 Tokenizer = Annotated[
     Path | None,
     typer.Option(
-        "--target", help="Model directory of the tokenizer. Default: tiny.", metavar="DIR"
+        "--target", help="Model directory with the tokenizer. Default: tiny.", metavar="DIR"
     ),
 ]
 

@@ -88,14 +88,16 @@ Config = Annotated[Path | None, model(_CONFIG, "FILE.yaml")]
 Questions = Annotated[
     Path | None,
     typer.Option(
-        help="Questions in Spec-Bench's format. Default: the pair's own.", metavar="FILE.jsonl"
+        help="Questions in Spec-Bench's format. Default: the questions of the pair.",
+        metavar="FILE.jsonl",
     ),
 ]
 Limit = Annotated[int | None, typer.Option(help="Questions per family. Default: all.", metavar="N")]
 Rounds = Annotated[
     int,
     typer.Option(
-        help="Questions for each request at a time, in each turn under load: long turns vary less.",
+        help="Questions per concurrent request in each measurement under load: long "
+        "measurements vary less.",
         metavar="N",
         min=1,
     ),
@@ -107,8 +109,9 @@ DraftLength = Annotated[
     str | None,
     _option(
         _DRAFTING,
-        "How the draft length is chosen: cost_aware by expected tokens per second, paper by the"
-        " paper's controller, fixed, off, or a number of tokens. Default: cost_aware.",
+        "How the draft length is chosen: cost_aware (by expected tokens per second), "
+        "paper (by the paper's controller), fixed, off, or a number of tokens. Default: "
+        "cost_aware.",
         metavar="POLICY|N",
     ),
 ]

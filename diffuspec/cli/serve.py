@@ -45,17 +45,26 @@ def _option(text: str, metavar: str, **limits: Any) -> Any:
     return typer.Option(help=text, metavar=metavar, rich_help_panel=_SERVICE, **limits)
 
 
-Host = Annotated[str, _option("Address to serve on. Any but loopback needs --api-keys.", "ADDRESS")]
-Port = Annotated[int, _option("Port to serve on; 0: a free one.", "N", min=0, max=MAX_PORT)]
+Host = Annotated[
+    str, _option("Address to listen on. Any other than loopback needs --api-keys.", "ADDRESS")
+]
+Port = Annotated[int, _option("Port to listen on; 0: any free port.", "N", min=0, max=MAX_PORT)]
 ApiKeys = Annotated[
-    Path | None, _option("Ask for a key of this file; `diffuspec keys add` makes one.", "FILE.yaml")
+    Path | None,
+    _option("Require an API key from this file, which `diffuspec keys add` creates.", "FILE.yaml"),
 ]
 ModelName = Annotated[
-    str | None, _option("The model's name for clients. Default: its directory's.", "NAME")
+    str | None,
+    _option("The name of the model that clients see. Default: the name of its directory.", "NAME"),
 ]
 MaxSequences = Annotated[
     int | None,
-    _option("Requests decoded at the same time, by each engine. Default: 8.", "N", min=1, max=1024),
+    _option(
+        "Number of requests that each engine decodes concurrently. Default: 8.",
+        "N",
+        min=1,
+        max=1024,
+    ),
 ]
 Certificate = Annotated[Path | None, _option("TLS certificate, with its chain.", "FILE.pem")]
 Key = Annotated[Path | None, _option("Private key of the TLS certificate.", "FILE.pem")]
@@ -64,8 +73,8 @@ _CHATS = "Chats"
 ToolCallParser = Annotated[
     str | None,
     typer.Option(
-        help="How calls are read: hermes, qwen3_coder, llama3_json, pythonic, mistral, openai, "
-        "none. Default: by the chat template.",
+        help="Format in which tool calls are parsed: hermes, qwen3_coder, llama3_json, "
+        "pythonic, mistral, openai, none. Default: by the chat template.",
         metavar="NAME",
         rich_help_panel=_CHATS,
     ),
@@ -73,7 +82,7 @@ ToolCallParser = Annotated[
 ReasoningParser = Annotated[
     str | None,
     typer.Option(
-        help="How reasoning is told from answers: qwen3, deepseek_r1, openai_gptoss, none. "
+        help="Format in which reasoning is parsed: qwen3, deepseek_r1, openai_gptoss, none. "
         "Default: by the chat template.",
         metavar="NAME",
         rich_help_panel=_CHATS,
@@ -82,7 +91,8 @@ ReasoningParser = Annotated[
 GenerationConfig = Annotated[
     str | None,
     typer.Option(
-        help="Sampling defaults: auto, the model's; vllm, OpenAI's; or those of a directory.",
+        help="Sampling defaults: auto (the model's), vllm (OpenAI's), or a directory that "
+        "contains them.",
         metavar="auto|vllm|DIR",
         rich_help_panel=_CHATS,
     ),

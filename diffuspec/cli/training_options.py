@@ -11,23 +11,24 @@ from diffuspec.core.errors import ConfigError
 Layers = Annotated[
     str | None,
     typer.Option(
-        help="How many of the target's layers a drafter starts from, chosen by what dropping each"
-        " of them costs; or which, separated by commas. Default: 10, of kind dflash 5.",
+        help="Number of the target's layers that a drafter starts from, chosen by the loss "
+        "from dropping each; or their indices, separated by commas. Default: 10; for "
+        "kind dflash, 5.",
         metavar="N|LIST",
     ),
 ]
 Attention = Annotated[
     Literal["block_causal", "block_aligned"] | None,
     typer.Option(
-        help="What rows of kind diffuspec see: block_causal, causal text and a draft as one block;"
-        " block_aligned, blocks that begin at multiples of --block-size, in text and draft alike."
-        " Default: block_causal."
+        help="Attention mask of kind diffuspec: block_causal (causal text, and the draft as "
+        "one block) or block_aligned (blocks that begin at multiples of --block-size, "
+        "in text and draft alike). Default: block_causal."
     ),
 ]
 BlockSize = Annotated[
     int | None,
     typer.Option(
-        help="Rows of a block, of kind dflash or with block_aligned. Default: 12, 8.",
+        help="Rows in a block, for kind dflash (default: 12) or with block_aligned (default: 8).",
         min=2,
         max=64,
         metavar="N",

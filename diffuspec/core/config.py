@@ -28,42 +28,47 @@ _DRAFTER_NAME = re.compile(rf"[a-z0-9][a-z0-9_.-]{{0,{MAX_DRAFTER_NAME_CHARACTER
 class TargetConfig(Section):
     """The model whose output is reproduced, and its cache."""
 
-    path: FilePath = Field(description="Directory of a causal LM in transformers' layout.")
+    path: FilePath = Field(description="Directory of a causal LM in the layout of transformers.")
     device: Device = Field("auto", description=DEVICE_HELP)
     dtype: DType = Field("auto", description=DTYPE_HELP)
     max_model_len: int | None = Field(
         None,
         ge=2,
-        description="Most tokens of prompt and answer together; null: what the checkpoint was "
-        "trained for.",
+        description="Maximum number of tokens of prompt and answer together; null: what the "
+        "checkpoint was trained for.",
     )
     max_sequences: int = Field(
-        8, ge=1, le=1024, description="Requests verified at the same time; sizes the KV cache."
+        8,
+        ge=1,
+        le=1024,
+        description="Maximum number of requests verified concurrently; determines the size of the "
+        "KV cache.",
     )
     prefix_slots: int = Field(
         0,
         ge=0,
         le=4096,
-        description="Further slots of the KV cache, in which prefixes of this many requests more "
-        "are kept after their end, for conversations that go on.",
+        description="Additional slots of the KV cache, which keep the prefixes of this many more "
+        "finished requests, for conversations that continue.",
     )
     exact: bool | None = Field(
         None,
-        description="Compute every token from the tokens before it alone, to the last bit, so that "
-        "no draft and no other request can turn a near-tie; null: where that costs little, in 16 "
-        "bits, and in float32 on x86-64 processors with AVX2, or AVX-512 and VNNI.",
+        description="Make every token depend, to the last bit, only on the tokens before it, so "
+        "that no draft and no other request can change the result of a near-tie; null: "
+        "on where it costs little, which is in 16 bits, and in float32 on x86-64 "
+        "processors with AVX2, or AVX-512 and VNNI.",
     )
     quantize_activations: bool = Field(
         False,
-        description="Round activations to 8 bits, 32 at a time, where they are multiplied with "
-        "quantised weights on a CPU, as llama.cpp and OpenVINO do: up to three times as fast, and "
-        "no longer the format's own arithmetic to the last bit.",
+        description="Round activations to 8 bits, in groups of 32, where they are multiplied with "
+        "quantised weights on a CPU, as llama.cpp and OpenVINO do: up to three times as "
+        "fast, but no longer the exact arithmetic of the format.",
     )
     max_tree_nodes: int = Field(
         64,
         ge=1,
         le=MAX_TREE_NODES,
-        description="Most drafted tokens verified in one step of one request.",
+        description="Maximum number of draft tokens verified in a step, per request.",
     )
 
 
@@ -71,11 +76,12 @@ class SearchConfig(Section):
     """The path search over a lattice, and the causal proxy that it uses."""
 
     ngram: FilePath | None = Field(
-        None, description="KenLM file over the target's token ids, the causal proxy."
+        None, description="KenLM file over the target's token ids: the causal proxy."
     )
     causal_lm: FilePath | None = Field(
         None,
-        description="In its place, the directory of a small causal LM with the target's tokenizer.",
+        description="Instead of `ngram`, the directory of a small causal LM with the target's "
+        "tokenizer.",
     )
     beam_width: int = Field(
         3, ge=1, le=64, description="Paths kept at each position, B of the paper."
@@ -84,13 +90,13 @@ class SearchConfig(Section):
         0.0,
         ge=0,
         lt=1,
-        description="Most weight of the n-grams of prompt and answer beside the n-gram model's or "
-        "causal LM's; 0: they are not counted.",
+        description="Maximum weight of n-grams counted in prompt and answer, relative to the "
+        "n-gram model or causal LM; 0: they are not counted.",
     )
     retrieval: bool = Field(
         False,
-        description="Put what followed the same words before, in prompt and answer, beside the "
-        "lattice's candidates, in trees of the shape best_first.",
+        description="In trees of the shape best_first, add to the lattice's candidates what "
+        "followed the same words earlier in prompt and answer.",
     )
 
     @model_validator(mode="after")
@@ -106,13 +112,15 @@ class DraftLengthConfig(Section):
     """Adaptive draft length (ADL, Eqs. 9-11): the policy `paper`, and the limit of `cost_aware`."""
 
     min_draft_tokens: int = Field(
-        20, ge=1, le=MAX_DRAFT_TOKENS, description="Shortest draft in tokens, k_min."
+        20, ge=1, le=MAX_DRAFT_TOKENS, description="Minimum length of a draft in tokens, k_min."
     )
     max_draft_tokens: int = Field(
-        30, ge=1, le=MAX_DRAFT_TOKENS, description="Longest draft in tokens, k_max."
+        30, ge=1, le=MAX_DRAFT_TOKENS, description="Maximum length of a draft in tokens, k_max."
     )
     growth: int = Field(
-        10, ge=0, description="Tokens added after drafts that were accepted whole, delta of Eq. 11."
+        10,
+        ge=0,
+        description="Tokens by which drafts grow after fully accepted drafts, delta of Eq. 11.",
     )
     smoothing: float = Field(
         0.5, gt=0, le=1, description="Weight of the last step in the averages, rho of Eqs. 9-10."
@@ -133,47 +141,49 @@ class CoordinatorConfig(Section):
         64,
         ge=0,
         le=100_000,
-        description="Requests that may wait for a place; one more is refused as overload.",
+        description="Maximum number of waiting requests; further requests are refused as overload.",
     )
     prefill_chunk_tokens: int = Field(
         256,
         ge=1,
         le=2**31 - 1,  # the largest number in a message
-        description="Most prompt tokens of one request that one step reads.",
+        description="Maximum number of prompt tokens of a request that are processed in a step.",
     )
     max_prefill_seconds: float = Field(
         0.25,
         gt=0,
-        description="Seconds that reading a part of a prompt takes at most, about, and at least as "
-        "many as a step: on a slow processor parts are smaller, down to 64 tokens, so that a long "
-        "prompt does not hold up other requests.",
+        description="Approximate maximum time to process a chunk of a prompt, in seconds, "
+        "but never less than a step takes: on a slow processor chunks are "
+        "smaller, down to 64 tokens, so that a long prompt does not delay other "
+        "requests.",
     )
     max_draft_seconds: float = Field(
-        60.0, gt=0, description="Seconds to wait for a draft before decoding goes on without it."
+        60.0, gt=0, description="Seconds to wait for a draft before decoding continues without it."
     )
     max_verifier_outage_seconds: float = Field(
         300.0,
         ge=0,
-        description="Seconds without a verifier after which the requests that wait for it fail.",
+        description="Seconds without a verifier after which waiting requests fail.",
     )
     first_token_price: float = Field(
         1.0,
         ge=0,
         le=1000,
-        description="Price of a second for which a first token is awaited, in seconds of all "
-        "running requests: with 0, drafts are made whenever they pay, however long prompts wait.",
+        description="Cost of one second of waiting for a first token, in seconds of all running "
+        "requests: with 0, drafts are made whenever they pay, however long prompts "
+        "wait.",
     )
     profile_seconds: float = Field(
         1.0,
         ge=0,
         le=60,
-        description="Most seconds of calls that measure costs when an engine starts; 0: costs are "
-        "learnt while it decodes.",
+        description="Maximum time spent measuring costs when an engine starts, in seconds; "
+        "0: costs are learnt during decoding.",
     )
     overlap: bool = Field(
         False,
-        description="Draft for likely outcomes while the target verifies: for roles on hardware "
-        "of their own.",
+        description="Draft for likely outcomes while the target verifies: for roles on separate "
+        "hardware.",
     )
 
 
@@ -182,31 +192,31 @@ class EngineConfig(Section):
 
     target: TargetConfig = Field(description="The model whose output is reproduced.")
     drafter: DrafterConfig | None = Field(
-        None, description="What drafts, a section of the kind it names; null: plain decoding."
+        None, description="The drafter, a section that depends on its `kind`; null: plain decoding."
     )
     drafters: dict[str, DrafterConfig] = Field(
         {},
-        description="More drafters by name, beside that of the section drafter: requests choose by "
-        "`drafter`, of speculation. The name of the section drafter is its kind.",
+        description="Additional drafters by name: a request chooses one with speculation.drafter. "
+        "The name of the drafter in the section drafter is its kind.",
     )
     search: SearchConfig = Field(
-        SearchConfig(), description="How a path through the drafter's lattice is found."
+        SearchConfig(), description="How the path through the drafter's lattice is chosen."
     )
     draft_length: DraftLengthConfig = Field(
-        DraftLengthConfig(), description="Bounds and constants of the adaptive draft length."
+        DraftLengthConfig(), description="Limits and constants of the adaptive draft length."
     )
     speculation: Annotated[SpeculationParams, FromMapping()] = Field(
-        SpeculationParams(), description="How requests are drafted that do not say."
+        SpeculationParams(), description="How to draft for requests that do not specify it."
     )
     coordinator: CoordinatorConfig = Field(
-        CoordinatorConfig(), description="Bounds of the coordinator."
+        CoordinatorConfig(), description="Limits of the coordinator."
     )
     data_parallel_size: int = Field(
         1,
         ge=1,
         le=64,
-        description="Engines, each with models of its own in a process of its own, among which "
-        "`diffuspec serve` spreads requests; 1: one engine in the process that serves.",
+        description="Number of engines among which `diffuspec serve` distributes requests, each "
+        "with its own models in its own process; 1: one engine, in the serving process.",
     )
 
     @field_validator("drafter", mode="before")

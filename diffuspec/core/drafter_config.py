@@ -22,10 +22,13 @@ class _LatticeSection(Section):
         0.8,
         gt=0,
         le=1,
-        description="Probability that the candidates of a position have together, tau of Eq. 7.",
+        description="Total probability of the candidates of a position, tau of Eq. 7.",
     )
     max_candidates: int = Field(
-        15, ge=1, le=256, description="Most candidates kept at a position, M_max of Eq. 7."
+        15,
+        ge=1,
+        le=256,
+        description="Maximum number of candidates kept at a position, M_max of Eq. 7.",
     )
 
 
@@ -38,14 +41,15 @@ class DiffuSpecConfig(_LatticeSection):
     dtype: DType = Field("auto", description=DTYPE_HELP)
     prefix_cache: bool = Field(
         True,
-        description="Keep the states of the prefix between drafts: exact for drafters that see "
-        "text in blocks, approximate for Dream and others that see all of it.",
+        description="Cache the states of the prefix between drafts: exact for drafters with "
+        "block-wise attention to the text, approximate for Dream and others with full "
+        "attention.",
     )
     refresh_every: int = Field(
         32,
         ge=1,
-        description="Committed tokens after which an approximate cached prefix, as Dream's, is "
-        "computed again.",
+        description="Number of committed tokens after which an approximate cached prefix, such as "
+        "Dream's, is recomputed.",
     )
     num_refinement_steps: int = Field(
         1,
@@ -58,8 +62,8 @@ class DiffuSpecConfig(_LatticeSection):
         None,
         ge=1,
         le=MAX_BLOCK_SIZE,
-        description="Tokens of the blocks that the drafter was trained with, if its directory "
-        "does not say, or wrongly: of SDAR and Tiny-A2D bd3lm.",
+        description="Length of the blocks that the drafter was trained with, if its directory does "
+        "not state it, or states it wrongly, as with SDAR and Tiny-A2D bd3lm.",
     )
 
 
@@ -68,10 +72,14 @@ class PromptLookupConfig(Section):
 
     kind: Literal["pld"] = Field("pld", description=_KIND)
     max_ngram_tokens: int = Field(
-        3, ge=1, le=16, description="Most tokens at the end of the prefix to look up; then fewer."
+        3,
+        ge=1,
+        le=16,
+        description="Maximum number of tokens at the end of the prefix to look up; fewer are tried "
+        "if they are not found.",
     )
     num_draft_tokens: int = Field(
-        10, ge=1, le=MAX_DRAFT_TOKENS, description="Most tokens to draft in one step."
+        10, ge=1, le=MAX_DRAFT_TOKENS, description="Maximum number of tokens to draft in a step."
     )
 
 
@@ -80,14 +88,15 @@ class _TextsSection(Section):
 
     texts: FilePath | None = Field(
         None,
-        description="Earlier answers or other texts to draft from, too: a text file, or a .jsonl "
-        "file with a line of token_ids, text or messages for each.",
+        description="Earlier answers or other texts to draft from as well: a text file, or a "
+        ".jsonl file with token_ids, text or messages on each line.",
     )
     max_text_tokens: int = Field(
         200_000,
         ge=1,
         le=10_000_000,
-        description="Most tokens of the texts to read; each takes about 0.5 KB of memory.",
+        description="Maximum number of tokens to read from the texts; each takes about 0.5 KB of "
+        "memory.",
     )
 
 
@@ -96,10 +105,13 @@ class SuffixAutomatonConfig(_TextsSection):
 
     kind: Literal["samd"] = Field("samd", description=_KIND)
     num_draft_tokens: int = Field(
-        40, ge=1, le=MAX_DRAFT_TOKENS, description="Most tokens to draft in one step."
+        40, ge=1, le=MAX_DRAFT_TOKENS, description="Maximum number of tokens to draft in a step."
     )
     draft_tokens_per_match: float = Field(
-        4.0, ge=0, le=MAX_DRAFT_TOKENS, description="Tokens to draft for each token that matched."
+        4.0,
+        ge=0,
+        le=MAX_DRAFT_TOKENS,
+        description="Number of tokens to draft for each matched token.",
     )
 
 
@@ -108,10 +120,13 @@ class SamdRecyclingConfig(_TextsSection):
 
     kind: Literal["samd_recycling"] = Field("samd_recycling", description=_KIND)
     min_match_tokens: int = Field(
-        5, ge=1, le=64, description="Tokens that must match for what followed them to be drafted."
+        5,
+        ge=1,
+        le=64,
+        description="Number of tokens that must match before a continuation is drafted.",
     )
     num_draft_tokens: int = Field(
-        40, ge=1, le=MAX_DRAFT_TOKENS, description="Tokens to draft after a match."
+        40, ge=1, le=MAX_DRAFT_TOKENS, description="Number of tokens to draft after a match."
     )
 
 
@@ -132,13 +147,14 @@ class AutoregressiveConfig(Section):
     device: Device = Field("auto", description=DEVICE_HELP)
     dtype: DType = Field("auto", description=DTYPE_HELP)
     num_draft_tokens: int = Field(
-        20, ge=1, le=MAX_DRAFT_TOKENS, description="Most tokens to draft in one step."
+        20, ge=1, le=MAX_DRAFT_TOKENS, description="Maximum number of tokens to draft in a step."
     )
     min_confidence: float = Field(
         0.4,
         ge=0,
         le=1,
-        description="A draft ends after the first token with a lower probability; 0: never.",
+        description="A draft ends after the first token with a lower probability than this; 0: "
+        "never.",
     )
 
 
@@ -147,11 +163,14 @@ class LookaheadConfig(Section):
 
     kind: Literal["lookahead"] = Field("lookahead", description=_KIND)
     num_columns: int = Field(
-        7, ge=1, le=32, description="Places after the last token that are guessed at, W."
+        7, ge=1, le=32, description="Number of positions after the last token that are guessed, W."
     )
-    ngram_tokens: int = Field(5, ge=3, le=16, description="Tokens of an n-gram, N.")
+    ngram_tokens: int = Field(5, ge=3, le=16, description="Length of an n-gram, N.")
     num_guesses: int = Field(
-        7, ge=1, le=64, description="Most n-grams kept after a token, and verified at a time, G."
+        7,
+        ge=1,
+        le=64,
+        description="Maximum number of n-grams kept per token, and verified at a time, G.",
     )
 
 

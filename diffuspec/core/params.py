@@ -62,17 +62,19 @@ class StructuredOutput:
     """
 
     json_object: bool = declare(False, "The answer is a JSON object.")
-    json_schema: Form | None = declare(None, "The answer is JSON that this JSON Schema describes.")
+    json_schema: Form | None = declare(
+        None, "The answer is JSON that conforms to this JSON Schema."
+    )
     regex: Form | None = declare(
-        None, "The answer matches this regular expression (Rust's), whole."
+        None, "The whole answer matches this regular expression, in Rust's syntax."
     )
     choice: Annotated[tuple[FormChoice, ...], Len(0, MAX_FORM_CHOICES)] = declare(
         (), "The answer is one of these texts."
     )
     grammar: Form | None = declare(
         None,
-        "The answer is a text of this grammar: Lark, as llguidance reads it, or GBNF, as xgrammar "
-        "and llama.cpp have it (`root ::= ...`).",
+        "The answer is a text of this grammar: Lark in llguidance's dialect, or GBNF as "
+        "in xgrammar and llama.cpp (`root ::= ...`).",
     )
 
     def __post_init__(self) -> None:
@@ -96,55 +98,66 @@ class SamplingParams:
     """
 
     temperature: Annotated[float, Interval(ge=0, le=10)] = declare(
-        0.0, "Divides the logits before a token is drawn; 0 takes the likeliest token."
+        0.0, "Divides the logits before a token is sampled; 0: the most likely token is taken."
     )
     top_p: Annotated[float, Interval(gt=0, le=1)] = declare(
-        1.0, "Draw from the likeliest tokens that have this much probability together; 1: all."
+        1.0,
+        "Sample from the most likely tokens whose total probability reaches this value; "
+        "1: all tokens.",
     )
     top_k: Annotated[int, Interval(ge=0, le=2**31 - 1)] = declare(
-        0, "Draw from this many of the likeliest tokens; 0: all."
+        0, "Sample from this many of the most likely tokens; 0: all tokens."
     )
     min_p: Annotated[float, Interval(ge=0, le=1)] = declare(
         0.0,
-        "Draw from tokens that have at least this share of the likeliest's probability; 0: all.",
+        "Sample from tokens with at least this fraction of the highest probability; 0: all tokens.",
     )
     seed: Annotated[int, Interval(ge=-(2**63), le=2**63 - 1)] | None = declare(
-        None, "The same seed gives the same answer; without one each request draws its own."
+        None, "The same seed gives the same answer; null: each request gets a random seed."
     )
     repetition_penalty: Annotated[float, Interval(gt=0, le=10)] = declare(
         1.0,
-        "Divides positive logits and multiplies negative ones of tokens that are in the prompt "
-        "or the answer; 1: off.",
+        "For tokens in the prompt or the answer, divides positive logits and multiplies "
+        "negative logits; 1: off.",
     )
     presence_penalty: Penalty = declare(
-        0.0, "Subtracted from the logits of tokens that are in the answer."
+        0.0, "Subtracted from the logits of tokens that occur in the answer."
     )
     frequency_penalty: Penalty = declare(
-        0.0, "Subtracted from a token's logit once for each time it is in the answer."
+        0.0, "Subtracted from a token's logit once for each occurrence in the answer."
     )
     logit_bias: Annotated[Mapping[int, Bias], Len(0, MAX_LOGIT_BIASES)] = declare(
-        {}, "Added to the logit of a token, by its id; -100 all but bans it, 100 all but forces it."
+        {},
+        "Added to the logit of a token, by token id; -100 practically bans the token, "
+        "100 practically forces it.",
     )
     allowed_token_ids: Annotated[tuple[TokenId, ...], Len(1, MAX_ALLOWED_TOKEN_IDS)] | None = (
         declare(
             None,
-            "Draw no tokens but these. Without EOS among them, an answer goes on to max_tokens or "
-            "a stop string. Gives way where structured_output allows none of them.",
+            "Sample only from these tokens. Without EOS among them, an answer continues to "
+            "max_tokens or a stop string. Ignored where structured_output allows none of "
+            "them.",
             option="allowed-token-id",
         )
     )
     bad_words: Annotated[tuple[BadWord, ...], Len(0, MAX_BAD_WORDS)] = declare(
         (),
-        "Text that must not occur: its last token is masked wherever its other tokens come "
-        "directly before. The text is encoded both with and without a space before it.",
+        "Text that must not occur: its last token is masked wherever its other tokens "
+        "directly precede it. The text is encoded both with and without a space before "
+        "it.",
         option="bad-word",
     )
     bad_words_token_ids: Annotated[tuple[BadTokens, ...], Len(0, 2 * MAX_BAD_WORDS)] = declare(
-        (), "The same for token sequences; bad_words join them where the tokenizer is.", option=None
+        (),
+        "The same as token sequences, to which the process with the tokenizer adds bad_words.",
+        option=None,
     )
-    max_tokens: Annotated[int, Interval(ge=1)] = declare(256, "Longest answer, in tokens.")
+    max_tokens: Annotated[int, Interval(ge=1)] = declare(
+        256, "Maximum length of an answer, in tokens."
+    )
     min_tokens: Annotated[int, Interval(ge=0)] = declare(
-        0, "Mask EOS and stop tokens, and overlook stop strings, in this many tokens of the answer."
+        0,
+        "Mask EOS and stop tokens, and ignore stop strings, until the answer has this many tokens.",
     )
     stop: Annotated[tuple[StopString, ...], Len(0, MAX_STOP_STRINGS)] = declare(
         (), "End before this text."
@@ -153,22 +166,22 @@ class SamplingParams:
         (), "End after this token.", option="stop-token-id"
     )
     include_stop_str_in_output: bool = declare(
-        False, "Have the stop string or stop token that ends the answer in its text."
+        False, "Include the stop string or stop token that ends the answer in the text."
     )
-    skip_special_tokens: bool = declare(True, "Leave special tokens out of the text.")
-    ignore_eos: bool = declare(False, "Go on after the end-of-sequence token, to max_tokens.")
+    skip_special_tokens: bool = declare(True, "Omit special tokens from the text.")
+    ignore_eos: bool = declare(False, "Continue after the end-of-sequence token, up to max_tokens.")
     structured_output: StructuredOutput | None = declare(
         None, "The form that the answer must have.", option=None
     )
     logprobs: Annotated[int, Interval(ge=0, le=MAX_LOGPROBS)] | None = declare(
         None,
-        "Report the log-probability of each token of the answer, and of this many of the "
-        "likeliest tokens in its place.",
+        "Report the log-probability of each token of the answer, and of this many of "
+        "the most likely tokens at its position.",
     )
     prompt_logprobs: Annotated[int, Interval(ge=0, le=MAX_LOGPROBS)] | None = declare(
         None,
-        "Report the log-probability of each token of the prompt after the first, and of this many "
-        "of the likeliest tokens in its place.",
+        "Report the log-probability of each token of the prompt after the first, and of "
+        "this many of the most likely tokens at its position.",
         option=None,
     )
 
@@ -249,38 +262,39 @@ class SpeculationParams:
 
     policy: DraftLengthPolicy = declare(
         "cost_aware",
-        "How the draft length is chosen: cost_aware by expected tokens per second, paper by the "
-        "paper's controller (section draft_length), fixed always num_draft_tokens, off not at all.",
+        "How the draft length is chosen: cost_aware (by expected tokens per second), "
+        "paper (by the paper's controller, section draft_length), fixed (always "
+        "num_draft_tokens), or off (no drafts).",
         option=None,  # set together with num_draft_tokens by --draft-length
     )
     num_draft_tokens: Annotated[int, Interval(ge=1, le=MAX_DRAFT_TOKENS)] = declare(
-        20, "Tokens to draft in each step under the fixed policy.", option=None
+        20, "Number of tokens to draft in each step with the fixed policy.", option=None
     )
     tree_shape: TreeShape = declare(
         "best_first",
-        "Shape of the draft: path is the best path of the beam search, beams all its final paths, "
-        "best_first the nodes that are likeliest to be reached.",
+        "Shape of the draft: path (the best path of the beam search), beams (all its "
+        "final paths), or best_first (the nodes that are most likely to be reached).",
         option="tree",
     )
     max_nodes: Annotated[int, Interval(ge=1, le=MAX_TREE_NODES)] = declare(
-        32, "Most tokens to verify in one step of one request."
+        32, "Maximum number of tokens to verify in a step, per request."
     )
     drafter_weight: Annotated[float, Interval(ge=0, le=1)] | Literal["adaptive"] = declare(
         0.5,
-        "Weight of the drafter (1) against the causal proxy (0) in the path search, lambda of "
-        "Eq. 8; adaptive follows the side that was right lately.",
+        "Weight of the drafter (1) against the causal proxy (0) in the path search, "
+        "lambda of Eq. 8; adaptive favours whichever was right recently.",
     )
     num_outcomes: Annotated[int, Interval(ge=0, le=MAX_OUTCOMES)] | Literal["auto"] = declare(
         "auto",
-        "Most outcomes of a verification to draft for while it runs; 0: none; auto: as many as "
-        "their cost allows.",
+        "Maximum number of outcomes of a verification to draft for while it runs; 0: "
+        "none; auto: as many as their cost allows.",
         option=None,  # only useful if the roles have their own hardware
     )
     drafter: Annotated[str, Len(1, MAX_DRAFTER_NAME_CHARACTERS)] | None = declare(
         None,
-        "Name of the drafter among those of the deployment (sections drafter and drafters); auto: "
-        "the one with which the most tokens per second are committed, measured step by step; null: "
-        "that of the section drafter.",
+        "Name of a drafter of the deployment (sections drafter and drafters); auto: the "
+        "drafter that commits the most tokens per second, measured step by step; null: "
+        "the drafter of the section drafter.",
         option=None,  # a single prompt has a single drafter: --drafter-kind
     )
     report_drafts: bool = declare(
@@ -288,8 +302,8 @@ class SpeculationParams:
     )
     prediction: Annotated[tuple[TokenId, ...], Len(0, MAX_PREDICTED_TOKENS)] = declare(
         (),
-        "Token ids that the answer is likely to have much of: a text to be edited, say. Drafters "
-        "with a path search, samd and samd_recycling draft from it.",
+        "Token ids much of which the answer is expected to repeat, such as a text to be "
+        "edited. Drafters with a path search, samd and samd_recycling draft from them.",
         option=None,
     )
 

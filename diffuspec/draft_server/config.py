@@ -16,57 +16,59 @@ class DraftServerConfig(Section):
     """One process with one drafter, for external engines."""
 
     drafter: DrafterConfig = Field(
-        description="What drafts: diffuspec, sps, pld or samd, which draft from tokens alone."
+        description="The drafter, of a kind that drafts from tokens alone: diffuspec, sps, pld or "
+        "samd."
     )
     tokenizer: FilePath = Field(
-        description="Directory with the tokenizer of the engines' model: its own, or one with its "
-        "tokenizer.json, and generation_config.json or config.json."
+        description="Directory with the tokenizer of the engines' model: the model's own "
+        "directory, or one with its tokenizer.json and its "
+        "generation_config.json or config.json."
     )
     search: SearchConfig = Field(
-        SearchConfig(), description="How a path through the drafter's lattice is found."
+        SearchConfig(), description="How the path through the drafter's lattice is chosen."
     )
     drafter_weight: Annotated[float, Field(ge=0, le=1)] | Literal["adaptive"] = Field(
         0.5,
         description="Weight of the drafter (1) against the causal proxy (0) in the path search, "
-        "lambda of Eq. 8; adaptive follows the side that was right lately.",
+        "lambda of Eq. 8; adaptive favours whichever was right recently.",
     )
     max_model_len: int = Field(
         4096,
         ge=2,
-        description="Most tokens of a request that is drafted for; longer ones go on without "
-        "drafts. Sizes the drafter's cache.",
+        description="Maximum number of tokens of a request; longer requests continue without "
+        "drafts. Determines the size of the drafter's cache.",
     )
     max_requests: int = Field(
         32,
         ge=1,
         le=1024,
-        description="Requests that the drafter holds at the same time, of all engines together; "
-        "with more, prompts are read again. Sizes the drafter's cache.",
+        description="Maximum number of requests, of all engines together, that the drafter "
+        "holds at a time; with more, prompts are processed again. Determines the "
+        "size of the drafter's cache.",
     )
     num_draft_tokens: int | None = Field(
         None,
         ge=1,
         le=MAX_DRAFT_TOKENS,
-        description="Length of every draft, made while its engine waits, for measurements and "
-        "tests alone; null: by what pays, which may be none.",
+        description="Fixed length of every draft, made while its engine waits, only for "
+        "measurements and tests; null: the length that pays, which may be 0.",
     )
-    max_engines: int = Field(
-        16, ge=1, le=256, description="Engines that may be connected at the same time."
-    )
+    max_engines: int = Field(16, ge=1, le=256, description="Maximum number of connected engines.")
     max_draft_seconds: float = Field(
-        10.0, gt=0, description="Seconds after which a call of the drafter has failed."
+        10.0, gt=0, description="Seconds after which a call of the drafter fails."
     )
     profile_seconds: float = Field(
         2.0,
         ge=0,
         le=60,
-        description="Most seconds of calls that measure the drafter when the server starts; 0: "
-        "costs are learnt while it drafts.",
+        description="Maximum time spent measuring the drafter when the server starts, in seconds; "
+        "0: costs are learnt during drafting.",
     )
     tenants: dict[str, float] = Field(
         {},
-        description="Shares of the drafter's time, by the tenant that an engine names; where there "
-        "is not enough for all. Those not named have a share of 1.",
+        description="Relative shares of the drafter's time when there is not enough for all, "
+        "by the tenant that an engine names. Tenants that are not listed have a "
+        "share of 1.",
     )
 
     @field_validator("drafter", mode="before")

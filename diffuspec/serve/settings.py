@@ -12,62 +12,76 @@ class ServeSettings(Section):
 
     api_keys: FilePath | None = Field(
         None,
-        description="File of API keys, as `diffuspec keys add` makes; null: none are asked for.",
+        description="File of API keys, as `diffuspec keys add` creates it; null: no keys are "
+        "required.",
     )
     allowed_hosts: tuple[str, ...] | None = Field(
         None,
         strict=False,
-        description="Values of the header Host that are answered, without ports; null: all with "
-        "API keys, only loopback's own names without.",
+        description="Accepted values of the Host header, without ports; null: with API keys all "
+        "values, without API keys only the names of loopback.",
     )
     audit_rate: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="Share of answers that are decoded again without drafts, one at a time while "
-        "there is a place free, and compared (`diffuspec_audits_total`).",
+        description="Fraction of answers that are decoded again without drafts and compared "
+        "(`diffuspec_audits_total`), one at a time, while there is a free slot.",
     )
     tool_call_parser: str | None = Field(
         None,
-        description="How calls are read, and written where they are demanded, in vLLM's words: "
-        "hermes, qwen3_coder, llama3_json, pythonic, mistral, openai (gpt-oss) or none; null: by "
-        "the model's chat template.",
+        description="Format in which tool calls are parsed, and generated when they are required, "
+        "by vLLM's names: hermes, qwen3_coder, llama3_json, pythonic, mistral, openai "
+        "(gpt-oss) or none; null: by the model's chat template.",
     )
     reasoning_parser: str | None = Field(
         None,
-        description="How reasoning is told from the answer, in vLLM's words: qwen3, deepseek_r1, "
+        description="Format in which reasoning is parsed, by vLLM's names: qwen3, deepseek_r1, "
         "openai_gptoss or none; null: by the model's chat template.",
     )
     generation_config: str = Field(
         "auto",
-        description="Where sampling parameters that requests leave out come from: auto, the "
-        "model's generation_config.json; vllm, OpenAI's defaults; or a directory that has such a "
+        description="Source of sampling parameters that requests omit: auto (the model's "
+        "generation_config.json), vllm (OpenAI's defaults), or a directory with such a "
         "file.",
     )
     playground: bool = Field(True, description="Serve the page at / that shows speculation.")
     max_body_bytes: int = Field(
-        1024 * 1024, ge=1024, description="Largest body of a request; a larger one gets 413."
+        1024 * 1024,
+        ge=1024,
+        description="Maximum size of a request body in bytes; larger bodies get 413.",
     )
     max_requests: int = Field(
-        256, ge=1, description="Requests in progress; one more gets 429. Engines have queues, too."
+        256,
+        ge=1,
+        description="Maximum number of requests in progress; further requests get 429. "
+        "Engines have queues, too.",
     )
     max_connections: int = Field(
-        1024, ge=1, description="Open connections of `diffuspec serve`; one more is closed."
+        1024,
+        ge=1,
+        description="Maximum number of open connections of `diffuspec serve`; further connections "
+        "are closed.",
     )
     request_seconds: float = Field(
-        600.0, gt=0, description="Longest time that a request may take; no client can change it."
+        600.0,
+        gt=0,
+        description="Maximum time that a request may take, in seconds; no client can change it.",
     )
     header_seconds: float = Field(
         10.0,
         gt=0,
-        description="Seconds in which headers must arrive; Serve's own proxies have no such limit.",
+        description="Seconds within which headers must arrive; Ray Serve's own proxies have "
+        "no such limit.",
     )
-    body_seconds: float = Field(30.0, gt=0, description="Seconds in which a body must arrive.")
+    body_seconds: float = Field(30.0, gt=0, description="Seconds within which a body must arrive.")
     write_seconds: float = Field(
-        30.0, gt=0, description="Seconds without reading after which a client is dropped."
+        30.0, gt=0, description="Seconds after which a client that does not read is disconnected."
     )
     drain_seconds: float = Field(
-        30.0, ge=0, description="Seconds that running requests are given when the service stops."
+        30.0,
+        ge=0,
+        description="Seconds that running requests have to finish when the service stops.",
     )
     max_tokenizing: int = Field(
         2, ge=1, le=64, description="Threads that render chats and tokenise prompts."
@@ -77,4 +91,4 @@ class ServeSettings(Section):
 class ServeFile(Section):
     """The service's settings in a file of `diffuspec serve`, apart from those of the engine."""
 
-    serve: ServeSettings = Field(ServeSettings(), description="Keys and bounds of the service.")
+    serve: ServeSettings = Field(ServeSettings(), description="API keys and limits of the service.")

@@ -51,7 +51,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 Drafters = Annotated[
     list[str],
-    typer.Argument(help="Directories of diffusion LMs, if needed with :BLOCK_SIZE behind them."),
+    typer.Argument(help="Directories of diffusion LMs, each with :BLOCK_SIZE after it if needed."),
 ]
 
 
@@ -155,18 +155,29 @@ def make_config(pair: str, target: Path | None, ngram: Path | None) -> EngineCon
 @app.command(cls=Command)
 def main(
     drafters: Drafters,
-    pair: Annotated[str, typer.Option(help="Whose target, search and questions.")] = DEFAULT_PAIR,
-    target: Annotated[Path | None, typer.Option(help="Another target.", metavar="DIR")] = None,
-    ngram: Annotated[Path | None, typer.Option(help="Its n-gram model.", metavar="FILE")] = None,
+    pair: Annotated[
+        str, typer.Option(help="Pair whose target, search and questions are used.")
+    ] = DEFAULT_PAIR,
+    target: Annotated[
+        Path | None, typer.Option(help="Another target, instead of the pair's.", metavar="DIR")
+    ] = None,
+    ngram: Annotated[
+        Path | None, typer.Option(help="The n-gram model of that target.", metavar="FILE")
+    ] = None,
     questions: Annotated[Path | None, typer.Option(metavar="FILE.jsonl")] = None,
     limit: Annotated[int | None, typer.Option(help="Questions per family.", min=1)] = None,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.", min=1)] = 96,
+    max_tokens: Annotated[
+        int, typer.Option(help="Maximum length of an answer, in tokens.", min=1)
+    ] = 96,
     whole_drafts: Annotated[
-        bool, typer.Option("--whole-drafts", help="Verify whole drafts, not what pays.")
+        bool,
+        typer.Option("--whole-drafts", help="Verify whole drafts, not only the part that pays."),
     ] = False,
     steps: Annotated[
         list[int] | None,
-        typer.Option(help="Denoising steps of a draft; several to compare.", min=1, max=64),
+        typer.Option(
+            help="Denoising steps of a draft; may be repeated to compare several.", min=1, max=64
+        ),
     ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
 ) -> None:

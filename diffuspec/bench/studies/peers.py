@@ -225,13 +225,16 @@ def run(
     questions: Annotated[Path, typer.Option(help="File in Spec-Bench's format.")] = (
         smollm2.QUESTIONS
     ),
-    limit: Annotated[int, typer.Option(help="Questions of each family.", min=1)] = 2,
-    threads: Annotated[str, typer.Option(help="Numbers of threads.")] = "1,2",
-    bits: Annotated[str, typer.Option(help="Bits of a weight.")] = "16,8,4",
+    limit: Annotated[int, typer.Option(help="Questions per family.", min=1)] = 2,
+    threads: Annotated[str, typer.Option(help="Numbers of threads to measure with.")] = "1,2",
+    bits: Annotated[str, typer.Option(help="Bits per weight.")] = "16,8,4",
     max_tokens: Annotated[int, typer.Option(min=2)] = 64,
     processor_time: Annotated[
         bool,
-        typer.Option(help="Count processor time, which other work changes little; with 1 thread."),
+        typer.Option(
+            help="Measure processor time, which other load on the machine hardly changes; only "
+            "with 1 thread."
+        ),
     ] = False,
 ) -> None:
     """Compare decoding of SmolLM2 with other CPU engines."""

@@ -84,25 +84,29 @@ def _chosen(name: str, given: Sequence[T] | None, known: Sequence[T]) -> list[T]
 
 @app.command(cls=Command)
 def main(
-    machine: Annotated[list[str] | None, typer.Option(help="Machine; all by default.")] = None,
-    regime: Annotated[
-        list[str] | None, typer.Option(help="What the drafts are like; all by default.")
+    machine: Annotated[
+        list[str] | None, typer.Option(help="Machine to simulate; default: all.")
     ] = None,
-    load: Annotated[list[int] | None, typer.Option(help="Requests at a time.")] = None,
+    regime: Annotated[
+        list[str] | None, typer.Option(help="Kind of drafts to simulate; default: all.")
+    ] = None,
+    load: Annotated[list[int] | None, typer.Option(help="Number of concurrent requests.")] = None,
     system: Annotated[
-        list[str] | None, typer.Option(help="default, off, fixed or oracle; all by default.")
+        list[str] | None,
+        typer.Option(help="System to measure: default, off, fixed or oracle; default: all."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="JSON file that the results are merged into.")
+        Path | None, typer.Option(help="JSON file into which the results are merged.")
     ] = None,
     processes: Annotated[
-        int, typer.Option(min=1, help="Cells measured at a time.", show_default="processors")
+        int,
+        typer.Option(
+            min=1, help="Number of cells measured in parallel.", show_default="processors"
+        ),
     ] = os.cpu_count() or 1,
     compare: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(
-            metavar="OLD NEW", help="Files of results to compare; nothing is measured then."
-        ),
+        typer.Option(metavar="OLD NEW", help="Two result files to compare; nothing is measured."),
     ] = None,
 ) -> None:
     """Decode on simulated machines, in virtual time, and print tokens per second."""

@@ -193,8 +193,8 @@ def run(
     questions: Annotated[Path, typer.Option(help="File in Spec-Bench's format.")] = (
         smollm2.QUESTIONS
     ),
-    limit: Annotated[int, typer.Option(help="Questions of each family.", min=1)] = 3,
-    loads: Annotated[str, typer.Option(help="Requests at a time.")] = "1,8,32",
+    limit: Annotated[int, typer.Option(help="Questions per family.", min=1)] = 3,
+    loads: Annotated[str, typer.Option(help="Number of concurrent requests.")] = "1,8,32",
     systems: Annotated[str, typer.Option(help=", ".join(SPECULATIVE))] = "plain,ngram,diffuspec",
     max_tokens: Annotated[int, typer.Option(min=1)] = 128,
     rounds: Annotated[int, typer.Option(min=1)] = 1,

@@ -185,14 +185,20 @@ def _spread(prompts: Sequence[list[int]], number: int) -> list[list[int]]:
 def run(
     pair: Annotated[str, typer.Option(help="|".join(PAIRS))] = "smollm2",
     questions: Annotated[Path | None, typer.Option(help="File in Spec-Bench's format.")] = None,
-    answers: Annotated[int, typer.Option(help="Greedy answers.", min=0)] = 60,
-    max_tokens: Annotated[int, typer.Option(help="Of a greedy answer.", min=1)] = 64,
-    samples: Annotated[int, typer.Option(help="Sampled answers.", min=0)] = 20_000,
-    sampled_tokens: Annotated[int, typer.Option(help="Of a sampled answer.", min=2)] = 3,
-    at_once: Annotated[int, typer.Option(help="Answers at a time.", min=2)] = 8,
+    answers: Annotated[int, typer.Option(help="Number of greedy answers.", min=0)] = 60,
+    max_tokens: Annotated[
+        int, typer.Option(help="Length of a greedy answer, in tokens.", min=1)
+    ] = 64,
+    samples: Annotated[int, typer.Option(help="Number of sampled answers.", min=0)] = 20_000,
+    sampled_tokens: Annotated[
+        int, typer.Option(help="Length of a sampled answer, in tokens.", min=2)
+    ] = 3,
+    at_once: Annotated[int, typer.Option(help="Number of concurrent answers.", min=2)] = 8,
     num_draft_tokens: Annotated[int, typer.Option(help="Length of every draft.", min=1)] = 4,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "float32",
-    python: Annotated[Path, typer.Option(help="That of vLLM's environment.")] = PYTHON,
+    python: Annotated[
+        Path, typer.Option(help="Python interpreter of vLLM's environment.")
+    ] = PYTHON,
     logs: Annotated[Path | None, typer.Option(help="Folder for logs of all processes.")] = None,
 ) -> None:
     """Compare vLLM's answers with and without the drafts of a draft server."""

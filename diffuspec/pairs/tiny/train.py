@@ -68,15 +68,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-RunDir = Annotated[Path, typer.Option(metavar="DIR", help="Folder of checkpoints and results.")]
+RunDir = Annotated[Path, typer.Option(metavar="DIR", help="Folder for checkpoints and results.")]
 Chunks = Annotated[
-    int, typer.Option(metavar="N", help="Chunks of 16 batches of about 2,048 tokens.")
+    int,
+    typer.Option(
+        metavar="N", help="Length of the training, in chunks of 16 batches of about 2,048 tokens."
+    ),
 ]
 Threads = Annotated[int, typer.Option(metavar="N", min=1, help="CPU threads.")]
 Conversations = Annotated[
-    int, typer.Option(metavar="N", help="Conversations to draw from the corpus.")
+    int, typer.Option(metavar="N", help="Number of conversations to draw from the corpus.")
 ]
-PerFamily = Annotated[int, typer.Option(metavar="N", min=1, help="Held-out questions per family.")]
+PerFamily = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Number of held-out questions per family.")
+]
 Start = Annotated[
     Path | None,
     typer.Option("--from", metavar="DIR", help="Start from the weights of this model."),

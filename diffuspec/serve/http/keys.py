@@ -41,10 +41,15 @@ class ApiKey(Section):
 
     sha256: str = Field(pattern="^[0-9a-f]{64}$", description="Hash of the key, in hexadecimal.")
     max_requests: int | None = Field(
-        None, ge=1, description="Requests of this key at the same time; null: no limit of its own."
+        None,
+        ge=1,
+        description="Maximum number of concurrent requests with this key; null: no limit for the "
+        "key.",
     )
     tokens_per_minute: int | None = Field(
-        None, ge=1, description="Tokens of prompts and answers; null: no limit."
+        None,
+        ge=1,
+        description="Maximum number of tokens per minute, of prompts and answers; null: no limit.",
     )
 
 

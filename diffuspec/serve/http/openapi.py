@@ -33,7 +33,8 @@ class ServerLoad(TypedDict):
 
 class Readiness(TypedDict):
     status: Annotated[
-        Literal["ready", "degraded"], Field(description="degraded: slower, with the same answers.")
+        Literal["ready", "degraded"],
+        Field(description="degraded: slower, but with the same answers."),
     ]
     running: int
     waiting: int

@@ -58,7 +58,7 @@ class ToolResultBlock(OpenPart):
     type: Literal["tool_result"]
     tool_use_id: str
     content: Texts = ""
-    is_error: bool = Field(False, description='Begins the result with "Error: ".')
+    is_error: bool = Field(False, description='If true, the result begins with "Error: ".')
     cache_control: CacheControl = None
 
 

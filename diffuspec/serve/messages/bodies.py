@@ -49,10 +49,10 @@ class Thinking(OpenPart):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(
-        None, ge=1, description="Not held to: max_tokens bounds reasoning and answer together."
+        None, ge=1, description="Not enforced: max_tokens limits reasoning and answer together."
     )
     display: Literal["summarized", "omitted"] | None = Field(
-        None, description="omitted leaves the reasoning out; it is never summarised."
+        None, description="`omitted` omits the reasoning; it is never summarised."
     )
 
 
@@ -75,7 +75,7 @@ class CountBody(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
-    model: str | None = Field(None, description="Name of the served model; not given: that one.")
+    model: str | None = Field(None, description="Name of the served model. May be omitted.")
     messages: list[Turn] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: Texts | None = None
     tools: list[AnthropicTool] | None = Field(None, max_length=MAX_TOOLS)
@@ -97,7 +97,9 @@ class MessagesBody(CountBody):
     """The body of POST /v1/messages."""
 
     max_tokens: int = Field(
-        ge=1, description="Longest answer, in tokens; cut to what the context has room for."
+        ge=1,
+        description="Maximum length of the answer, in tokens; reduced to what fits into the "
+        "context.",
     )
     stop_sequences: list[str] | None = None
-    stream: bool = Field(False, description="Send the answer as events while it is made.")
+    stream: bool = Field(False, description="Send the answer as events while it is generated.")

@@ -39,8 +39,8 @@ Verbosity: TypeAlias = Literal["low", "medium", "high"]
 
 
 class StreamOptions(Part):
-    include_usage: bool = Field(False, description="End with a chunk that has the usage.")
-    continuous_usage_stats: bool = Field(False, description="Have the usage in every chunk.")
+    include_usage: bool = Field(False, description="End with a chunk that contains the usage.")
+    continuous_usage_stats: bool = Field(False, description="Include the usage in every chunk.")
     include_obfuscation: bool = Field(False, description="Ignored.")
 
 
@@ -56,39 +56,41 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
-    model: str | None = Field(None, description="Name of the served model; not given: that one.")
-    n: int = Field(1, ge=1, le=MAX_CHOICES, description="Answers to each prompt.")
-    max_tokens: int | None = Field(None, ge=1, description="Longest answer, in tokens.")
-    stream: bool = Field(False, description="Send the answer as events while it is made.")
+    model: str | None = Field(None, description="Name of the served model. May be omitted.")
+    n: int = Field(1, ge=1, le=MAX_CHOICES, description="Number of answers to each prompt.")
+    max_tokens: int | None = Field(
+        None, ge=1, description="Maximum length of an answer, in tokens."
+    )
+    stream: bool = Field(False, description="Send the answer as events while it is generated.")
     stream_options: StreamOptions | None = None
     truncate_prompt_tokens: int | None = Field(
         None,
         ge=-1,
-        description="Cut a longer prompt to this number of tokens; -1: to what the context has "
-        "room for beside the answer.",
+        description="Truncate a longer prompt to this number of tokens; -1: to what fits into the "
+        "context together with the answer.",
     )
     truncation_side: Literal["left", "right"] = Field(
-        "left", description="Where truncate_prompt_tokens takes tokens away."
+        "left", description="The side at which truncate_prompt_tokens removes tokens."
     )
-    return_token_ids: bool = Field(False, description="Add token ids of prompt and answer.")
+    return_token_ids: bool = Field(False, description="Add the token ids of prompt and answer.")
     return_tokens_as_token_ids: bool = Field(
-        False, description="Name tokens of logprobs by their ids, as in token_id:123."
+        False, description="Represent tokens in logprobs by their ids, as in token_id:123."
     )
     spaces_between_special_tokens: bool = Field(
         True, description="Must be true with skip_special_tokens: false."
     )
     request_id: Annotated[str, AfterValidator(check_request_id)] | None = Field(
-        None, description="Takes the place of the header x-request-id, which gateways may set."
+        None, description="Overrides the header x-request-id, which gateways may set."
     )
     speculation: dict[str, Any] | Literal["off"] | None = Field(
         None,
-        description="How the answer is drafted; changes its speed, never its text. Keys not given "
-        'are the deployment\'s; "off" decodes plainly.',
+        description="How the answer is drafted; changes its speed, never its text. Omitted keys "
+        'have the values of the deployment; "off": plain decoding.',
     )
     prediction: Prediction | None = Field(
         None,
-        description="A text that the answer will have much of, as one to be edited: it is drafted "
-        "from, which changes speed and nothing else.",
+        description="A text much of which the answer is expected to repeat, such as a text to be "
+        "edited. It is used for drafting, which changes only the speed.",
     )
 
 
@@ -102,14 +104,14 @@ class ChatBody(Body):
         None,
         ge=0,
         le=MAX_LOGPROBS,
-        description="Add that many of the likeliest tokens in its place.",
+        description="Number of most likely tokens to add at each position.",
     )
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = Field(
         None,
-        description="required demands calls, an object the call of the function that it names; "
-        "their arguments fit the schemas of the functions. allowed_tools: only these may be "
-        "called.",
+        description="`required` demands calls, an object demands a call of the function that it "
+        "names; the arguments fit the function's schema. allowed_tools: only these may "
+        "be called.",
     )
     chat_template_kwargs: Annotated[dict[str, TemplateOption], Field(max_length=16)] | None = Field(
         None, description="Variables of the model's chat template, such as enable_thinking."
@@ -120,22 +122,26 @@ class ChatBody(Body):
     )
     add_generation_prompt: bool = Field(
         True,
-        description="Have the chat template begin the answer's message; else the answer has the "
-        "role of the final message.",
+        description="Whether the chat template begins a new message for the answer; otherwise the "
+        "answer has the role of the final message.",
     )
     continue_final_message: bool = Field(
         False,
-        description="Have the answer go on with the final message, which stays open; needs "
+        description="Whether the answer continues the final message, which is left open; needs "
         "add_generation_prompt: false.",
     )
     reasoning_effort: Effort | None = Field(
-        None, description="How much to think, for chat templates that have it or enable_thinking."
+        None,
+        description="How much to think, for chat templates that have this variable or "
+        "enable_thinking.",
     )
     verbosity: Verbosity | None = Field(
-        None, description="How much to say, for chat templates that have it; else medium alone."
+        None,
+        description="How long the answer should be, for chat templates that have this "
+        "variable; for others only medium is allowed.",
     )
-    include_reasoning: bool = Field(True, description="Answer with the reasoning, too.")
-    parallel_tool_calls: bool = Field(True, description="Let an answer have several calls.")
+    include_reasoning: bool = Field(True, description="Include the reasoning in the answer.")
+    parallel_tool_calls: bool = Field(True, description="Allow several calls in an answer.")
 
 
 def _check_prompt(given: object) -> object:
@@ -177,14 +183,19 @@ class CompletionBody(Body):
         None,
         ge=0,
         le=MAX_LOGPROBS,
-        description="Add log-probabilities, and that many alternatives.",
+        description="Add log-probabilities, with this many alternatives per token.",
     )
     add_special_tokens: bool = Field(
-        True, description="Begin a prompt that is a text as the tokenizer does, such as with BOS."
+        True,
+        description="Add the tokenizer's special tokens, such as BOS, to a prompt that is text.",
     )
     echo: bool = Field(
-        False, description="Begin the text with the prompt, logprobs with those of its tokens."
+        False,
+        description="Repeat the prompt at the beginning of the text, and its tokens at the "
+        "beginning of logprobs.",
     )
     max_tokens: int | None = Field(
-        None, ge=0, description="Longest answer, in tokens; 0 with echo: the prompt alone."
+        None,
+        ge=0,
+        description="Maximum length of an answer, in tokens; 0 with echo: only the prompt.",
     )

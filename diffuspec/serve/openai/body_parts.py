@@ -46,7 +46,7 @@ NULL_SCHEMA = WithJsonSchema({"type": "null"})
 Ignored: TypeAlias = Annotated[Any, Field(description="Ignored.")]
 CacheControl: TypeAlias = Annotated[
     dict[str, Any] | None,
-    Field(description="Ignored: prompts that begin alike share the cache by themselves."),
+    Field(description="Ignored: prompts with a common prefix share the cache automatically."),
 ]
 
 

@@ -53,11 +53,11 @@ class Message(OpenPart):
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = Field(
-        None, description="Of the assistant; the chat template keeps it or leaves it out."
+        None, description="The assistant's reasoning; the chat template keeps it or omits it."
     )
-    reasoning: str | None = Field(None, description="The same, by its newer name.")
-    refusal: str | None = Field(None, description="Of the assistant, in place of a content.")
-    annotations: list[Any] | None = Field(None, description="Ignored: OpenAI's answers have it.")
+    reasoning: str | None = Field(None, description="The same, under its newer name.")
+    refusal: str | None = Field(None, description="The assistant's refusal, instead of content.")
+    annotations: list[Any] | None = Field(None, description="Ignored: OpenAI's answers contain it.")
     provider_specific_fields: ClientsOwn = None
     parsed: Any = Field(None, description="Ignored: openai-python adds it to parsed answers.")
     cache_control: CacheControl = None

@@ -48,7 +48,7 @@ ErrorCode: TypeAlias = Literal[
 class ErrorDetails(TypedDict):
     message: str
     type: ErrorType
-    param: Annotated[str | None, Field(description="The parameter that is wrong.")]
+    param: Annotated[str | None, Field(description="The invalid parameter.")]
     code: ErrorCode | None
 
 
@@ -59,15 +59,17 @@ class Error(TypedDict):
 
 
 class PromptTokenDetails(TypedDict):
-    cached_tokens: Annotated[int, Field(description="Found in the target's cache.")]
+    cached_tokens: Annotated[int, Field(description="Prompt tokens found in the target's cache.")]
     audio_tokens: Literal[0]
 
 
 class CompletionTokenDetails(TypedDict):
     accepted_prediction_tokens: Annotated[
-        int, Field(description="Draft tokens accepted, of a request with a prediction; else 0.")
+        int, Field(description="Accepted draft tokens, if the request has a prediction; else 0.")
     ]
-    rejected_prediction_tokens: Annotated[int, Field(description="Those rejected.")]
+    rejected_prediction_tokens: Annotated[
+        int, Field(description="Rejected draft tokens, if the request has a prediction; else 0.")
+    ]
     reasoning_tokens: int
     audio_tokens: Literal[0]
 
@@ -83,15 +85,20 @@ class Usage(TypedDict):
 
 class PromptLogprob(TypedDict):
     logprob: float
-    rank: Annotated[int | None, Field(description="From 1 for the likeliest.")]
+    rank: Annotated[
+        int | None, Field(description="1 for the most likely token, 2 for the next, and so on.")
+    ]
     decoded_token: str
 
 
 PromptLogprobs: TypeAlias = Annotated[
     list[dict[str, PromptLogprob] | None],
-    Field(description="For each token of the prompt, by token ids; null for the first."),
+    Field(
+        description="For each token of the prompt, log-probabilities by token id; null for the "
+        "first."
+    ),
 ]
-TokenIds: TypeAlias = Annotated[Sequence[int], Field(description="With return_token_ids.")]
+TokenIds: TypeAlias = Annotated[Sequence[int], Field(description="Only with return_token_ids.")]
 StopReason: TypeAlias = Annotated[
     str | int | None, Field(description="The stop string or token id that ended the answer.")
 ]
@@ -138,10 +145,10 @@ class ToolCallPart(TypedDict):
 
 
 AnswerRole: TypeAlias = Annotated[
-    Role, Field(description="Another than assistant only where the answer goes on with a message.")
+    Role, Field(description="Other than assistant only if the answer continues a message.")
 ]
-Reasoning: TypeAlias = Annotated[str, Field(description="What comes before the answer.")]
-SameReasoning: TypeAlias = Annotated[str, Field(description="The same, by its newer name.")]
+Reasoning: TypeAlias = Annotated[str, Field(description="The reasoning before the answer.")]
+SameReasoning: TypeAlias = Annotated[str, Field(description="The same, under its newer name.")]
 ChatFinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 
 
@@ -218,7 +225,7 @@ class TextChoice(TypedDict):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: Annotated[
-        Literal["stop", "length"] | None, Field(description="null in chunks but the last.")
+        Literal["stop", "length"] | None, Field(description="null in all chunks but the last.")
     ]
     stop_reason: StopReason
     token_ids: NotRequired[TokenIds]
@@ -254,10 +261,12 @@ class Model(TypedDict):
     object: Literal["model"]
     type: Literal["model"]
     display_name: str
-    created_at: Annotated[str, Field(description="The same time as `created`, by ISO 8601.")]
+    created_at: Annotated[str, Field(description="The same time as `created`, in ISO 8601.")]
     created: int
     owned_by: Literal["diffuspec"]
-    max_model_len: Annotated[int, Field(description="Tokens of prompt and answer together.")]
+    max_model_len: Annotated[
+        int, Field(description="Maximum number of tokens of prompt and answer together.")
+    ]
 
 
 class ModelList(TypedDict):
@@ -272,7 +281,7 @@ class TokenizedPrompt(TypedDict):
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: Annotated[list[str] | None, Field(description="With return_token_strs.")]
+    token_strs: Annotated[list[str] | None, Field(description="Only with return_token_strs.")]
 
 
 class DetokenizedText(TypedDict):

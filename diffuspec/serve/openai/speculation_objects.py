@@ -15,16 +15,20 @@ class SpeculationUsage(TypedDict):
     """How the answers were drafted."""
 
     steps: int
-    acceptance_length: Annotated[float, Field(description="Tokens per step.")]
+    acceptance_length: Annotated[float, Field(description="Mean number of tokens per step.")]
     drafts: int
     draft_tokens: int
-    accepted_tokens: Annotated[int, Field(description="Of the draft tokens.")]
+    accepted_tokens: Annotated[int, Field(description="Number of accepted draft tokens.")]
     acceptance_by_position: Annotated[
-        list[float], Field(description="Share of the drafts accepted at each position.")
+        list[float], Field(description="Fraction of drafts accepted at each position.")
     ]
-    pre_draft_hit_rate: Annotated[float | None, Field(description="null: none was tried.")]
-    fallback_steps: Annotated[int, Field(description="Without a draft that was due.")]
-    estimated_speedup: Annotated[float | None, Field(description="Over plain decoding.")]
+    pre_draft_hit_rate: Annotated[
+        float | None, Field(description="null: pre-drafting was not tried.")
+    ]
+    fallback_steps: Annotated[
+        int, Field(description="Number of steps that went without a draft that was due.")
+    ]
+    estimated_speedup: Annotated[float | None, Field(description="Speed-up over plain decoding.")]
 
 
 class StepToken(TypedDict):
@@ -39,7 +43,9 @@ class StepTree(TypedDict):
     texts: list[str]
     parents: Sequence[int]
     probabilities: list[float]
-    accepted: Annotated[Sequence[int], Field(description="Places of nodes in the tree.")]
+    accepted: Annotated[
+        Sequence[int], Field(description="Indices of the accepted nodes in the tree.")
+    ]
 
 
 class StepSeconds(TypedDict):
@@ -56,7 +62,7 @@ class StepReport(TypedDict):
     tokens: list[StepToken]
     num_accepted_tokens: int
     num_draft_tokens: int
-    tree: Annotated[StepTree | None, Field(description="null: no draft.")]
+    tree: Annotated[StepTree | None, Field(description="null: the step had no draft.")]
     seconds: StepSeconds
     pre_draft: PreDraftResult | None
     fallback: Annotated[str | None, Field(description="Why a draft that was due is missing.")]

@@ -83,7 +83,9 @@ class TextOptions(Part):
     format: dict[str, Any] | None = Field(
         None, description="text, json_object, or json_schema with a `schema`."
     )
-    verbosity: Verbosity | None = Field(None, description="For chat templates that have it.")
+    verbosity: Verbosity | None = Field(
+        None, description="For chat templates that have this variable."
+    )
 
 
 class ReasoningOptions(Part):
@@ -91,12 +93,12 @@ class ReasoningOptions(Part):
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = Field(
-        None, description="Ignored: the reasoning itself is in the answer."
+        None, description="Ignored: the answer contains the reasoning itself."
     )
-    context: Literal["auto"] | None = Field(None, description="The chat template's affair.")
+    context: Literal["auto"] | None = Field(None, description="Ignored: the chat template decides.")
     mode: Literal["standard"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = Field(
-        None, description="Ignored, as `summary`."
+        None, description="Ignored, like `summary`."
     )
 
 
@@ -126,31 +128,37 @@ class ResponsesBody(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
-    model: str | None = Field(None, description="Name of the served model; not given: that one.")
+    model: str | None = Field(None, description="Name of the served model. May be omitted.")
     input: str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
-    instructions: str | None = Field(None, description="A system message before the input.")
+    instructions: str | None = Field(None, description="A system message that precedes the input.")
     max_output_tokens: int | None = Field(
-        None, ge=1, description="Longest answer with its reasoning, in tokens."
+        None, ge=1, description="Maximum length of the answer, including its reasoning, in tokens."
     )
     tools: list[FunctionTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: ResponsesToolChoice | None = Field(
         None, description="Which calls the answer may or must have."
     )
-    parallel_tool_calls: bool = Field(True, description="Let an answer have several calls.")
-    max_tool_calls: int | None = Field(None, description="Ignored: of built-in tools alone.")
+    parallel_tool_calls: bool = Field(True, description="Allow several calls in an answer.")
+    max_tool_calls: int | None = Field(
+        None, description="Ignored: it applies only to built-in tools."
+    )
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     include: list[Includable] | None = Field(
         None,
-        description="message.output_text.logprobs adds log-probabilities; others have no effect.",
+        description="message.output_text.logprobs adds log-probabilities; other values have no "
+        "effect.",
     )
     top_logprobs: int | None = Field(
-        None, ge=0, le=MAX_LOGPROBS, description="Likeliest tokens in the place of each."
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="Number of most likely tokens to add at each position.",
     )
-    stream: bool = Field(False, description="Send the answer as events while it is made.")
+    stream: bool = Field(False, description="Send the answer as events while it is generated.")
     stream_options: ResponseStreamOptions | None = None
     metadata: Annotated[dict[str, _Label], Field(max_length=MAX_LABELS)] | None = Field(
-        None, description="Comes back with the answer."
+        None, description="Returned with the answer."
     )
     image: Ignored = None
     prompt_cache_options: Ignored = None

@@ -56,8 +56,10 @@ OutputPart: TypeAlias = OutputText | ReasoningText
 
 
 class InputTokenDetails(TypedDict):
-    cached_tokens: Annotated[int, Field(description="Found in the target's cache.")]
-    cache_write_tokens: Annotated[int, Field(description="Computed, and now in the cache.")]
+    cached_tokens: Annotated[int, Field(description="Prompt tokens found in the target's cache.")]
+    cache_write_tokens: Annotated[
+        int, Field(description="Prompt tokens computed and added to the cache.")
+    ]
 
 
 class OutputTokenDetails(TypedDict):
