@@ -86,11 +86,9 @@ class HttpService:
     async def _send(
         self, method: str, url: str, body: Mapping[str, Any] | None, request_id: str
     ) -> Reply:
-        headers = {"x-request-id": request_id, "content-type": "application/json"}
-        # Half a surrogate pair and 1e999 are sent, too: the endpoint refuses that row alone.
-        sent = None if body is None else json.dumps(body).encode()
+        headers = {"x-request-id": request_id}
         try:
-            async with self._client.stream(method, url, content=sent, headers=headers) as response:
+            async with self._client.stream(method, url, json=body, headers=headers) as response:
                 content = await _read(response)
         except httpx2.TransportError as error:
             reason = str(error) or type(error).__name__

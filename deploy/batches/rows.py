@@ -65,6 +65,7 @@ def parse_row(content: bytes, defaults: Mapping[str, Any]) -> Row:
     """
     data = _object(content)
     _check_custom_id(data)
+    _check_sendable(data)
     if "body" in data:
         return _request(data)
     if "turns" in data:
@@ -93,6 +94,14 @@ def _check_custom_id(data: Mapping[str, Any]) -> None:
     if not isinstance(given, str) or not 1 <= len(given) <= MAX_CUSTOM_ID_CHARACTERS:
         right = f"custom_id must be a text of 1 to {MAX_CUSTOM_ID_CHARACTERS} characters"
         _refuse("custom_id", right, got=given)
+
+
+def _check_sendable(data: Mapping[str, Any]) -> None:
+    """Refuse what Python reads and services do not: half a surrogate pair, and 1e999."""
+    try:
+        json.dumps(data, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise BadRowError("invalid_json", f"the line is not JSON: {error}") from error
 
 
 def _request(data: Mapping[str, Any]) -> Row:

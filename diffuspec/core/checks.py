@@ -85,7 +85,7 @@ def _string_check(parameter: Parameter) -> Check:
     def check(value: Any) -> Any:
         if not isinstance(value, str):
             _refuse(name, value, "a string")
-        _check_length(parameter, value)
+        _check_text(parameter, value)
         return value
 
     return check
@@ -206,13 +206,17 @@ def _strings_check(parameter: Parameter) -> Check:
             _refuse(name, value, "a string or several")
         _check_count(parameter, len(texts), "strings")
         for text in texts:
-            _check_length(parameter, text)
+            _check_text(parameter, text)
         return tuple(texts)
 
     return check
 
 
-def _check_length(parameter: Parameter, text: str) -> None:
+def _check_text(parameter: Parameter, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair
+        raise InvalidRequestError(f"{parameter.name} must be valid Unicode") from None
     length = parameter.length
     if not length.min_length <= len(text) <= (length.max_length or len(text)):
         kind = "a string" if parameter.num_items is None else "strings"

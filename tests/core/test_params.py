@@ -27,6 +27,8 @@ from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredO
         ("stop", 5, "stop must be a string or several, got 5"),
         ("stop", ["a", 5], r"stop must be a string or several, got \['a', 5\]"),
         ("stop", "", "stop must be strings of 1 to 256 characters, got a string of 0 characters"),
+        ("stop", ["\ud83d"], "stop must be valid Unicode"),
+        ("structured_output", {"regex": "\ud83d"}, "regex must be valid Unicode"),
         ("stop", ["a"] * 17, "stop must have at most 16 strings, got 17"),
         ("stop_token_ids", [1] * 65, "stop_token_ids must have at most 64 integers, got 65"),
         ("temperature", 10.5, r"temperature must be from 0 to 10, got 10\.5"),

@@ -175,7 +175,7 @@ def test_missing_tls_files_are_named(server_files):
 async def test_a_port_in_use_is_named(security):
     async with RoleServer([VerifierServicer(FakeVerifier())], security) as server:
         port = int(server.address.rpartition(":")[2])
-        with pytest.raises(ConfigError, match=f"cannot serve on 127.0.0.1:{port}"):
+        with pytest.raises(ConfigError, match=f"cannot serve on 127.0.0.1:{port}: [^;]+$"):
             async with RoleServer([VerifierServicer(FakeVerifier())], security, port=port):
                 pass
 

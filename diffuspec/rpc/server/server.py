@@ -93,7 +93,8 @@ class RoleServer:
                 return server.add_insecure_port(address)
             return server.add_secure_port(address, self._credentials)
         except (RuntimeError, OSError) as error:
-            raise ConfigError(f"cannot serve on {address}: {error}") from error
+            reason = str(error).partition(";")[0]  # a hint at a variable of gRPC's follows
+            raise ConfigError(f"cannot serve on {address}: {reason}") from error
         finally:
             if mask is not None:
                 os.umask(mask)

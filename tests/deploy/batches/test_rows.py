@@ -49,6 +49,8 @@ def test_a_question_is_its_first_turn_and_later_ones():
         ("{", None, "the line is not JSON"),
         ("[" * 100_000, None, "the line is not JSON"),
         ('{"prompt": NaN}', None, "NaN is no number"),
+        ('{"prompt": "a", "temperature": 1e999}', None, "the line is not JSON"),
+        (r'{"prompt": "\ud83d"}', None, "surrogates not allowed"),
         ("[1]", None, "must be a JSON object, got [1]"),
         ("{}", None, "a row needs `body`, `messages`, `prompt` or `turns`, got []"),
         ('{"custom_id": 7, "prompt": "a"}', "custom_id", "a text of 1 to 512 characters, got 7"),
