@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CoordinatorServiceStub(object):
-    """Answers prompts with the target's own tokens, drafted ahead.
+    """Answers prompts with the target's own tokens, using speculative decoding.
     """
 
     def __init__(self, channel):
@@ -53,14 +53,14 @@ class CoordinatorServiceStub(object):
 
 
 class CoordinatorServiceServicer(object):
-    """Answers prompts with the target's own tokens, drafted ahead.
+    """Answers prompts with the target's own tokens, using speculative decoding.
     """
 
     def Generate(self, request, context):
         """Answers one prompt, one response per step until finish_reason is set. A client that ends the
         call cancels the request.
 
-        Errors: INVALID_ARGUMENT for a prompt or an option that cannot be, RESOURCE_EXHAUSTED when the
+        Errors: INVALID_ARGUMENT for an invalid prompt or option, RESOURCE_EXHAUSTED when the
         queue is full, ABORTED when the request was cancelled, UNAVAILABLE and INTERNAL when the target
         failed. google.rpc.ErrorInfo of the domain "diffuspec" names the kind.
         """
@@ -109,7 +109,7 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CoordinatorService(object):
-    """Answers prompts with the target's own tokens, drafted ahead.
+    """Answers prompts with the target's own tokens, using speculative decoding.
     """
 
     @staticmethod

@@ -57,7 +57,7 @@ class DraftServiceServicer(object):
     """
 
     def Connect(self, request_iterator, context):
-        """Drafts for one engine, for as long as the stream is open.
+        """Drafts for one engine, as long as the stream is open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -52,7 +52,7 @@ class VerifierServiceServicer(object):
     """
 
     def Verify(self, request_iterator, context):
-        """Returns a verdict for every row. No request id comes twice in a batch.
+        """Returns a verdict for every row. No request id may occur twice in a batch.
 
         Streams and errors are as in DrafterService.
         """
@@ -61,7 +61,7 @@ class VerifierServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetInfo(self, request, context):
-        """Returns what a coordinator must know of the target.
+        """Returns what a coordinator must know about the target.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
