@@ -106,7 +106,7 @@ def read(
 
 
 def digest_of(salt: bytes, content: bytes) -> int:
-    """Return a 64-bit hash of a content, never 0."""
+    """Return a 64-bit hash of the content, never 0."""
     return _number(_hasher(salt, content))
 
 

@@ -97,7 +97,7 @@ def _check_custom_id(data: Mapping[str, Any]) -> None:
 
 
 def _check_sendable(data: Mapping[str, Any]) -> None:
-    """Refuse what Python reads and services do not: half a surrogate pair, and 1e999."""
+    """Refuse what Python accepts but services do not: half a surrogate pair, and 1e999."""
     try:
         json.dumps(data, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:

@@ -161,7 +161,7 @@ def open_engine(
 ) -> Engine:
     """Load the models of a configuration into one engine, which the caller closes.
 
-    num_threads: None: torch's default, but 1 for the embedded pair, which is too small for more.
+    num_threads is by default torch's, but 1 for the embedded pair, which is too small for more.
     """
     from diffuspec.engine import Engine
 

@@ -254,7 +254,7 @@ class ServiceStatus:
     def merge(
         cls, parts: Sequence[ServiceStatus], roles: Iterable[RoleStatus], reasons: Iterable[str]
     ) -> ServiceStatus:
-        """Return the status of a service of several parts: all requests, but these roles."""
+        """Return the status of a service of several parts: their requests, and the given roles."""
         return cls(
             roles=tuple(roles),
             degraded_reasons=tuple(reasons),

@@ -186,8 +186,8 @@ class Expectation:
     def need_of_trial(self, room: int) -> tuple[bool, int]:
         """Return a sort key: the larger, the more is gained by a trial of this request.
 
-        Requests whose drafts were never verified come first, by the tokens that are left; then the
-        others, by how long they had no draft.
+        Requests whose drafts were never verified come first, by the number of tokens that are left;
+        then the others, by how long they have had no draft.
         """
         is_new = not self._num_drafts
         return is_new, room if is_new else self.steps_without_draft

@@ -99,8 +99,9 @@ class Interval:
 class Baseline:
     """Compares drafts with plain decoding, by drafter and power of two of the running requests.
 
-    Drafts that have lost more than they gained stop until 1 % of the time has made up for it. While
-    they may go on, it is saved for trials of requests that are not expected to gain by drafts.
+    Drafts that have lost more than they gained stop until 1 % of the time has made up for the loss.
+    While they may continue, that time is saved for trials of requests that are not expected to gain
+    from drafts.
     """
 
     def __init__(self, drafters: Collection[str]) -> None:
@@ -200,7 +201,7 @@ class Baseline:
             share = cost / whole if whole > 0 else 1 / len(interval.cost_seconds)
             gained = interval.accepted.get(drafter, 0.0) - share * interval.num_missing
             gained /= interval.num_running
-            # What was read beside verifications, nobody has waited for.
+            # Nobody has waited for what was read during verifications.
             read = min(interval.reading.get(drafter, 0.0), share * max(extra, 0.0)) / step
             account.debt += read
             gained += interval.prepaid.get(drafter, 0.0)

@@ -56,7 +56,7 @@ class CostCurve:
     """
 
     def __init__(self, speed: Speed | None = None) -> None:
-        """speed: the machine's."""
+        """Start without costs; `speed` is the speed of the machine."""
         self._speed = speed or Speed()
         self._points: dict[int, _Point] = {}  # keys: buckets, ascending
         self._sizes: list[float] = []  # sizes of the points, ascending
@@ -133,7 +133,7 @@ class CostCurve:
         return self._speed.slowness * (seconds + slope * size)
 
     def at_each(self, sizes: Iterable[float], more: float = 0.0) -> list[float]:
-        """Seconds of several sizes, and `more` for each."""
+        """Return the seconds for each of several sizes, plus `more`."""
         if not self._lines:
             self._draw()
         starts, lines, slowness = self._starts, self._lines, self._speed.slowness

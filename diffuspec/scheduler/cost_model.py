@@ -31,7 +31,7 @@ class CallCosts:
     """Seconds of one kind of call: a curve by size, and a term for each request after the first."""
 
     def __init__(self, speed: Speed | None = None) -> None:
-        """speed: the machine's."""
+        """Start without costs; `speed` is the speed of the machine."""
         self._speed = speed or Speed()
         self.curve = CostCurve(self._speed)
         self._request_seconds = 0.0  # seconds on a machine with a slowness of 1
@@ -82,35 +82,35 @@ class CallCosts:
 
 
 class Interference:
-    """How draft calls of one drafter and calls of the verifier beside them slow each other down.
+    """How much draft calls of one drafter and concurrent verifier calls slow each other down.
 
-    Calls that were shorter than expected count, too. An average of the longer ones alone would be
-    above 0 for noise, and would keep a drafter idle that disturbs no verification.
+    Calls that were shorter than expected count, too. An average of only the longer calls would be
+    above 0 because of noise, and would keep a drafter idle that slows no verification down.
     """
 
-    _LEAST_SHARE = 0.05  # of a call that must be beside the other, or noise outweighs the loss
+    _LEAST_SHARE = 0.05  # of a call that must overlap with the other; below, noise exceeds the loss
     _SMOOTHING = SMOOTHING / 4
-    _ASSUMED = 4  # measurements that a value counts as which is only assumed
+    _ASSUMED = 4  # weight of the assumed value, in measurements
 
     def __init__(self, assumed: float) -> None:
-        self._lost = assumed / (1 + assumed)  # seconds of each second with both at work
+        self._lost = assumed / (1 + assumed)  # seconds lost in each second in which both run
         self._num_measured: float = self._ASSUMED
 
     @property
     def value(self) -> float:
         """Seconds by which one second of either call lengthens the other: 0 to 1.
 
-        0 on hardware of their own, about 1 on one shared processor.
+        0 on separate hardware, about 1 on one shared processor.
         """
         lost = min(max(self._lost, 0.0), 0.5)
         return lost / (1 - lost)
 
     def set(self, value: float) -> None:
-        """Begin with what was measured while no requests ran."""
+        """Begin with a value that was measured while no requests ran."""
         self._lost, self._num_measured = value / (1 + value), 1 / self._SMOOTHING
 
     def observe(self, seconds: float, expected: float, beside: float) -> None:
-        """Learn from a verification that took `seconds`, `beside` of them with a draft call."""
+        """Learn from a verification of `seconds`, of which `beside` overlapped with drafting."""
         if beside <= self._LEAST_SHARE * seconds or expected <= 0:
             return
         self._num_measured += 1
@@ -118,11 +118,11 @@ class Interference:
         self._lost = _moved(self._lost, min(max((seconds - expected) / beside, -1.0), 1.0), rate)
 
     def lost_seconds(self, beside: float) -> float:
-        """Seconds by which a call is longer for those that the other role's call ran beside it."""
+        """Seconds that a call loses by overlapping with the other role for `beside` seconds."""
         return beside * self.value / (1 + self.value)
 
     def ends(self, one: float, other: float) -> tuple[float, float]:
-        """Return when two calls that begin together end, each given its seconds alone.
+        """Return when two calls that begin together end, given the seconds that each takes alone.
 
         While both run, each progresses at 1 / (1 + value) of its speed.
         """
@@ -134,7 +134,7 @@ class DraftCosts:
     """The costs of one drafter's drafts."""
 
     def __init__(self, interference: float, speed: Speed | None = None) -> None:
-        """speed: the machine's."""
+        """Start without costs; `speed` is the speed of the machine."""
         self._speed = speed = speed or Speed()
         self.calls = CallCosts(speed)  # size: drafted positions
         self.reading = CostCurve(speed)  # seconds added to a call; size: prompt tokens it reads
@@ -222,7 +222,7 @@ class CostModel:
         return max(seconds + self.plain_overhead_seconds, MIN_SECONDS)
 
     def lost_seconds(self, beside: Mapping[str, float]) -> float:
-        """Seconds by which a verification is longer for draft calls beside it, by drafter."""
+        """Seconds by which concurrent draft calls lengthen a verification, by drafter."""
         return sum([self.drafters[name].interference.lost_seconds(t) for name, t in beside.items()])
 
     def surprise(

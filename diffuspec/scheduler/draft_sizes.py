@@ -83,7 +83,7 @@ class Load:
     def _seconds(
         self, positions: Sequence[float], rows: Sequence[float], parts: int
     ) -> tuple[list[float], list[float]]:
-        """Seconds of the draft calls and verifications of one of the parts of a step."""
+        """Seconds of the draft calls and of the verifications of one part of a step."""
         costs, running, share = self.costs.drafters[self.drafter], self.num_running, 1 / parts
         each = share / self.num_lanes
         sizes = [each * one for one in positions]
@@ -109,7 +109,7 @@ class Load:
     def trial_steps(self, length: int, num_unread: int = 0) -> float:
         """Cost of a trial of one request in steps of plain decoding.
 
-        All others wait for its draft, or go on beside it while the request leaves a step out. The
+        All others wait for its draft, or continue while the request skips a step. The
         drafter reads `num_unread` tokens of its prompt first.
         """
         costs, running = self.costs, self.num_running

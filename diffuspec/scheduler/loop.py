@@ -158,7 +158,7 @@ class Loop:
         return Step(now, self.verifications.busy.seconds(now), self.drafting.busy.seconds(now))
 
     def begin_step(self, request: Request, step: Step | None = None) -> None:
-        """Take up a request that was admitted, has its verdict, or whose reader caught up."""
+        """Schedule a request that was admitted, has its verdict, or whose reader caught up."""
         request.step = step or self.next_step()
         request.is_first_draft = False
         self.drafting.seek(request)

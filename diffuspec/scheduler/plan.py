@@ -77,7 +77,7 @@ class Plan:
     wait_until: float = math.inf  # time.monotonic() of the next look
     prefill_chunk_tokens: int = 2**31 - 1  # most tokens of one prompt to read
     rate: float = 0.0  # best expected tokens per second of any plan
-    considered: Iterable[Score] = ()  # the candidates, the winner first; to be read once
+    considered: Iterable[Score] = ()  # the candidates, the winner first; can be read only once
 
     def explain(self) -> str:
         """Return the candidates and their scores in one line."""
@@ -171,7 +171,7 @@ class Scorer:
         return self._scored(name, tokens, ends_at, delay)
 
     def _best_second(self, number: float, then: Batch) -> tuple[float, float]:
-        """Return the gain of `number` requests while `then` is verified after them, and its time.
+        """Return the gain of `number` requests while `then` is verified after them, and the time.
 
         They are verified with `then`, without drafts; or they draft meanwhile, and a draft in hand
         is worth the seconds that it took; or they do neither.

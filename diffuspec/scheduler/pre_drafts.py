@@ -47,7 +47,7 @@ def _may_draft_early(s: Snapshot, request: Request) -> bool:
 
 
 def _may_go_on(request: Request) -> bool:
-    """Whether the request is expected to draft after this step; after a trial that is not known."""
+    """Whether the request is expected to draft after this step; unknown after a trial."""
     return not request.step.trial_steps
 
 

@@ -208,7 +208,7 @@ class Profile(_Calls):
             await self._measure_interference(drafter, costs.interference)
 
     async def _measure_interference(self, drafter: Drafter, interference: Interference) -> None:
-        """Measure how much a draft call and a verification beside it slow each other down.
+        """Measure how much a draft call and a concurrent verification slow each other down.
 
         It stays as assumed if they take no time, or there was no draft.
         """

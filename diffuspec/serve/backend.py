@@ -49,8 +49,8 @@ class Backend(Protocol):
     ) -> AsyncGenerator[RequestOutput]:
         """Yield the tokens of each step; closing the generator cancels the request within one step.
 
-        speculation: None: the deployment's default. Raises InvalidRequestError and OverloadedError
-        before the first output, WorkerError and RequestCancelledError at any time.
+        Without `speculation` the deployment's default applies. Raises InvalidRequestError and
+        OverloadedError before the first output, WorkerError and RequestCancelledError at any time.
         """
         ...
 

@@ -28,7 +28,7 @@ _QUIET = ("uvicorn", "httpx", "httpcore", "asyncio")
 def configure(form: LogFormat | None = None, level: LogLevel = "info") -> None:
     """Send the lines of all packages from `level` up to stderr.
 
-    form: None: that of DIFFUSPEC_LOG_FORMAT, by default text. DIFFUSPEC_LOG_LEVEL overrides
+    Without `form`, DIFFUSPEC_LOG_FORMAT or else text is used. DIFFUSPEC_LOG_LEVEL overrides
     `level`. Raises ConfigError for an invalid value of these variables.
     """
     form = form or _variable(FORMAT_VARIABLE, get_args(LogFormat), "text")

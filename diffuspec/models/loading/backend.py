@@ -53,8 +53,8 @@ def choose_backend(
 ) -> Backend:
     """Choose the device, the type and the kernels of a model. Raises ModelLoadError, ConfigError.
 
-    is_exact: None: if it costs little, which is the case in 16 bits, and in float32 if the
-    processor has our own products.
+    is_exact is true by default if exactness costs little, which is the case in 16 bits, and in
+    float32 if we have our own products for the processor.
     """
     where = resolve_device(path, device)
     use_wanted_level()

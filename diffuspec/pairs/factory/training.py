@@ -262,9 +262,9 @@ def measure_drafts(
     settings: DiffusionSettings | None,
     num_draft_tokens: int,
 ) -> Acceptance:
-    """Measure argmax drafts, in bfloat16, at PROBES places of each answer.
+    """Measure argmax drafts, in bfloat16, at PROBES positions of each answer.
 
-    settings: None: draft token by token.
+    Without settings, drafts are made token by token.
     """
     device = next(model.parameters()).device
     batches = [
