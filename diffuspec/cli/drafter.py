@@ -135,7 +135,9 @@ def train(
     if answers and prompts:
         raise ConfigError("give --answers or --prompts, not both")
     # Checked before answers are generated.
-    inspect_checkpoint(target).check_is_plain("training beside it")
+    checkpoint = inspect_checkpoint(target)
+    checkpoint.check_is_plain("training beside it")
+    num_layers = int(checkpoint.config["num_hidden_layers"])
     size = parse_block_size(kind, attention, block_size)
     files = tuple(answers or [out / "training" / "answers.jsonl"])
     shared: dict[str, Any] = {
@@ -152,12 +154,12 @@ def train(
         "seed": seed,
     }
     if kind in ("diffuspec", "sps"):
-        shared |= {"layers": parse_layers(layers or "10"), "block_size": size}
+        shared |= {"layers": parse_layers(layers, 10, num_layers), "block_size": size}
         plan = DrafterPlan(**shared)
         typer.echo(plan.describe_memory(), err=True)
         start = partial(_train_model, plan)
     else:
-        shared |= {"layers": parse_layers(layers or "5"), "block_size": size or 12}
+        shared |= {"layers": parse_layers(layers, 5, num_layers), "block_size": size or 12}
         heads = HeadPlan(**shared)
         start = partial(_train_heads, heads)
     if not answers:

@@ -48,13 +48,22 @@ def parse_block_size(kind: str, attention: str | None, given: int | None) -> int
     return given or 8 if is_aligned else given
 
 
-def parse_layers(text: str) -> int | tuple[int, ...]:
-    """Return the number of layers, or their indices. Raises ConfigError."""
+def parse_layers(text: str | None, default: int, num_layers: int) -> int | tuple[int, ...]:
+    """Return the number of layers, or their indices, of a target that has `num_layers`.
+
+    Raises ConfigError.
+    """
+    if text is None:
+        return min(default, num_layers)
     try:
         numbers = tuple(int(part) for part in text.split(","))
     except ValueError as error:
         message = f"--layers must be a number or numbers separated by commas, got {text!r:.60}"
         raise ConfigError(message) from error
-    if min(numbers) < (1 if len(numbers) == 1 else 0) or list(numbers) != sorted(set(numbers)):
+    is_list = len(numbers) > 1
+    if min(numbers) < (0 if is_list else 1) or list(numbers) != sorted(set(numbers)):
         raise ConfigError(f"--layers must be positive and ascending, got {text!r:.60}")
-    return numbers if len(numbers) > 1 else numbers[0]
+    if (numbers[-1] + 1 if is_list else numbers[0]) > num_layers:
+        counted = f", counted from 0 to {num_layers - 1}" if is_list else ""
+        raise ConfigError(f"--layers: the target has {num_layers}{counted}, got {text!r:.60}")
+    return numbers if is_list else numbers[0]

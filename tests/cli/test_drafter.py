@@ -34,7 +34,7 @@ def test_a_drafter_is_made_from_prompts_and_goes_on_after_its_end(
     lines = ({"prompt": f"question {i}"} for i in range(NUM_ANSWERS))
     prompts.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     options = ["--target", target, "--prompts", prompts, "--num-answers", str(NUM_ANSWERS)]
-    options += ["--layers", "1", *SMALL, "--out", out]
+    options += [*SMALL, "--out", out]  # the target has fewer layers than are taken by default
     first = diffuspec("drafter", "train", *options, "--chunks", "1")
     assert "acceptance" in printed(first) and "GiB" in first.stderr
     answers = out / "training" / "answers.jsonl"
@@ -89,6 +89,8 @@ def test_a_target_without_a_question_to_answer_says_so(diffuspec, tmp_path):
         (["--layers", "1,x"], "--layers must be a number or numbers separated by commas"),
         (["--layers", "3,2"], "--layers must be positive and ascending, got '3,2'"),
         (["--layers", "0"], "--layers must be positive"),
+        (["--layers", "3"], "--layers: the target has 2, got '3'"),
+        (["--layers", "0,2"], "--layers: the target has 2, counted from 0 to 1, got '0,2'"),
         (["--store", "int4"], "'--store': 'int4' is not one of 'bfloat16', 'int8'"),
         (["--attention", "sideways"], "'sideways' is not one of 'block_causal', 'block_ali"),
         (["--attention", "block_aligned", "--kind", "sps"], "no effect on --kind sps"),
