@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from diffuspec.cli.training_options import parse_layers
+from diffuspec.core.errors import ConfigError
 from tests.cli.conftest import printed
 from tests.pairs.factory.conftest import assert_drafts
 from tests.support.checkpoints import save_target
@@ -34,7 +36,7 @@ def test_a_drafter_is_made_from_prompts_and_goes_on_after_its_end(
     lines = ({"prompt": f"question {i}"} for i in range(NUM_ANSWERS))
     prompts.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     options = ["--target", target, "--prompts", prompts, "--num-answers", str(NUM_ANSWERS)]
-    options += [*SMALL, "--out", out]  # the target has fewer layers than are taken by default
+    options += ["--layers", "1", *SMALL, "--out", out]
     first = diffuspec("drafter", "train", *options, "--chunks", "1")
     assert "acceptance" in printed(first) and "GiB" in first.stderr
     answers = out / "training" / "answers.jsonl"
@@ -84,12 +86,22 @@ def test_a_target_without_a_question_to_answer_says_so(diffuspec, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "taken"), [(None, 2), ("2", 2), ("1", 1), ("0,1", (0, 1)), ("1,3", None), ("3", None)]
+)
+def test_no_more_layers_are_taken_than_the_target_has(text, taken):
+    if taken is None:
+        with pytest.raises(ConfigError, match="the target has 2"):
+            parse_layers(text, 10, 2)
+    else:
+        assert parse_layers(text, 10, 2) == taken
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--layers", "1,x"], "--layers must be a number or numbers separated by commas"),
         (["--layers", "3,2"], "--layers must be positive and ascending, got '3,2'"),
         (["--layers", "0"], "--layers must be positive"),
-        (["--layers", "3"], "--layers: the target has 2, got '3'"),
         (["--layers", "0,2"], "--layers: the target has 2, counted from 0 to 1, got '0,2'"),
         (["--store", "int4"], "'--store': 'int4' is not one of 'bfloat16', 'int8'"),
         (["--attention", "sideways"], "'sideways' is not one of 'block_causal', 'block_ali"),
