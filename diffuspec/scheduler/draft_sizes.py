@@ -112,12 +112,11 @@ class Load:
         All others wait for its draft, or continue while the request skips a step. The
         drafter reads `num_unread` tokens of its prompt first.
         """
-        costs, running = self.costs, self.num_running
+        costs, running, verify = self.costs, self.num_running, self.costs.verify_seconds
         own, plain = costs.drafters[self.drafter], costs.plain_seconds(running)
         drafting = own.seconds(length, 1, num_unread)
         beside = max(own.interference.ends(drafting, plain)) - plain + plain / running
-        rows = costs.verify_seconds(running + length, running)
-        rows -= costs.verify_seconds(running, running)
+        rows = verify(running + length, running) - verify(running, running)
         return (min(drafting, beside) + rows) / plain
 
 
@@ -243,19 +242,16 @@ def with_trial(
     """Return lengths like `choose_lengths`, as far as the guard allows drafts.
 
     If it allows a trial, the request that needs one most also drafts; its cost in plain steps is
-    added to `trials`. num_unread: returns the prompt tokens that the drafter has to read for a
-    request.
+    added to `trials`. num_unread: prompt tokens that the drafter has to read for a request.
     """
     running, name = load.num_running, load.drafter
     if not baseline.allows(name, running) or baseline.wants_plain(running):
         return {}, load.plain_rate
     found, rate, in_halves = choose_lengths(requests, load)
-    share = len(found) / len(requests)
-    most = math.ceil(share * load.num_drafting / 2) if in_halves else len(found)
-    if most < len(found):
-        found = dict([*found.items()][:most])
-    idle = [one for one in requests if one not in found]
-    if idle:
+    half = math.ceil(len(found) / len(requests) * load.num_drafting / 2)
+    if in_halves and half < len(found):
+        found = dict([*found.items()][:half])
+    if idle := [one for one in requests if one not in found]:
         request = max(idle, key=lambda one: one.expectation.need_of_trial(one.room))
         length = trial_length(request)
         steps = load.trial_steps(length, num_unread(request))
