@@ -79,6 +79,8 @@ class SharedExpectation:
             prior, self._num_learnt = _Rows(), round((1 - changed) * self._num_learnt)
             self.rows.add(prior.nodes, prior.tokens, changed)
             rate = changed
+        else:  # The average forgets as much in any case.
+            changed = 0.0
         self.tokens = _moved(self.tokens, tokens, rate)
         return changed
 

@@ -201,8 +201,7 @@ class Baseline:
             share = cost / whole if whole > 0 else 1 / len(interval.cost_seconds)
             gained = interval.accepted.get(drafter, 0.0) - share * interval.num_missing
             gained /= interval.num_running
-            # Nobody has waited for what was read during verifications.
-            read = min(interval.reading.get(drafter, 0.0), share * max(extra, 0.0)) / step
+            read = interval.reading.get(drafter, 0.0) / step
             account.debt += read
             gained += interval.prepaid.get(drafter, 0.0)
             account.add(gained - share * extra / step + read - account.pay())

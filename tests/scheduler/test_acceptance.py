@@ -238,3 +238,11 @@ def test_the_first_draft_of_a_request_says_more_of_it_than_those_of_all_others()
     before = one.at(16)
     one.observe_draft(draft_of(16, confidence=-0.01), 16)
     assert one.at(16) > 5 * before
+
+
+def test_requests_like_those_before_them_are_no_change_at_all():
+    shared = SharedExpectation(32)
+    for _ in range(100):
+        one = Expectation(shared)
+        one.observe_draft(draft_of(8, POOR), 8)
+    assert not one.take_change()

@@ -192,16 +192,6 @@ def test_drafts_that_lost_before_the_traffic_changed_go_on():
     assert run.is_allowed
 
 
-def test_a_prompt_that_was_read_beside_a_verification_is_no_debt():
-    run = Run()
-    interval = Interval(2, PLAIN, PLAIN, PLAIN, {NAME: 0.5 * PLAIN}, {NAME: 0.1})
-    interval.reading = {NAME: 100 * PLAIN}
-    run.baseline.observe(interval)
-    for _ in range(30):
-        run.draft(0.1, PLAIN)
-    assert run.is_allowed
-
-
 # ---- plain decoding is measured
 
 
