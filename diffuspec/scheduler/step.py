@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from diffuspec.algorithm.draft_tree import prune_draft
+from diffuspec.algorithm.draft_tree import is_chain, prune_draft
 from diffuspec.algorithm.outcomes import Outcome, OutcomeRanking, RankedOutcome
 from diffuspec.core.errors import VerifierError
 from diffuspec.core.types import (
@@ -88,7 +88,10 @@ class Step:
         reach = self.reach
         if num_nodes < len(reach):
             # Parents come first: no node is likelier to be reached than its parent.
-            order = sorted(range(len(reach)), key=reach.__getitem__, reverse=True)[:num_nodes]
+            nodes: Sequence[int] = range(len(reach))
+            if not is_chain(self.draft.tree):
+                nodes = sorted(nodes, key=reach.__getitem__, reverse=True)
+            order = nodes[:num_nodes]
             self.draft = prune_draft(self.draft, order) if order else EMPTY_DRAFT
             self.num_expected = sum([reach[node] for node in order])
         self.reach = ()
