@@ -3,7 +3,7 @@
 Drafter and verifier answer immediately, and nothing overlaps, so all processor time is the loop's
 own: planning and checking drafts, batches, commits, statistics, outputs, and the event loop. Half
 of every draft is accepted. By the scheduler's clock the calls take some milliseconds, so that
-drafts pay and every step has one.
+drafts pay and, with few sequences, every step has one.
 """
 
 from __future__ import annotations
