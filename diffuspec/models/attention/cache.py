@@ -231,10 +231,10 @@ class KVCache:
             table[:, :, first:end] = table.index_select(2, source)
             return
         table[1::2, :, first:end] = table[1::2].index_select(2, source)
-        places = torch.arange(first, end)
         keys = self._key_blocks(slot_index)
-        moved = keys[:, :, source // KEY_BLOCK, :, source % KEY_BLOCK]
-        keys[:, :, places // KEY_BLOCK, :, places % KEY_BLOCK] = moved
+        for place, row in enumerate(rows, start=first):  # in this order none is lost
+            moved = keys[:, :, row // KEY_BLOCK, :, row % KEY_BLOCK]
+            keys[:, :, place // KEY_BLOCK, :, place % KEY_BLOCK] = moved
 
     def _assign(self, request_id: str, prefix: TokenIds) -> Slot:
         best, num_shared = self._longest(prefix)

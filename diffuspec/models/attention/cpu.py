@@ -18,6 +18,7 @@ from diffuspec.models.attention.cache import CacheShape, KVCache
 from diffuspec.models.attention.interface import Attention, Projections, Scoring
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.kernels import operations
+from diffuspec.models.kernels.products import has_tiles
 from diffuspec.models.kernels.visible_columns import VisibleColumns
 
 logger = logging.getLogger(__name__)
@@ -63,14 +64,20 @@ def _is_row_independent(dtype: torch.dtype, num_heads: int) -> bool:
     together = attend(first, end, transposes_keys=False)
     return all(
         torch.equal(together[row - first], attend(row, row + 1, transposes_keys)[0])
-        for transposes_keys in {False, dtype == torch.float32}
+        for transposes_keys in {False, _prefers_transposed_keys(dtype)}
         for row in range(first, end)
     )
 
 
 def transposes_keys(dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether a cache should store its keys transposed, in the kernel's layout."""
-    return dtype == torch.float32 and can_attend(torch.empty(0, dtype=dtype, device=device))
+    like = torch.empty(0, dtype=dtype, device=device)
+    return _prefers_transposed_keys(dtype) and can_attend(like)
+
+
+def _prefers_transposed_keys(dtype: torch.dtype) -> bool:
+    """Return whether the kernel is faster with transposed keys; AMX loads tiles of whole rows."""
+    return not (dtype == torch.bfloat16 and has_tiles())
 
 
 class CpuAttention(Attention):

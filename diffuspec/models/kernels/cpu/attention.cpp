@@ -13,14 +13,6 @@
 namespace kernels {
 namespace {
 
-constexpr int kLine = 64;        // bytes of a cache line
-constexpr int kSecondLevel = 2;  // the cache level for prefetching
-
-// Prefetches an array. GCC drops calls of a function that does nothing else, unless it is inlined.
-INLINE void fetch(const char* from, int64_t size) {
-  for (int64_t i = 0; i < size; i += kLine) __builtin_prefetch(from + i, 0, kSecondLevel);
-}
-
 // The buffers of a thread, reused from one head to the next.
 struct Memory {
   BlockSums sums;
@@ -59,21 +51,18 @@ class HeadAttention {
  private:
   char* key(int64_t row) const { return at(keys_, type_, row * call_.dim); }
   char* value(int64_t row) const { return at(values_, type_, row * call_.dim); }
-  float* turned_key(int64_t row) const {
-    return reinterpret_cast<float*>(keys_) + turned_place(row, call_.dim);
-  }
+  char* turned_key(int64_t row) const { return at(keys_, type_, turned_place(row, call_.dim)); }
   int row_at(int place) const { return call_.lists.order[place]; }
   int first_column(int row) const {
     return call_.window ? std::max(0, call_.lists.positions[row] + 1 - call_.window) : 0;
   }
 
-  // Prefetches kLanes columns of the next head. The hardware prefetches within a page of 4 KiB, but
-  // heads are further apart.
-  INLINE void fetch_next(int column) const {
-    if (!next_keys_) return;
-    const int64_t width = call_.dim * type_.size;
-    fetch(next_keys_ + column * width, kLanes * width);
-    fetch(next_values_ + column * width, kLanes * width);
+  // The columns after a block: this head's next ones, or the next head's first.
+  Next after(int block) const {
+    const int64_t size = int64_t{kBlock} * call_.dim * type_.size, begin = (block + 1) * size;
+    if (block < call_.base / kBlock) return {keys_ + begin, values_ + begin, size};
+    if (next_keys_) return {next_keys_, next_values_, size};
+    return {};
   }
 
   void read(int place) {
@@ -91,14 +80,11 @@ class HeadAttention {
     int lowest = call_.base;
     for (int row = 0; row < call_.num_rows; ++row) lowest = std::min(lowest, first_column(row));
     for (int b = lowest / kBlock; b < call_.base / kBlock; ++b) {
-      for (int i = 0; i < kBlock; i += kLanes) {
-        fetch_next(b * kBlock + i);
-        if (!call_.has_transposed_keys) columns_.put_keys(i, kLanes, key(b * kBlock + i));
-      }
-      if (call_.has_transposed_keys) columns_.use_keys(turned_key(b * kBlock));
+      if (call_.has_transposed_keys) columns_.put_turned_keys(0, kBlock, turned_key(b * kBlock));
+      else columns_.put_keys(0, kBlock, key(b * kBlock));
       columns_.put_values(0, kBlock, value(b * kBlock));
       for (int place = 0; place < call_.num_rows; ++place) see(place, b, kBlock);
-      add(0, call_.num_rows, 0);
+      add(0, call_.num_rows, 0, after(b));
     }
   }
 
@@ -106,7 +92,6 @@ class HeadAttention {
   // tree those of a path.
   void add_listed_columns() {
     const int start = call_.base / kBlock * kBlock, num_before = call_.base - start;
-    for (int i = 0; i < num_before; i += kLanes) fetch_next(start + i);
     int most = 0;
     for (int row = 0; row < call_.num_rows; ++row) most = std::max(most, call_.lists.counts[row]);
     columns_.reset(type_, (num_before + most + kBlock - 1) / kBlock, call_.dim);
@@ -115,15 +100,16 @@ class HeadAttention {
       end = end_of_path(first);
       const int row = row_at(end - 1), num_seen = num_before + call_.lists.counts[row];
       if (first == 0 && end == call_.num_rows && lists_next(row)) {
-        if (call_.has_transposed_keys) columns_.use_keys(turned_key(start));
+        if (call_.has_transposed_keys) columns_.put_turned_keys(0, num_seen, turned_key(start));
         else columns_.put_keys(0, num_seen, key(start));
         columns_.put_values(0, num_seen, value(start));
       } else {
         if (first == 0) gather_before(start, num_before, most);
         const int next = gather(row, num_before) / kLanes * kLanes;
         const size_t from = next * gathered_.size;
-        if (call_.has_transposed_keys) columns_.use_keys(gathered_.turned_keys.data());
-        else columns_.put_keys(next, num_seen - next, &gathered_.keys[from]);
+        const char* keys = &gathered_.keys[from];
+        if (call_.has_transposed_keys) columns_.put_turned_keys(next, num_seen - next, keys);
+        else columns_.put_keys(next, num_seen - next, keys);
         columns_.put_values(next, num_seen - next, &gathered_.values[from]);
       }
       for (int b = 0; b * kBlock < num_seen; ++b)
@@ -179,7 +165,7 @@ class HeadAttention {
     };
     while (first < end && !sees(first)) ++first;  // their lists are shorter
     while (first < end && !sees(end - 1)) --end;  // their windows begin later
-    add(first, end - first, b);
+    add(first, end - first, b, first == 0 && b == 0 ? after(num_whole) : Next());
   }
 
   // Makes a block's columns before `end` visible to the row at a place.
@@ -190,10 +176,10 @@ class HeadAttention {
     std::fill_n(&sums_.end[place * group_], group_, within(end));
   }
 
-  void add(int place, int num_rows, int block) {
+  void add(int place, int num_rows, int block, const Next& next) {
     sums_.add(
         place * group_, num_rows * group_, columns_.keys(block), columns_.values(block),
-        call_.scaling);
+        call_.scaling, next);
   }
 
   void write(int place) {
@@ -228,8 +214,7 @@ void keep(const Type& type, const Attention& call, int kv_head) {
     const int64_t to = call.start + row;
     const char* key = at(call.new_keys, type, from);
     if (call.has_transposed_keys) {
-      float* turned = reinterpret_cast<float*>(keys) + turned_place(to, call.dim);
-      copy_apart(reinterpret_cast<const float*>(key), 1, turned, kLanes, call.dim);
+      copy_apart(type, key, 1, at(keys, type, turned_place(to, call.dim)), kLanes, call.dim);
     } else {
       std::memcpy(at(keys, type, to * call.dim), key, size);
     }
@@ -252,7 +237,8 @@ void attend(const Type& type, const Attention* calls, int num_calls, int num_thr
   for (int i = 0; i < num_calls; ++i) work += num_products(calls[i]);
   const int num_heads = calls->num_kv_heads, num_tasks = num_calls * num_heads;
   num_threads = std::min<int64_t>({num_threads, num_tasks, 1 + work / kWorthAThread});
-  const bool by_tiles = &type == &kTypes[kBfloat16] && can_attend_by_tiles(*calls);
+  const bool by_tiles = &type == &kTypes[kBfloat16] && !calls->has_transposed_keys &&
+                        can_attend_by_tiles(*calls);
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
   {
 #pragma omp for

@@ -37,7 +37,7 @@ struct Attention {
   Lists lists;
   float scaling;
   int window;  // 0: no window
-  // whether float32 keys of the cache are in blocks of kLanes columns, [dim, kLanes] each
+  // whether keys of the cache are in blocks of kLanes columns, [dim, kLanes] each
   bool has_transposed_keys;
 };
 

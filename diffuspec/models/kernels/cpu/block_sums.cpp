@@ -93,7 +93,7 @@ INLINE void weigh_rows(
 template <class Registers, int N>
 INLINE void add_values(
     BlockSums& sums, int query, const float weights[][kBlock], const float* shrink,
-    const float* values) {
+    const float* values, const Next& next) {
   // all queries see columns from `first` to before `shared`, except for windows
   int first = kBlock, shared = kBlock;
   for (int i = 0; i < N; ++i) {
@@ -105,7 +105,7 @@ INLINE void add_values(
   float* outputs = &sums.outputs[size_t(query) * stride];
   SmallProduct call{
       &weights[0][first], kBlock, values + int64_t{first} * stride, kLanes, stride, shared - first,
-      outputs, stride, false, shrink};
+      outputs, stride, false, shrink, Ahead(next.values, next.num_bytes, shared - first)};
   multiply_few_rows<Registers, N>(call, 0, num_vectors);
   for (int i = 0; i < N; ++i) {  // invisible columns must have no effect, even if they are NaN
     const int end = sums.end[query + i];
@@ -120,35 +120,40 @@ INLINE void add_values(
 // Adds a block's columns to the sums of queries.
 template <class Registers>
 INLINE void add_block(
-    BlockSums& sums, int first, int count, const float* keys, const float* values, float scaling) {
+    BlockSums& sums, int first, int count, const float* keys, const float* values, float scaling,
+    const Next& all_next) {
   for_each_few_rows<Registers>(count, [&](int place, auto size) __attribute__((always_inline)) {
     constexpr int N = decltype(size)::value;
     const int query = first + place, dim = sums.dim, stride = sums.stride;
+    const Next next = place == 0 ? all_next : Next();
     const int num_seen = *std::max_element(&sums.end[query], &sums.end[query] + N);
     const int num_scores = padded(num_seen);
     float weights[N][kBlock], shrink[Registers::kNumbers];
     const SmallProduct scores{
         &sums.queries[size_t(query) * stride], stride, keys, int64_t{dim} * kLanes, kLanes, dim,
-        weights[0], kBlock, true};
+        weights[0], kBlock, true, nullptr, Ahead(next.keys, next.num_bytes, dim)};
     multiply_few_rows<Registers, N>(scores, 0, num_scores / kLanes);
     weigh_rows<Registers, N>(sums, query, num_scores, scaling, weights, shrink);
-    add_values<Registers, N>(sums, query, weights, shrink, values);
+    add_values<Registers, N>(sums, query, weights, shrink, values, next);
   });
 }
 
 ON_WIDE_REGISTERS void add_wide(
-    BlockSums& sums, int query, int count, const float* keys, const float* values, float scaling) {
-  add_block<WideRegisters>(sums, query, count, keys, values, scaling);
+    BlockSums& sums, int query, int count, const float* keys, const float* values, float scaling,
+    const Next& next) {
+  add_block<WideRegisters>(sums, query, count, keys, values, scaling, next);
 }
 
 ON_NARROW_REGISTERS void add_narrow(
-    BlockSums& sums, int query, int count, const float* keys, const float* values, float scaling) {
-  add_block<NarrowRegisters>(sums, query, count, keys, values, scaling);
+    BlockSums& sums, int query, int count, const float* keys, const float* values, float scaling,
+    const Next& next) {
+  add_block<NarrowRegisters>(sums, query, count, keys, values, scaling, next);
 }
 
 void add_other(
-    BlockSums& sums, int query, int count, const float* keys, const float* values, float scaling) {
-  add_block<OtherRegisters>(sums, query, count, keys, values, scaling);
+    BlockSums& sums, int query, int count, const float* keys, const float* values, float scaling,
+    const Next& next) {
+  add_block<OtherRegisters>(sums, query, count, keys, values, scaling, next);
 }
 
 }  // namespace
@@ -164,8 +169,9 @@ void BlockSums::reset(int count, int width) {
   end.resize(count);
 }
 
-void BlockSums::add(int query, int count, const float* keys, const float* values, float scaling) {
-  fitting(add_wide, add_narrow, add_other)(*this, query, count, keys, values, scaling);
+void BlockSums::add(
+    int query, int count, const float* keys, const float* values, float scaling, const Next& next) {
+  fitting(add_wide, add_narrow, add_other)(*this, query, count, keys, values, scaling, next);
 }
 
 }  // namespace kernels

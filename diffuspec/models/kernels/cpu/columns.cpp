@@ -53,21 +53,34 @@ void Columns::put_keys(int64_t place, int count, const char* keys) {
     turn_keys(place + i, std::min(kLanes, count - i), at(keys, *type_, i * dim_));
 }
 
+void Columns::put_turned_keys(int64_t place, int count, const char* keys) {
+  if (type_ == &kTypes[kFloat32]) {
+    keys_ = reinterpret_cast<const float*>(keys) - place * dim_;
+    return;
+  }
+  keys_ = turned_.data();
+  type_->widen(keys, &turned_[place * dim_], padded(count) * dim_);
+}
+
 void Columns::put_values(int64_t place, int count, const char* values) {
   if (lies_ready()) {
     values_ = reinterpret_cast<const float*>(values) - place * stride_;
     return;
   }
   values_ = widened_.data();
+  widen(values, count, &widened_[place * stride_]);
+}
+
+void Columns::widen(const char* rows, int count, float* to) const {
+  if (stride_ == dim_) return type_->widen(rows, to, count * dim_);
   for (int i = 0; i < count; ++i)
-    type_->widen(at(values, *type_, i * dim_), &widened_[(place + i) * stride_], dim_);
+    type_->widen(at(rows, *type_, i * dim_), to + i * stride_, dim_);
 }
 
 void Columns::turn_keys(int64_t place, int count, const char* keys) {
   const float* group = reinterpret_cast<const float*>(keys);
   if (!lies_ready() || count < kLanes) {
-    for (int i = 0; i < count; ++i)
-      type_->widen(at(keys, *type_, i * dim_), &group_[i * stride_], dim_);
+    widen(keys, count, group_.data());
     group = group_.data();
   }
   float* to = &turned_[place * dim_];

@@ -14,19 +14,18 @@ class Columns {
   // Makes room for blocks with undefined content.
   void reset(const Type& type, int num_blocks, int dim);
 
-  // Store successive columns, the first at a multiple of kLanes. Values already in this layout are
+  // Store successive columns, the first at a multiple of kLanes. Numbers already in this layout are
   // not copied and must stay in memory while they are read; all calls must then use the same array.
   void put_keys(int64_t place, int count, const char* keys);
+  void put_turned_keys(int64_t place, int count, const char* keys);  // in groups of kLanes columns
   void put_values(int64_t place, int count, const char* values);
-
-  // Uses keys that are already transposed, without a copy.
-  void use_keys(const float* turned) { keys_ = turned; }
 
   const float* keys(int block) const { return keys_ + block * (kBlock * dim_); }
   const float* values(int block) const { return values_ + block * size_; }
 
  private:
   bool lies_ready() const { return type_ == &kTypes[kFloat32] && stride_ == dim_; }
+  void widen(const char* rows, int count, float* to) const;
   void turn_keys(int64_t place, int count, const char* keys);  // at most kLanes columns
 
   const Type* type_ = nullptr;

@@ -16,10 +16,10 @@ class Ahead {
  public:
   Ahead() = default;  // an empty range
 
-  // `num_bytes` from `first` on, for `num_steps` steps.
+  // `num_bytes` from `first` on, for `num_steps` steps; an empty range for none.
   Ahead(const void* first, int64_t num_bytes, int64_t num_steps)
       : next_(static_cast<const char*>(first)),
-        share_(int((num_bytes + num_steps - 1) / num_steps)) {}
+        share_(num_steps > 0 ? int((num_bytes + num_steps - 1) / num_steps) : 0) {}
 
   // Prefetches the next share.
   INLINE void fetch() {

@@ -16,17 +16,26 @@ INLINE int64_t turned_place(int64_t column, int dim) {
 }
 
 // Copies numbers with these strides.
-INLINE void copy_apart(const float* from, int from_stride, float* to, int to_stride, int count) {
-  for (int i = 0; i < count; ++i) to[i * to_stride] = from[i * from_stride];
+template <class Number>
+INLINE void copy_numbers(const char* from, int from_stride, char* to, int to_stride, int count) {
+  const Number* source = reinterpret_cast<const Number*>(from);
+  Number* sink = reinterpret_cast<Number*>(to);
+  for (int i = 0; i < count; ++i) sink[i * to_stride] = source[i * from_stride];
+}
+
+INLINE void copy_apart(
+    const Type& type, const char* from, int from_stride, char* to, int to_stride, int count) {
+  const auto copy = type.size == sizeof(float) ? copy_numbers<float> : copy_numbers<uint16_t>;
+  copy(from, from_stride, to, to_stride, count);
 }
 
 // Scattered rows of a cache, copied into adjacent memory.
 struct Gathered {
-  void reset(const Type& type, int count, int width) {
+  void reset(const Type& of, int count, int width) {
+    type = &of;
     dim = width;
-    size = dim * type.size;
-    keys.resize(count * size);
-    turned_keys.resize(static_cast<size_t>(count + kBlock) * dim);
+    size = dim * of.size;
+    keys.resize((count + kBlock) * size);
     values.resize(count * size);
   }
   void put_keys(int place, int count, const char* from) {
@@ -35,17 +44,17 @@ struct Gathered {
   void put_values(int place, int count, const char* from) {
     std::memcpy(&values[place * size], from, count * size);
   }
-  void put_turned_keys(int count, const float* from) {  // whole blocks, at place 0
-    std::memcpy(turned_keys.data(), from, sizeof(float) * padded(count) * dim);
+  void put_turned_keys(int count, const char* from) {  // at place 0
+    std::memcpy(keys.data(), from, padded(count) * size);
   }
-  void put_turned_key(int place, const float* from) {
-    copy_apart(from, kLanes, &turned_keys[turned_place(place, dim)], kLanes, dim);
+  void put_turned_key(int place, const char* from) {
+    copy_apart(*type, from, kLanes, at(keys.data(), *type, turned_place(place, dim)), kLanes, dim);
   }
 
+  const Type* type = nullptr;
   int dim = 0;
   size_t size = 0;  // bytes of a row
-  std::vector<char> keys, values;
-  Numbers turned_keys;  // whole blocks, instead of `keys`
+  std::vector<char> keys, values;  // transposed keys: in groups of kLanes columns
 };
 
 }  // namespace kernels

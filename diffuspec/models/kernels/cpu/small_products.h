@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "fetching.h"
 #include "level.h"
 #include "vectors.h"
 
@@ -51,6 +52,7 @@ struct SmallProduct {
   int64_t sum_stride;
   bool begins;                     // whether the sums start at 0
   const float* factors = nullptr;  // factors that rescale each row's sums first, or null
+  Ahead ahead = {};                // fetched by the steps of the first rows and columns
 };
 
 // Computes N rows and V vectors of columns.
@@ -71,7 +73,9 @@ INLINE void multiply_tile(const SmallProduct& call, int row, int vector) {
         sums[i][v] = factor * read<Numbers>(to + i * call.sum_stride + v * Registers::kNumbers);
     }
   }
+  Ahead ahead = row == 0 && vector == 0 ? call.ahead : Ahead();
   for (int step = 0; step < call.num_steps; ++step, ++rows, columns += call.step_stride) {
+    ahead.fetch();
     Numbers column[kAll];
 #pragma GCC unroll 4
     for (int v = 0; v < kAll; ++v)
