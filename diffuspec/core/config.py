@@ -174,7 +174,7 @@ class CoordinatorConfig(Section):
         "wait.",
     )
     profile_seconds: float = Field(
-        1.0,
+        3.0,
         ge=0,
         le=60,
         description="Maximum time spent measuring costs when an engine starts, in seconds; "
