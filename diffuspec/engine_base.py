@@ -120,22 +120,22 @@ class EngineBase(ABC):
     def generate(
         self,
         prompts: Iterable[Prompt],
-        sampling: SamplingParams = _GREEDY,
+        sampling: SamplingParams | Sequence[SamplingParams] = _GREEDY,
         speculation: SpeculationParams | None = None,
         n: int = 1,
     ) -> list[Completion]:
         """Answer all prompts, decoding them together.
 
-        Each prompt gets n consecutive answers in the list, with the seeds of
-        `SamplingParams.choice`. Calls from several threads take turns; use `stream` for requests
-        that come and go. If an event loop is running, as in a notebook, this call blocks it;
-        `complete` and `stream` do not.
+        `sampling` is the same for all prompts, or a sequence with one for each. Each prompt gets n
+        consecutive answers in the list, with the seeds of `SamplingParams.choice`. Calls from
+        several threads take turns; use `stream` for requests that come and go. If an event loop is
+        running, as in a notebook, this call blocks it; `complete` and `stream` do not.
         """
         self._check_is_open()
         if not 1 <= n <= MAX_CHOICES:
             raise InvalidRequestError(f"n must be from 1 to {MAX_CHOICES}, got {n}")
         listed = list_of_prompts(prompts)
-        return self._run(self._complete_all(listed, sampling, speculation, n))
+        return self._run(self._complete_all(listed, _for_each(listed, sampling), speculation, n))
 
     async def complete(
         self,
@@ -189,7 +189,7 @@ class EngineBase(ABC):
     async def _complete_all(
         self,
         prompts: Sequence[Prompt],
-        sampling: SamplingParams,
+        sampling: Sequence[SamplingParams],
         speculation: SpeculationParams | None,
         n: int,
     ) -> list[Completion]:
@@ -204,10 +204,24 @@ class EngineBase(ABC):
             async with asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(one(prompt, base.choice(index)))
-                    for prompt in prompts
-                    for base in [sampling.with_seed()]
+                    for prompt, given in zip(prompts, sampling, strict=True)
+                    for base in [given.with_seed()]
                     for index in range(n)
                 ]
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
+
+
+def _for_each(
+    prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams]
+) -> Sequence[SamplingParams]:
+    """Return the parameters of each prompt."""
+    if isinstance(sampling, SamplingParams):
+        return [sampling] * len(prompts)
+    if len(sampling) != len(prompts):
+        raise InvalidRequestError(
+            f"sampling has {len(sampling)} elements for {len(prompts)} prompts: "
+            "give one for each, or one for all"
+        )
+    return sampling

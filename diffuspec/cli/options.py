@@ -92,7 +92,9 @@ Questions = Annotated[
         metavar="FILE.jsonl",
     ),
 ]
-Limit = Annotated[int | None, typer.Option(help="Questions per family. Default: all.", metavar="N")]
+Limit = Annotated[
+    int | None, typer.Option(help="Questions per family. Default: all.", metavar="N", min=1)
+]
 Rounds = Annotated[
     int,
     typer.Option(

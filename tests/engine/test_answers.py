@@ -43,6 +43,14 @@ def test_without_a_seed_answers_differ_and_each_names_the_seed_to_repeat_it(engi
     assert engine.generate([PROMPT], SHORT)[0].seed is None
 
 
+def test_prompts_may_have_parameters_of_their_own(engine):
+    long = SamplingParams(max_tokens=12, ignore_eos=True)
+    one, other = engine.generate([PROMPT, PROMPT], [long, replace(long, max_tokens=5)])
+    assert len(one.token_ids) == 12 and other.token_ids == one.token_ids[:5]
+    with pytest.raises(InvalidRequestError, match="sampling has 1 elements for 2 prompts"):
+        engine.generate([PROMPT, PROMPT], [long])
+
+
 async def test_the_end_of_a_stream_names_its_seed(engine):
     sampled = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
     *first, last = [step async for step in engine.stream(PROMPT, sampled)]
