@@ -231,13 +231,6 @@ class EngineConfig(Section):
             return given
         return {name: cls._diffuspec_unless_named(one) for name, one in given.items()}
 
-    @field_validator("speculation", mode="before")
-    @classmethod
-    def _off_unquoted(cls, given: object) -> object:
-        if isinstance(given, dict) and given.get("policy") is False:  # what YAML 1.1 makes of off
-            return {**given, "policy": "off"}
-        return given
-
     @model_validator(mode="after")
     def _names_of_drafters(self) -> Self:
         if self.drafters and self.drafter is None:

@@ -169,13 +169,21 @@ def read_yaml(path: Path, *, may_be_empty: bool = False) -> dict[str, object]:
     return data
 
 
+_BOOL, _STRING = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:str"
+
+
 class _Loader(yaml.SafeLoader):
-    """Rejects duplicate keys of a mapping; reads 1e-3 as a number, as YAML 1.2 does."""
+    """Rejects duplicate keys of a mapping; reads 1e-3 as a number, as YAML 1.2 does.
+
+    The value of a key `policy` may be off without quotes, which YAML 1.1 takes for false.
+    """
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
-        for key, _ in node.value:
+        for key, value in node.value:
+            if key.value == "policy" and value.tag == _BOOL:
+                value.tag, value.value = _STRING, value.value.lower()
             line, name = key.start_mark.line + 1, str(key.value)
             if name in lines:
                 raise yaml.YAMLError(

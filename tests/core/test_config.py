@@ -154,6 +154,11 @@ def test_a_policy_may_be_off_without_quotes(tmp_path, policy):
     assert (speculation.policy, speculation.max_nodes) == ("off", 8)
 
 
+def test_a_configuration_comes_through_json_unchanged():
+    config = parse_config({"target": TARGET, "speculation": {"policy": "off"}})
+    assert EngineConfig.model_validate_json(config.model_dump_json()) == config
+
+
 def test_a_configuration_cannot_be_changed():
     config = parse_config({"target": TARGET})
     with pytest.raises(ValueError, match="frozen"):
