@@ -233,8 +233,8 @@ def test_transposed_keys_give_the_same_bits(
     rows = Rows(heads, kv_heads, dim, dtype)
     tree = ancestor_mask(random_tree(4, 80))
     plain = rows.cache(start)
-    turned = KVCache(rows.shape, 1, MAX_LEN, dtype, transposes_keys=True)
-    turned.write(0, 0, [rows.key[:, :start], rows.value[:, :start]])
+    transposed = KVCache(rows.shape, 1, MAX_LEN, dtype, transposes_keys=True)
+    transposed.write(0, 0, [rows.key[:, :start], rows.value[:, :start]])
     for visible in ("causal", "full", 5, tree):
         positions = np.arange(start, start + len(tree))
         if visible is tree:
@@ -242,7 +242,7 @@ def test_transposed_keys_give_the_same_bits(
         segment = Segment(0, start, np.zeros(len(tree), np.int32), positions, visible, ())
         found = [
             rows.attend(cache, segment, slice(start, start + len(tree)), window)
-            for cache in (plain, turned)
+            for cache in (plain, transposed)
         ]
         assert torch.equal(*found)
-        assert torch.equal(plain.rows(0, start + len(tree)), turned.rows(0, start + len(tree)))
+        assert torch.equal(plain.rows(0, start + len(tree)), transposed.rows(0, start + len(tree)))

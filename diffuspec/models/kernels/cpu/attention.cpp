@@ -51,7 +51,9 @@ class HeadAttention {
  private:
   char* key(int64_t row) const { return at(keys_, type_, row * call_.dim); }
   char* value(int64_t row) const { return at(values_, type_, row * call_.dim); }
-  char* turned_key(int64_t row) const { return at(keys_, type_, turned_place(row, call_.dim)); }
+  char* transposed_key(int64_t row) const {
+    return at(keys_, type_, transposed_place(row, call_.dim));
+  }
   int row_at(int place) const { return call_.lists.order[place]; }
   int first_column(int row) const {
     return call_.window ? std::max(0, call_.lists.positions[row] + 1 - call_.window) : 0;
@@ -80,9 +82,10 @@ class HeadAttention {
     int lowest = call_.base;
     for (int row = 0; row < call_.num_rows; ++row) lowest = std::min(lowest, first_column(row));
     for (int b = lowest / kBlock; b < call_.base / kBlock; ++b) {
-      if (call_.has_transposed_keys) columns_.put_turned_keys(0, kBlock, turned_key(b * kBlock));
-      else columns_.put_keys(0, kBlock, key(b * kBlock));
-      columns_.put_values(0, kBlock, value(b * kBlock));
+      const int first = b * kBlock;
+      if (call_.has_transposed_keys) columns_.put_transposed_keys(0, kBlock, transposed_key(first));
+      else columns_.put_keys(0, kBlock, key(first));
+      columns_.put_values(0, kBlock, value(first));
       for (int place = 0; place < call_.num_rows; ++place) see(place, b, kBlock);
       add(0, call_.num_rows, 0, after(b));
     }
@@ -100,7 +103,8 @@ class HeadAttention {
       end = end_of_path(first);
       const int row = row_at(end - 1), num_seen = num_before + call_.lists.counts[row];
       if (first == 0 && end == call_.num_rows && lists_next(row)) {
-        if (call_.has_transposed_keys) columns_.put_turned_keys(0, num_seen, turned_key(start));
+        if (call_.has_transposed_keys)
+          columns_.put_transposed_keys(0, num_seen, transposed_key(start));
         else columns_.put_keys(0, num_seen, key(start));
         columns_.put_values(0, num_seen, value(start));
       } else {
@@ -108,7 +112,7 @@ class HeadAttention {
         const int next = gather(row, num_before) / kLanes * kLanes;
         const size_t from = next * gathered_.size;
         const char* keys = &gathered_.keys[from];
-        if (call_.has_transposed_keys) columns_.put_turned_keys(next, num_seen - next, keys);
+        if (call_.has_transposed_keys) columns_.put_transposed_keys(next, num_seen - next, keys);
         else columns_.put_keys(next, num_seen - next, keys);
         columns_.put_values(next, num_seen - next, &gathered_.values[from]);
       }
@@ -133,7 +137,7 @@ class HeadAttention {
 
   void gather_before(int start, int num_before, int most) {
     gathered_.reset(type_, num_before + most, call_.dim);
-    if (call_.has_transposed_keys) gathered_.put_turned_keys(num_before, turned_key(start));
+    if (call_.has_transposed_keys) gathered_.put_transposed_keys(num_before, transposed_key(start));
     else gathered_.put_keys(0, num_before, key(start));
     gathered_.put_values(0, num_before, value(start));
   }
@@ -148,7 +152,7 @@ class HeadAttention {
     const bool is_first = listed_.empty();
     for (const int32_t* column = next; column < end; ++column) {
       const int place = num_before + static_cast<int>(column - columns);
-      if (call_.has_transposed_keys) gathered_.put_turned_key(place, turned_key(*column));
+      if (call_.has_transposed_keys) gathered_.put_transposed_key(place, transposed_key(*column));
       else gathered_.put_keys(place, 1, key(*column));
       gathered_.put_values(place, 1, value(*column));
     }
@@ -214,7 +218,7 @@ void keep(const Type& type, const Attention& call, int kv_head) {
     const int64_t to = call.start + row;
     const char* key = at(call.new_keys, type, from);
     if (call.has_transposed_keys) {
-      copy_apart(type, key, 1, at(keys, type, turned_place(to, call.dim)), kLanes, call.dim);
+      copy_apart(type, key, 1, at(keys, type, transposed_place(to, call.dim)), kLanes, call.dim);
     } else {
       std::memcpy(at(keys, type, to * call.dim), key, size);
     }

@@ -17,7 +17,8 @@ class Columns {
   // Store successive columns, the first at a multiple of kLanes. Numbers already in this layout are
   // not copied and must stay in memory while they are read; all calls must then use the same array.
   void put_keys(int64_t place, int count, const char* keys);
-  void put_turned_keys(int64_t place, int count, const char* keys);  // in groups of kLanes columns
+  // Keys that are already in groups of kLanes columns.
+  void put_transposed_keys(int64_t place, int count, const char* keys);
   void put_values(int64_t place, int count, const char* values);
 
   const float* keys(int block) const { return keys_ + block * (kBlock * dim_); }
@@ -26,13 +27,13 @@ class Columns {
  private:
   bool lies_ready() const { return type_ == &kTypes[kFloat32] && stride_ == dim_; }
   void widen(const char* rows, int count, float* to) const;
-  void turn_keys(int64_t place, int count, const char* keys);  // at most kLanes columns
+  void transpose_keys(int64_t place, int count, const char* keys);  // at most kLanes columns
 
   const Type* type_ = nullptr;
   int dim_ = 0, stride_ = 0;
   int64_t size_ = 0;
   const float *keys_ = nullptr, *values_ = nullptr;
-  Numbers turned_, widened_, group_;
+  Numbers transposed_, widened_, group_;
 };
 
 }  // namespace kernels

@@ -31,7 +31,7 @@ FOR_EVERY_CPU void multiply(float* to, const float* from, int count) {
   for (int i = 0; i < count; ++i) to[i] *= from[i];
 }
 
-FOR_EVERY_CPU void turn(
+FOR_EVERY_CPU void rotate(
     float* __restrict heads, const float* __restrict cos, const float* __restrict sin, int num_heads,
     int half) {
   for (float* head = heads; head < heads + num_heads * 2 * half; head += 2 * half)
@@ -119,8 +119,9 @@ void rotate(const Type& type, const Rotation& call) {
     char* numbers = at(call.rows, type, int64_t{i} * call.row_stride);
     float* row = place(type, numbers, width, row_room);
     type.widen(numbers, row, width);
-    turn(row, widened(type, at(call.cos, type, int64_t{i} * dim), dim, cos_room),
-         widened(type, at(call.sin, type, int64_t{i} * dim), dim, sin_room), call.num_heads, dim / 2);
+    const float* cos = widened(type, at(call.cos, type, int64_t{i} * dim), dim, cos_room);
+    const float* sin = widened(type, at(call.sin, type, int64_t{i} * dim), dim, sin_room);
+    rotate(row, cos, sin, call.num_heads, dim / 2);
     type.narrow(row, numbers, width);
   }
 }

@@ -11,7 +11,7 @@
 namespace kernels {
 
 // Where a column's key begins among transposed keys; its numbers are kLanes apart.
-INLINE int64_t turned_place(int64_t column, int dim) {
+INLINE int64_t transposed_place(int64_t column, int dim) {
   return column / kLanes * kLanes * dim + column % kLanes;
 }
 
@@ -44,11 +44,12 @@ struct Gathered {
   void put_values(int place, int count, const char* from) {
     std::memcpy(&values[place * size], from, count * size);
   }
-  void put_turned_keys(int count, const char* from) {  // at place 0
+  void put_transposed_keys(int count, const char* from) {  // at place 0
     std::memcpy(keys.data(), from, padded(count) * size);
   }
-  void put_turned_key(int place, const char* from) {
-    copy_apart(*type, from, kLanes, at(keys.data(), *type, turned_place(place, dim)), kLanes, dim);
+  void put_transposed_key(int place, const char* from) {
+    char* to = at(keys.data(), *type, transposed_place(place, dim));
+    copy_apart(*type, from, kLanes, to, kLanes, dim);
   }
 
   const Type* type = nullptr;

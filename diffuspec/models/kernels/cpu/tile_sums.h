@@ -32,15 +32,15 @@ struct alignas(kLine) QueryTile {
 
 // Transposes lines of 16 pairs of numbers into lines of one pair of each.
 ON_TILES_INLINE void transpose(__m512i lines[kTileRows]) {
-  __m512i turned[kTileRows];
+  __m512i interleaved[kTileRows];
   for (int half = kTileRows / 2; half; half /= 2) {
     const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
     for (int i = 0; i < kTileRows / 2; ++i) {
-      turned[2 * i] = _mm512_permutex2var_epi32(lines[i], low, lines[i + kTileRows / 2]);
-      turned[2 * i + 1] = _mm512_permutex2var_epi32(lines[i], high, lines[i + kTileRows / 2]);
+      interleaved[2 * i] = _mm512_permutex2var_epi32(lines[i], low, lines[i + kTileRows / 2]);
+      interleaved[2 * i + 1] = _mm512_permutex2var_epi32(lines[i], high, lines[i + kTileRows / 2]);
     }
-    std::copy(turned, turned + kTileRows, lines);
+    std::copy(interleaved, interleaved + kTileRows, lines);
   }
 }
 
