@@ -88,7 +88,8 @@ class Interference:
     above 0 because of noise, and would keep a drafter idle that slows no verification down.
     """
 
-    _LEAST_SHARE = 0.05  # of a call that must overlap with the other; below, noise exceeds the loss
+    # Calls that overlap for a smaller share of their time are ignored: noise exceeds the loss.
+    _LEAST_SHARE = 0.05
     _SMOOTHING = SMOOTHING / 4
     _ASSUMED = 4  # weight of the assumed value, in measurements
 

@@ -26,7 +26,8 @@ class FirstDrafts:
         self._range = math.log(most / _LEAST_TOKENS)
         self._rate = rate
         self._mean = math.log(tokens)
-        self._variance = self._unknown = self._range**2 / 12  # of the uniform distribution
+        # As long as nothing is known, the variance is that of the uniform distribution.
+        self._variance = self._unknown = self._range**2 / 12
         self._number = 0.0  # drafts since the traffic changed
 
     def observe(self, tokens: float) -> float:

@@ -206,7 +206,8 @@ class Profile(_Calls):
 
     async def _measure(self, drafter: Drafter, costs: DraftCosts) -> None:
         await self.measure_drafter(drafter, costs)
-        if costs.is_known and self._room >= 16 and self._has_time_for(2 * costs.seconds(16, 1)):
+        seconds = (1 + _ROUNDS_TOGETHER) * costs.seconds(16, 1)
+        if costs.is_known and self._room >= 16 and self._has_time_for(seconds):
             await self._measure_interference(drafter, costs.interference)
 
     async def _measure_interference(self, drafter: Drafter, interference: Interference) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from itertools import accumulate, pairwise
 
 import pytest
@@ -108,12 +109,17 @@ def test_a_poor_draft_says_the_more_of_a_request_the_more_requests_differ():
 
 def others_after(*confidences: float) -> Expectation:
     """What a new request is expected to have after requests with one draft of each confidence."""
+    return Expectation(shared_after(confidences))
+
+
+def shared_after(confidences: Iterable[float]) -> SharedExpectation:
+    """What all requests share after some with one draft each, all of it verified."""
     shared = SharedExpectation(32)
     for confidence in confidences:
         one = Expectation(shared)
         one.observe_draft(draft_of(8, confidence), 8)
         one.observe_cut(8, one.at(8))
-    return Expectation(shared)
+    return shared
 
 
 GOOD, POOR = -0.05, -3.0
@@ -138,9 +144,7 @@ def test_a_first_draft_like_half_of_those_before_it_is_no_change():
 
 
 def test_later_drafts_of_one_request_say_nothing_of_a_change():
-    shared = SharedExpectation(32)
-    for confidence in [POOR] * 40:
-        Expectation(shared).observe_draft(draft_of(8, confidence), 8)
+    shared = shared_after([POOR] * 40)
     one = Expectation(shared)
     one.observe_draft(draft_of(8, POOR), 8)
     one.observe_draft(draft_of(8, GOOD), 8)
@@ -148,10 +152,7 @@ def test_later_drafts_of_one_request_say_nothing_of_a_change():
 
 
 def test_a_change_is_taken_once():
-    shared = SharedExpectation(32)
-    for confidence in [POOR] * 40:
-        Expectation(shared).observe_draft(draft_of(8, confidence), 8)
-    one = Expectation(shared)
+    one = Expectation(shared_after([POOR] * 40))
     one.observe_draft(draft_of(8, GOOD), 8)
     assert one.take_change() > 0.9 and not one.take_change()
 

@@ -130,7 +130,7 @@ class Answer:
     own: tuple[int, ...]  # the target's tokens, [num_tokens + _BEYOND], as in the other tables
     drafted: tuple[int, ...]
     confidences: tuple[float, ...]
-    listed_at: tuple[int, ...]  # which alternative is the target's token if the guess is wrong
+    listed_at: tuple[int, ...]  # place of the target's token beside a wrong guess
 
     @property
     def token_ids(self) -> tuple[int, ...]:
