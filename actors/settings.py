@@ -263,4 +263,4 @@ def parse_pipeline(data: dict[str, Any]) -> PipelineConfig:
     engine = data.get("engine")
     if isinstance(engine, dict):
         data = {**data, "engine": fill_in_preset(engine, "engine.preset")}
-    return validate(PipelineConfig, data)
+    return validate(PipelineConfig, data, ["engine.preset"])

@@ -68,7 +68,7 @@ def read_pool(path: Path) -> DraftPoolConfig:
     data = read_yaml(path)
     if isinstance(server := data.get("server"), dict):
         data["server"] = fill_in_draft_server(server)
-    settings = validate(DraftPoolConfig, data)
+    settings = validate(DraftPoolConfig, data, ["server.preset"])
     check_kind(settings.server)
     return settings
 

@@ -216,7 +216,7 @@ def _settings(config: Path | None, pair: str | None, given: dict[str, object]) -
         )
     if "tokenizer" not in {*data, *given}:
         raise ConfigError("--tokenizer DIR is needed: the tokenizer of the engines' model")
-    return validate(DraftServerConfig, data | given)
+    return validate(DraftServerConfig, data | given, ["preset"])
 
 
 def _explanation(settings: DraftServerConfig, listen: str, security: Security) -> str:
@@ -258,8 +258,11 @@ async def _serve(
 
     from diffuspec.draft_server.service import load_service
     from diffuspec.rpc.server.draft_service import DraftServicer
-    from diffuspec.rpc.server.server import RoleServer
+    from diffuspec.rpc.server.server import RoleServer, check_address
 
+    check_address(host, port)  # before models are loaded
+    if metrics_port is not None:
+        check_address("127.0.0.1", metrics_port)
     end = end_event()
     service, drafter = load_service(settings)
     with contextlib.closing(drafter), otel.exporting_drafts() as service.spans:

@@ -16,7 +16,7 @@ from diffuspec.core.addresses import MAX_PORT
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.validation import read_yaml, validate
-from diffuspec.pairs import parse_config
+from diffuspec.pairs import parse_file
 from diffuspec.telemetry import logs, otel
 
 if TYPE_CHECKING:
@@ -178,13 +178,13 @@ def _read(config: Path | None, **given: object) -> tuple[ServeSettings, EngineCo
     from diffuspec.serve.settings import ServeFile
 
     data = {} if config is None else read_yaml(config)
-    settings = validate(ServeFile, {"serve": data.pop("serve", {})}).serve
+    settings = validate(ServeFile, {"serve": data.get("serve", {})}).serve
     wanted = {name: value for name, value in given.items() if value is not None}
     settings = settings.model_copy(update=wanted)
     chosen_parsers(settings)  # refuses wrong names and keys before models are loaded
     if settings.api_keys is not None:
         read_keys(settings.api_keys)
-    return settings, parse_config(data) if data else None
+    return settings, parse_file(data) if data.keys() - {"serve"} else None
 
 
 def _curl(url: str, settings: ServeSettings) -> str:

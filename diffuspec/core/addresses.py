@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import socket
 
 from diffuspec.core.errors import ConfigError
 
 UNIX_SCHEME = "unix:"
 MAX_PORT = 65_535
 
+_REASONS = {  # why an address cannot be bound, and what to do
+    errno.EADDRINUSE: "another program listens there: stop it, or choose another port",
+    errno.EADDRNOTAVAIL: "this machine has no such address",
+    errno.EACCES: "this user may not listen there: choose a port above 1023",
+}
 _HOST_PORT = re.compile(r"(?P<host>[^\s:/\[\]]+|\[[0-9a-fA-F:.%]+\]):(?P<port>[0-9]{1,5})")
 
 
@@ -37,3 +44,30 @@ def _host_and_port(address: str) -> tuple[str, int] | None:
     if found is None or int(found["port"]) > MAX_PORT:
         return None
     return found["host"].strip("[]"), int(found["port"])
+
+
+def bind(host: str, port: int, backlog: int | None = None) -> socket.socket:
+    """Return a TCP socket at the address; it listens if a backlog is given. Raises ConfigError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a host name"
+        raise ConfigError(f"host {host!r:.80} is not an address here: {reason}") from error
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        if backlog is not None:
+            bound.listen(backlog)
+    except OSError as error:
+        bound.close()
+        raise bind_error(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", error) from error
+    return bound
+
+
+def bind_error(address: str, error: OSError) -> ConfigError:
+    """Return the error for an address that cannot be bound: the reason, and what to do."""
+    reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+    return ConfigError(f"cannot serve on {address}: {reason}")

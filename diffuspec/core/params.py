@@ -192,7 +192,10 @@ class SamplingParams:
                 f"min_tokens must be at most max_tokens, {self.max_tokens}, got {self.min_tokens}"
             )
         if self.structured_output is not None and self.ignore_eos:
-            raise InvalidRequestError("ignore_eos must be False with structured_output, got True")
+            raise InvalidRequestError(
+                "ignore_eos must be false where the answer has a form (structured_output, "
+                "response_format), which says where it ends"
+            )
 
     @property
     def is_greedy(self) -> bool:

@@ -65,22 +65,26 @@ class FromMapping:
 S = TypeVar("S", bound=Section)
 
 
-def validate(kind: type[S], data: object) -> S:
-    """Return a section made from plain data. Raises ConfigError naming everything that is wrong."""
+def validate(kind: type[S], data: object, read_apart: Sequence[str] = ()) -> S:
+    """Return a section made from plain data. Raises ConfigError naming everything that is wrong.
+
+    read_apart: keys that are valid in the file and not in the data, such as engine.preset; for
+    the message about an unknown key.
+    """
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(explain(error, kind)) from error
+        raise ConfigError(explain(error, kind, read_apart)) from error
 
 
-def explain(error: ValidationError, kind: type[Section]) -> str:
+def explain(error: ValidationError, kind: type[Section], read_apart: Sequence[str] = ()) -> str:
     """Return one line with each wrong key of a section, its valid values and the given value."""
     said: dict[str, str] = {}  # messages by key; a union gives one error for each of its types
     found: dict[str, str] = {}
     for problem in error.errors(include_url=False):
         where, known = _locate(kind, problem["loc"])
         if problem["type"] in _UNKNOWN_KEY:
-            said[where] = _unknown_key(where, known)
+            said[where] = _unknown_key(where, [*_beside(where, read_apart), *known])
         elif problem["type"] == "value_error":
             said[where] = f"{where}: {problem['ctx']['error']}".removeprefix(": ")
         elif problem["type"] == "union_tag_invalid":
@@ -111,6 +115,12 @@ def _unknown_key(where: str, known: Sequence[str]) -> str:
     right = ", ".join(f"`{one}`" for one in nearest)
     hint = f"did you mean {right}?" if nearest is not known else f"known are {right}"
     return f"{section}: unknown key `{key}`; {hint}".removeprefix(": ")
+
+
+def _beside(where: str, keys: Sequence[str]) -> list[str]:
+    """Return the names of those keys that stand in the same section as `where`."""
+    found = [key.rpartition(".") for key in keys]
+    return [name for section, _, name in found if section == where.rpartition(".")[0]]
 
 
 def _locate(kind: type, loc: Sequence[str | int]) -> tuple[str, list[str]]:

@@ -21,6 +21,7 @@ __all__ = [
     "find_pair",
     "load_config",
     "parse_config",
+    "parse_file",
 ]
 
 DEFAULT_PAIR = "tiny"
@@ -59,10 +60,14 @@ def find_pair(name: object, option: str) -> Pair:
 
 
 def load_config(path: Path) -> EngineConfig:
-    """Read an engine's YAML file but for a section `serve` of the service; see `parse_config`."""
-    data = read_yaml(path)
-    data.pop("serve", None)
-    return parse_config(data)
+    """Read an engine's YAML file; see `parse_file`."""
+    return parse_file(read_yaml(path))
+
+
+def parse_file(data: Mapping[str, Any]) -> EngineConfig:
+    """Validate a file's content as `parse_config` does, but for its section `serve`."""
+    engine = {name: section for name, section in data.items() if name != "serve"}
+    return validate(EngineConfig, fill_in_preset(engine, "preset"), ["preset", "serve"])
 
 
 def parse_config(data: Mapping[str, Any]) -> EngineConfig:
@@ -70,7 +75,7 @@ def parse_config(data: Mapping[str, Any]) -> EngineConfig:
 
     Raises ConfigError naming the key, the value and what is valid.
     """
-    return validate(EngineConfig, fill_in_preset(data, "preset"))
+    return validate(EngineConfig, fill_in_preset(data, "preset"), ["preset"])
 
 
 def fill_in_preset(engine: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class Security:
         Raises ConfigError.
         """
         if self.is_open and not is_loopback(host):
-            raise ConfigError(f"serving on {host} needs a token: anybody could use it")
+            raise ConfigError(f"{host} can be reached by others: give --token-file FILE")
         if self.tls is None:
             if not is_loopback(host):
                 raise ConfigError(

@@ -18,7 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from diffuspec.audit import Auditor
-from diffuspec.core.errors import ConfigError
+from diffuspec.core import addresses
 from diffuspec.core.interfaces import ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput, TokenIds
@@ -41,21 +41,7 @@ _GRACE_SECONDS = 5  # seconds after the drain in which the last errors are sent
 
 def bind(host: str, port: int) -> socket.socket:
     """Return a listening socket: connections wait until they are served. Raises ConfigError."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except socket.gaierror as error:
-        raise ConfigError(f"host {host!r} is not an address here: {error.strerror}") from error
-    bound = socket.socket(family, kind, protocol)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(_BACKLOG)  # from now on no other process can bind the address
-    except OSError as error:
-        bound.close()
-        raise ConfigError(f"cannot serve on {host}:{port}: {error.strerror}") from error
-    return bound
+    return addresses.bind(host, port, _BACKLOG)  # no other process can bind the address now
 
 
 def is_loopback(bound: socket.socket) -> bool:

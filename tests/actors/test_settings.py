@@ -39,6 +39,7 @@ def test_a_file_is_read(tmp_path: Path):
     ("sections", "message"),
     [
         ({"placements": {}}, "unknown key `placements`; did you mean `placement`?"),
+        ({"engine": TINY | {"zz": 1}}, "engine: unknown key `zz`; known are `preset`, `target`"),
         ({"placement": {"strategy": "PACKED"}}, "strategy must be .*'STRICT_SPREAD', got"),
         ({"placement": {"drafter": {"gpus": 1}}}, "drafter: unknown key `gpus`; did you"),
         ({"placement": {"drafter": {"count": 0}}}, "drafter.count must be 1 or more, got 0"),

@@ -1,9 +1,13 @@
 """`diffuspec draft-server`: what it would serve, and what it refuses before anything is loaded."""
 
+import socket
+
 import pytest
 
 from diffuspec.pairs.tiny import DRAFTER, TARGET
 from tests.cli.conftest import error_line, printed
+
+IN_USE = "another program listens there: stop it, or choose another port"
 
 
 def test_it_explains_what_it_would_serve(diffuspec):
@@ -33,7 +37,10 @@ def test_a_file_is_overridden_by_options_and_its_shares_are_checked(diffuspec, t
         (["--pair", "tiny", "--config", "x.yaml"], "--pair and --config exclude each other"),
         (["--pair", "tiny", "--listen", "9500"], "--listen must be HOST:PORT or unix:PATH"),
         (["--pair", "tiny", "--listen", "unix:"], "--listen unix:PATH needs a path"),
-        (["--pair", "tiny", "--listen", "0.0.0.0:1"], "serving on 0.0.0.0 needs a token"),
+        (
+            ["--pair", "tiny", "--listen", "0.0.0.0:1"],
+            "0.0.0.0 can be reached by others: give --token-file FILE",
+        ),
         (["--pair", "tiny", "--tls-ca", "x"], "--tls-ca, --tls-certificate and --tls-key belong"),
         (
             ["--drafter", "x", "--drafter-kind", "eagle", "--tokenizer", "y", "--explain"],
@@ -46,3 +53,19 @@ def test_a_file_is_overridden_by_options_and_its_shares_are_checked(diffuspec, t
 def test_what_cannot_be_served_is_refused(diffuspec, arguments, message):
     result = diffuspec("draft-server", *arguments)
     assert result.exit_code in (1, 2) and message in error_line(result, result.exit_code)
+
+
+@pytest.mark.parametrize("option", ["--listen", "--metrics-port"])
+def test_an_address_in_use_is_refused_before_models_are_loaded(diffuspec, option):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        address = f"127.0.0.1:{port}"
+        given = address if option == "--listen" else port
+        line = error_line(diffuspec("draft-server", "--pair", "tiny", option, given))
+    assert line.endswith(f"cannot serve on {address}: {IN_USE}")
+
+
+def test_a_socket_that_cannot_be_made_is_refused(diffuspec, tmp_path):
+    path = tmp_path / "none" / "drafts.sock"
+    line = error_line(diffuspec("draft-server", "--pair", "tiny", "--listen", f"unix:{path}"))
+    assert line.endswith(f"cannot serve on unix:{path}: No such file or directory")

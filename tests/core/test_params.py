@@ -145,7 +145,7 @@ def test_a_structured_output_may_be_given_as_a_mapping():
 
 def test_eos_ends_every_structured_output():
     with pytest.raises(
-        InvalidRequestError, match="ignore_eos must be False with structured_output"
+        InvalidRequestError, match="ignore_eos must be false where the answer has a form"
     ):
         SamplingParams(structured_output=StructuredOutput(json_object=True), ignore_eos=True)
 

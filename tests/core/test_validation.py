@@ -50,6 +50,7 @@ def test_a_value_of_another_type_is_refused_though_it_could_be_converted(
     ("data", "message"),
     [
         ({"searches": {}}, "unknown key `searches`; did you mean `search`?"),
+        ({"presets": "tiny"}, "unknown key `presets`; did you mean `preset`?"),
         (
             {"target": TARGET | {"max_sequence": 1}},
             "target: unknown key `max_sequence`; did you mean `max_sequences`?",

@@ -47,6 +47,10 @@ def test_a_file_names_a_pair_and_overrides_keys_of_its_sections(tmp_path):
     assert parse_config({"preset": "tiny", "drafter": None}).drafter is None
     with pytest.raises(ConfigError, match=r"^preset must be tiny or smollm2, got 'small'$"):
         parse_config({"preset": "small"})
+    file.write_text("preset: tiny\nzz: {}\n")
+    known = "unknown key `zz`; known are `preset`, `serve`, `target`"
+    with pytest.raises(ConfigError, match=f"^{known}"):
+        load_config(file)
 
 
 def test_a_draft_server_searches_with_the_weight_of_its_pair(monkeypatch):

@@ -175,7 +175,7 @@ def test_requests_in_http_1_0_are_answered_one_for_each_connection(service: Serv
 def test_addresses_are_bound_or_refused():
     with bind("127.0.0.1", 0) as bound:
         assert is_loopback(bound)
-        with pytest.raises(ConfigError, match="Address already in use"):
+        with pytest.raises(ConfigError, match="another program listens there: stop it"):
             bind("127.0.0.1", bound.getsockname()[1])
     with bind("0.0.0.0", 0) as bound:
         assert not is_loopback(bound)

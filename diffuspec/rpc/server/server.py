@@ -11,7 +11,7 @@ from typing import Self
 import grpc
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
-from diffuspec.core.addresses import UNIX_SCHEME
+from diffuspec.core.addresses import UNIX_SCHEME, bind, bind_error
 from diffuspec.core.errors import ConfigError
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.security import Security
@@ -87,17 +87,33 @@ class RoleServer:
         address = self._host if self._is_unix else f"{self._host}:{self._port}"
         mask = os.umask(0o177) if self._is_unix else None
         try:
-            if self._is_unix:
-                _remove_stale(Path(self._host.removeprefix(UNIX_SCHEME)))
+            check_address(self._host, self._port)
             if self._credentials is None:
                 return server.add_insecure_port(address)
             return server.add_secure_port(address, self._credentials)
-        except (RuntimeError, OSError) as error:
-            reason = str(error).partition(";")[0]  # a hint at a variable of gRPC's follows
-            raise ConfigError(f"cannot serve on {address}: {reason}") from error
+        except RuntimeError as error:
+            raise ConfigError(f"cannot serve on {address}: {error}".partition(";")[0]) from error
         finally:
             if mask is not None:
                 os.umask(mask)
+
+
+def check_address(host: str, port: int) -> None:
+    """Raise ConfigError if nothing can listen at the address, of which gRPC tells no reason.
+
+    Removes the socket of a dead server.
+    """
+    if not host.startswith(UNIX_SCHEME):
+        bind(host.strip("[]"), port).close()
+        return
+    path = Path(host.removeprefix(UNIX_SCHEME))
+    try:
+        _remove_stale(path)
+        with socket.socket(socket.AF_UNIX) as trial:
+            trial.bind(str(path))
+        path.unlink()
+    except OSError as error:
+        raise bind_error(host, error) from error
 
 
 def _remove_stale(path: Path) -> None:

@@ -125,5 +125,7 @@ async def test_a_file_in_the_place_of_the_socket_is_left_alone(service, tmp_path
 
 
 def test_an_open_server_is_for_this_machine_alone(service):
-    with pytest.raises(ConfigError, match=r"serving on 0\.0\.0\.0 needs a token"):
+    with pytest.raises(
+        ConfigError, match=r"0\.0\.0\.0 can be reached by others: give --token-file"
+    ):
         server_of(service, Security("x", is_open=True), "0.0.0.0")
