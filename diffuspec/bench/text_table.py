@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table
 
-_GAP = 2  # spaces between two columns
+_GAP, _EDGES = 3, 2  # columns of a terminal between two columns, and beside all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class TextTable:
     def _groups(self, width: int) -> Iterator[list[int]]:
         """Yield the columns of each part, always with the first column."""
         widths = [self._width(number) for number in range(len(self.columns))]
-        group, taken = [0], widths[0]
+        group, taken = [0], _EDGES + widths[0]
         for number in range(1, len(self.columns)):
             if len(group) > 1 and taken + _GAP + widths[number] > width:
                 yield group
-                group, taken = [0], widths[0]
+                group, taken = [0], _EDGES + widths[0]
             group.append(number)
             taken += _GAP + widths[number]
         yield group

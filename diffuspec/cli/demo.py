@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from diffuspec.engine import Engine
 
 _SHOWN_FAMILY = "math_reasoning"
-_MIN_QUESTION_WIDTH, _WIDTH_OF_THE_REST = 10, 70
+_MIN_QUESTION_WIDTH, _WIDTH_OF_THE_REST = 10, 72
 
 Repeats = Annotated[
     int,

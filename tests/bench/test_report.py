@@ -146,11 +146,11 @@ def test_a_table_that_a_line_has_no_room_for_is_printed_in_parts_with_whole_figu
         (name, *(f"{10 * row + number}.25 ± 0.5" for number in range(12)))
         for row, name in enumerate(("plain", "cost_aware_best_first"))
     )
-    for width in (40, 80, 200):
+    for width in range(40, 200):
         console = Console(file=io.StringIO(), width=width)
         print_tables([TextTable("Speed-up", columns, cells)], [], console)
         text = console.file.getvalue()  # type: ignore[attr-defined]
-        assert max(map(len, text.splitlines())) <= width
+        assert max(map(len, text.splitlines())) <= width and "…" not in text
         assert all(figure in text for row in cells for figure in row)
         assert text.count("cost_aware_best_first") == text.count("Speed-up")
 
