@@ -24,6 +24,7 @@ from rich.table import Table
 
 from deploy.processes import service_processes
 from diffuspec.command import Command
+from diffuspec.core.errors import ConfigError
 
 TEXT = "/v1/completions"
 _GRAMMAR = "start: T0\n" + "\n".join(f"T{n}: T{n + 1} T{n + 1}" for n in range(60)) + '\nT60: "a"'
@@ -256,7 +257,10 @@ def memory(port: int) -> float:
 def main(url: Annotated[str, typer.Argument(help="URL of the service.")]) -> None:
     """Send a service requests that it must refuse, and print a table of its answers."""
     port = Target(url).port
-    asyncio.run(Target(url).post(TEXT, b'{"prompt": "a"}'))  # the first request allocates memory
+    try:  # the first request allocates memory
+        asyncio.run(Target(url).post(TEXT, b'{"prompt": "a"}'))
+    except OSError as error:
+        raise ConfigError(f"no service answers at {url}: {error}") from error
     before = memory(port)
     findings = asyncio.run(abuse(url))
     table = Table("sent", "came back")

@@ -168,9 +168,11 @@ def read_serve_file(path: Path) -> ServeDeploySchema:
     """Read a file like deploy/serve.yaml. Raises ConfigError for keys that Serve would ignore."""
     data = read_yaml(path)
     if "applications" not in data and (other := _other_kind(data)):
-        raise ConfigError(f"{path} is no file of Ray Serve, as deploy/serve.yaml, but {other}")
+        raise ConfigError(
+            f"{path} is not a file of Ray Serve, such as deploy/serve.yaml, but {other}"
+        )
     if unknown := [*unknown_keys(ServeDeploySchema, data)]:
-        raise ConfigError(f"{path}: Serve has no key {', '.join(unknown)}")
+        raise ConfigError(f"{path}: Ray Serve has no key {', '.join(unknown)}")
     try:
         return ServeDeploySchema.model_validate(data)
     except ValidationError as error:

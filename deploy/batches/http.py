@@ -49,6 +49,10 @@ class HttpService:
 
     async def __aenter__(self) -> Self:
         """Look up the served model. Raises ConfigError if there is no OpenAI endpoint."""
+        if not self._address.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"--address must be auto or begin with http://, got {self._address!r:.80}"
+            )
         await self._client.__aenter__()
         try:
             reply = await self._send("GET", "/v1/models", None, "batch-models")

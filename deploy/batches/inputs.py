@@ -119,7 +119,9 @@ def lines_between(
     """
     try:
         if path.exists() and not path.is_file():
-            raise ConfigError(f"the input must be a file, which is read twice; {path} is none")
+            raise ConfigError(
+                f"the input must be a file, which is read twice; {path} is a folder or a device"
+            )
         with path.open("rb") as file:
             _seek_line(file, start)
             number = 0

@@ -32,7 +32,7 @@ def locked(path: Path, output: Path) -> Iterator[BinaryIO]:
     it.
     """
     if path.exists() and not path.is_file():
-        raise ConfigError(f"the output must be a file; {output} is none")
+        raise ConfigError(f"the output must be a file; {output} is a folder or a device")
     try:
         file = path.open("a+b")
     except OSError as error:

@@ -78,6 +78,8 @@ def parse_row(content: bytes, defaults: Mapping[str, Any]) -> Row:
 def _object(content: bytes) -> dict[str, Any]:
     try:
         data = json.loads(content, parse_constant=_no_number)
+    except UnicodeDecodeError as error:
+        raise BadRowError("invalid_json", "the line is not UTF-8 text") from error
     except (ValueError, RecursionError) as error:
         raise BadRowError("invalid_json", f"the line is not JSON: {error}") from error
     if not isinstance(data, dict):

@@ -54,6 +54,8 @@ class HttpClient:
 
     async def model(self) -> str:
         """Return the id of the served model. Raises ConfigError if the service does not answer."""
+        if not self._url.startswith(("http://", "https://")):
+            raise ConfigError(f"the URL must begin with http://, got {self._url!r:.80}")
         try:
             reply = await self._client.get("/v1/models")
             reply.raise_for_status()

@@ -68,7 +68,7 @@ class Journal:
         for key, value in self._header.items():
             if found.get(key) != value:
                 raise ConfigError(
-                    f"--resume: {self._path} is of a run with another {key.replace('_', ' ')}; "
+                    f"--resume: {self._path} is of a run that differs in {key.replace('_', ' ')}; "
                     "choose another --out, or leave out --resume to start over"
                 )
 

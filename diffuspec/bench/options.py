@@ -107,7 +107,7 @@ class BenchOptions:
             is_for_all = option == "resume" and self.ablations
             if names and getattr(self, option) and not is_for_all:
                 option = option.replace("_", "-")
-                raise ConfigError(f"--{option} has no effect on {names[0]}, which has its own")
+                raise ConfigError(f"--{option} has no effect on {names[0]}")
         if self.rounds != ROUNDS and not self.load:
             raise ConfigError("--rounds has no effect without --load")
         if self.data_parallel_size > 1 and not self.load:

@@ -29,7 +29,8 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=folder).close()
     except OSError as error:
-        reason = error.strerror or str(error)
+        is_file = isinstance(error, FileExistsError)
+        reason = "it is a file" if is_file else error.strerror or str(error)
         raise ConfigError(f"cannot write into {folder}: {reason}") from error
 
 

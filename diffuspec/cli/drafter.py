@@ -128,6 +128,7 @@ def train(
     Embeddings and head stay the target's and are not stored again. With --kind, make a smaller
     causal LM in the same way, or draft heads.
     """
+    from diffuspec.bench.output import make_folder
     from diffuspec.models.loading.checkpoint import inspect_checkpoint
     from diffuspec.pairs.factory.heads.training import HeadPlan
     from diffuspec.pairs.factory.training import DrafterPlan, choose_device
@@ -162,6 +163,7 @@ def train(
         shared |= {"layers": parse_layers(layers, 5, num_layers), "block_size": size or 12}
         heads = HeadPlan(**shared)
         start = partial(_train_heads, heads)
+    make_folder(out)
     if not answers:
         _write_answers(target, files[0], num_answers, prompts or [])
     start()

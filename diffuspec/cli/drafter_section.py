@@ -41,6 +41,10 @@ def choose_section(
         if "path" not in kind_of(section).config.model_fields:
             raise ConfigError(f"--drafter DIR has no effect on the kind {section['kind']}")
         section = {**section, "path": Path(drafter)}
+    if section.get("kind") in KINDS and "path" not in section:
+        path = kind_of(section).config.model_fields.get("path")
+        if path is not None and path.is_required():
+            raise ConfigError(f"the drafter {chosen} needs its model: give --drafter DIR")
     return section or None
 
 

@@ -127,7 +127,9 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     else:
         text = _decode(_read_stdin(), "standard input")
     if not text.strip():
-        raise InvalidRequestError("the prompt is empty")
+        raise InvalidRequestError(
+            "the prompt is empty: give it as the argument, with --file, or on stdin"
+        )
     return text
 
 

@@ -65,5 +65,7 @@ def parse_layers(text: str | None, default: int, num_layers: int) -> int | tuple
         raise ConfigError(f"--layers must be positive and ascending, got {text!r:.60}")
     if (numbers[-1] + 1 if is_list else numbers[0]) > num_layers:
         counted = f", counted from 0 to {num_layers - 1}" if is_list else ""
-        raise ConfigError(f"--layers: the target has {num_layers}{counted}, got {text!r:.60}")
+        raise ConfigError(
+            f"--layers: the target has {num_layers} layers{counted}, got {text!r:.60}"
+        )
     return numbers if is_list else numbers[0]

@@ -203,7 +203,7 @@ def _strings_check(parameter: Parameter) -> Check:
     def check(value: Any) -> tuple[str, ...]:
         texts = (value,) if isinstance(value, str) else value
         if not isinstance(texts, list | tuple) or not all(isinstance(one, str) for one in texts):
-            _refuse(name, value, "a string or several")
+            _refuse(name, value, "a string or a list of strings")
         _check_count(parameter, len(texts), "strings")
         for text in texts:
             _check_text(parameter, text)

@@ -170,13 +170,25 @@ def read_yaml(path: Path, *, may_be_empty: bool = False) -> dict[str, object]:
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"cannot read configuration {path}: {reason}") from error
+        raise ConfigError(f"cannot read configuration {path}: {_reason(error)}") from error
     if data is None and may_be_empty:
         return {}
+    if data is None:
+        raise ConfigError(f"configuration {path} is empty; it must have named sections")
     if not isinstance(data, dict):
         raise ConfigError(f"configuration {path} must be a mapping with named sections")
     return data
+
+
+def _reason(error: Exception) -> object:
+    """Return why a file cannot be read, for YAML with the line."""
+    if isinstance(error, OSError):
+        return error.strerror
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8 text"
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"not YAML in line {error.problem_mark.line + 1}: {error.problem}"
+    return error
 
 
 _BOOL, _STRING = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:str"

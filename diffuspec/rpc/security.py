@@ -90,9 +90,10 @@ def read_token(path: Path) -> str:
     try:
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the token in {path}: {error}") from error
-    if not token:
-        raise ConfigError(f"no token: {path} is empty")
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"cannot read the token in {path}: {reason}") from error
+    if not _TOKEN.fullmatch(token):
+        raise ConfigError(f"{path} must hold a token: printable ASCII without spaces")
     return token
 
 

@@ -73,6 +73,8 @@ class CorpusReader:
                 continue
             try:
                 yield self._parse(json.loads(line)), size
+            except json.JSONDecodeError as error:
+                raise ConfigError(f"{file}, line {number}: not JSON") from error
             except (ValueError, RecursionError) as error:
                 raise ConfigError(f"{file}, line {number}: {error}") from error
 

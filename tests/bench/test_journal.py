@@ -63,7 +63,7 @@ def test_an_answer_is_written_once(path):
 
 def test_answers_of_another_run_are_refused_with_what_differs(path):
     Journal(path, PLAN).close()
-    with pytest.raises(ConfigError, match="is of a run with another max tokens; choose another"):
+    with pytest.raises(ConfigError, match="is of a run that differs in max tokens; choose"):
         Journal(path, {**PLAN, "max_tokens": 9}, resume=True)
     path.write_text("nonsense\n")
     with pytest.raises(ConfigError, match="is no journal of a run"):

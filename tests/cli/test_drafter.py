@@ -102,7 +102,7 @@ def test_no_more_layers_are_taken_than_the_target_has(text, taken):
         (["--layers", "1,x"], "--layers must be a number or numbers separated by commas"),
         (["--layers", "3,2"], "--layers must be positive and ascending, got '3,2'"),
         (["--layers", "0"], "--layers must be positive"),
-        (["--layers", "0,2"], "--layers: the target has 2, counted from 0 to 1, got '0,2'"),
+        (["--layers", "0,2"], "--layers: the target has 2 layers, counted from 0 to 1, got '0,2'"),
         (["--store", "int4"], "'--store': 'int4' is not one of 'bfloat16', 'int8'"),
         (["--attention", "sideways"], "'sideways' is not one of 'block_causal', 'block_ali"),
         (["--attention", "block_aligned", "--kind", "sps"], "no effect on --kind sps"),
@@ -120,3 +120,11 @@ def test_wrong_options_are_named(diffuspec, target, tmp_path, options, message):
     result = diffuspec("drafter", "train", "--target", target, "--out", tmp_path, *options)
     assert result.exit_code == 2
     assert message in result.stderr.splitlines()[-1]
+
+
+def test_a_file_in_place_of_the_folder_is_named_before_any_answer(diffuspec, target, tmp_path):
+    out = tmp_path / "file"
+    out.touch()
+    result = diffuspec("drafter", "train", "--target", target, "--out", out)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == f"error: cannot write into {out}: it is a file"

@@ -241,7 +241,10 @@ def test_drafting_options_arrive(diffuspec, engine, options, expected):
         ("--drafter d --drafter-kind pld", "--drafter DIR has no effect on the kind pld"),
         ("--ngram f.bin --drafter-kind pld", "--ngram has no effect on a drafter of the kind pld"),
         ("--drafter-kind oracle", "drafter.kind must be 'diffuspec', "),
-        ("--target other --drafter-kind diffuspec", "drafter.path is missing"),
+        (
+            "--target other --drafter-kind diffuspec",
+            "the drafter diffuspec needs its model: give --drafter DIR",
+        ),
         ("--drafter none --tree path", "the drafting options have no effect without a drafter"),
         ("--draft-length soon", "--draft-length must be paper, cost_aware, fixed, off or a number"),
         ("--draft-length 500", "num_draft_tokens must be from 1 to 128, got 500"),
@@ -261,7 +264,7 @@ def test_wrong_values_are_named_in_one_line(diffuspec, engine, options, message)
     ("arguments", "stdin", "message"),
     [
         ([""], b"", "the prompt is empty"),
-        ([], b" \n", "the prompt is empty"),
+        ([], b" \n", "the prompt is empty: give it as the argument, with --file, or on stdin"),
         ([], b"\xff\xfe", "standard input is not UTF-8 text"),
         (["--file", "nowhere.txt"], b"", "cannot read nowhere.txt: No such file or directory"),
         (["--file", "."], b"", "cannot read .: Is a directory"),

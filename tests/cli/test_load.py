@@ -25,6 +25,12 @@ def test_wrong_numbers_are_refused_by_name(diffuspec: Run, arguments: str, named
     assert named in error_line(result)
 
 
+def test_what_is_no_url_is_named(diffuspec: Run, tmp_path: Path) -> None:
+    result = diffuspec("load", "localhost:8000", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "error: the URL must begin with http://, got 'localhost:8000'" in result.stderr
+
+
 def test_a_service_that_is_not_there_is_named(diffuspec: Run, tmp_path: Path) -> None:
     result = diffuspec("load", f"{NOBODY}/v1/", "--out", tmp_path)
     assert result.exit_code == 2

@@ -64,7 +64,7 @@ def test_progress_rises_to_1(pair, tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "Expecting property name"),
+        ("{", "not JSON"),
         ("3", "expected a list of token ids, or an object with token_ids, text or messages"),
         ('{"turns": ["a"]}', "expected a list of token ids"),
         ('[1, "2"]', "token ids must be a list of integers"),
@@ -99,6 +99,7 @@ def test_bytes_that_are_no_text_are_named(tmp_path):
         ("ids.jsonl --out no/x.arpa", "--out: there is no directory no"),
         ("nowhere.txt --out x.arpa", "nowhere.txt is not a file"),
         ("empty.jsonl --out x.arpa", "the corpus is empty"),
+        ("words.jsonl --out x.arpa", "words.jsonl, line 1: not JSON"),
         ("ids.jsonl --out x.bin", "--out: a .bin file needs KenLM's build_binary on PATH"),
         ("words.txt --out x.arpa --target no", "model directory no does not exist"),
     ],
@@ -108,10 +109,12 @@ def test_what_cannot_work_leaves_nothing_behind(diffuspec, tmp_path, monkeypatch
     monkeypatch.setenv("PATH", str(tmp_path))  # no build_binary there
     write_lines(tmp_path / "ids.jsonl", SENTENCES)
     (tmp_path / "words.txt").write_text("some words")
+    (tmp_path / "words.jsonl").write_text("some words")
     (tmp_path / "empty.jsonl").touch()
+    before = set(tmp_path.iterdir())
     result = diffuspec("ngram", "build", *options.split())
     assert error_line(result).startswith(message)
-    assert {path.name for path in tmp_path.iterdir()} == {"ids.jsonl", "words.txt", "empty.jsonl"}
+    assert set(tmp_path.iterdir()) == before
 
 
 def test_binary_is_made_by_kenlm(diffuspec, tmp_path, monkeypatch):

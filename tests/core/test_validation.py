@@ -79,9 +79,12 @@ def test_an_unknown_key_is_named_with_the_nearest_known_ones(data, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"target: {path: [", "cannot read configuration"),
-        (b"\xff\xfe\x00", "cannot read configuration"),
-        (b"", "must be a mapping with named sections"),
+        (
+            b"target: {path: [",
+            "cannot read configuration .*: not YAML in line 1: expected the node",
+        ),
+        (b"\xff\xfe\x00", "cannot read configuration .*: not UTF-8 text"),
+        (b"", "is empty; it must have named sections"),
         (b"- target", "must be a mapping"),
         (b"target: {path: m}\n1: 2", "unknown key `1`"),
         (b"target: !!python/object/apply:os.system ['true']", "cannot read configuration"),

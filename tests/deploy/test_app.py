@@ -51,7 +51,7 @@ def test_keys_that_serve_would_ignore_are_refused(tmp_path):
         read_serve_file(path)
 
 
-OTHER = "no file of Ray Serve, .*, but "
+OTHER = "not a file of Ray Serve, .*, but "
 
 
 @pytest.mark.parametrize(

@@ -104,4 +104,4 @@ def test_a_file_with_a_key_that_serve_would_ignore_is_refused_before_anything_st
     process = serve("--config", path)
     _, said = process.communicate()
     assert process.returncode == 2
-    assert said == f"error: {path}: Serve has no key http_options.hosts\n"
+    assert said == f"error: {path}: Ray Serve has no key http_options.hosts\n"

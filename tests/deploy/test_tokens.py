@@ -37,7 +37,12 @@ def test_without_a_token_there_is_none_and_who_needs_one_is_told_how(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("", "is empty"), (None, "cannot read the token in")]
+    ("text", "message"),
+    [
+        ("", "token must hold a token"),
+        ("a b", "printable ASCII"),
+        (None, "cannot read the token in"),
+    ],
 )
 def test_a_file_without_a_token_is_an_error(tmp_path, text, message):
     if text is not None:

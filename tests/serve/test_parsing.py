@@ -187,6 +187,13 @@ def test_what_is_wrong_or_not_supported_is_named(keys, param):
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage is not known"),
         ({"stream": "yes"}, "stream must be true or false"),
         ({"ignore_eos": "yes"}, "ignore_eos must be true or false"),
+        ({"functions": [{}]}, "functions is not supported: use tools"),
+        ({"suffix": "x"}, "suffix is not supported: leave it out"),
+        ({"stop": 5}, "stop must be a string or a list of strings, got 5"),
+        (
+            {"messages": None, "prompt": "Hello"},
+            "messages is missing; prompt is for /v1/completions",
+        ),
         ({"messages": []}, "messages must have at least 1 item"),
         ({"n": "two"}, "n must be an integer"),
         ({"priority": 5}, "priority must be 0: there is no scheduling by priority"),
@@ -262,6 +269,7 @@ def test_neutral_values_and_nulls_and_labels_are_taken():
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
+        ("best_of", 2, "n"),
         ("cache_salt", "x", "share the cache"),
         ("detokenize", False, "return_token_ids"),
         ("mm_processor_kwargs", {"a": 1}, "only text"),

@@ -128,7 +128,10 @@ class ExampleFiles:
         """Read the files. Raises ConfigError if there is no held-out answer."""
         self.read_new()
         if not self.held_out:
-            raise ConfigError(f"{len(self.training)} answers are too few: none of them is held out")
+            raise ConfigError(
+                f"{', '.join(map(str, self._ends))}: {len(self.training)} answers are too few: "
+                "none of them is held out"
+            )
 
     def typical_batch(self) -> Batch:
         """Return a few held-out examples of medium length, to measure how a model computes."""

@@ -180,9 +180,12 @@ def add_key(
         lines.append(f"  tokens_per_minute: {tokens_per_minute}")
     if is_there and not path.read_text(encoding="utf-8").endswith("\n"):
         lines.insert(0, "")  # ends an unfinished last line
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    with os.fdopen(descriptor, "a", encoding="utf-8") as file:
-        file.write("\n".join(lines) + "\n")
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "a", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
     return key
 
 

@@ -89,7 +89,9 @@ def _functions(body: ChatBody) -> list[Function]:
     else:
         return functions
     if not names <= {function.name for function in functions}:
-        raise BadRequestError("tool_choice must name functions of tools alone", "tool_choice")
+        raise BadRequestError(
+            "tool_choice must name only functions that tools lists", "tool_choice"
+        )
     return [function for function in functions if function.name in names]
 
 

@@ -54,10 +54,15 @@ _NEUTRAL: dict[str, object] = {
     "web_search_options": None,
 }
 _REASONS = {
+    "audio": "audio is not supported: only text is written",
+    "best_of": "best_of must be n: no answers are computed but those that are returned",
     "cache_salt": "cache_salt must be left out: all prompts that begin alike share the cache",
     "detokenize": "detokenize must be true: return_token_ids adds token ids to the text",
+    "function_call": "function_call is not supported: use tool_choice",
+    "functions": "functions is not supported: use tools",
     "include_reasoning": "include_reasoning must be true: a completion has all in its text",
     "mm_processor_kwargs": "mm_processor_kwargs must be empty: only text is read",
+    "modalities": "modalities must be ['text']: only text is written",
     "priority": "priority must be 0: there is no scheduling by priority",
     "thinking_token_budget": "thinking_token_budget must be left out: reasoning is not cut; "
     "reasoning_effort sets how much there is, max_tokens bounds it with the answer",
@@ -110,5 +115,5 @@ def check_rest(rest: Mapping[str, Any], num_choices: int, known: Collection[str]
             meant = f"; did you mean {alike[0]!r}?" if alike else ""
             raise BadRequestError(f"unknown parameter {shown!r}{meant}", shown, "unknown_parameter")
         if value != _NEUTRAL[name]:
-            reason = _REASONS.get(name, f"{name} is not supported")
+            reason = _REASONS.get(name, f"{name} is not supported: leave it out")
             raise BadRequestError(reason, name, "unsupported_parameter")

@@ -22,6 +22,13 @@ _PROBLEMS = {
     "int_type": "must be an integer",
 }
 
+# What clients send to another path than they mean, with the path that takes it.
+_ELSEWHERE = {
+    "input": "/v1/responses",
+    "messages": "/v1/chat/completions",
+    "prompt": "/v1/completions",
+}
+
 B = TypeVar("B", bound=BaseModel)
 
 
@@ -42,6 +49,10 @@ def validated(kind: type[B], given: Mapping[str, Any]) -> B:
         param = _place(max(problems, key=lambda one: len(one["loc"]))["loc"])
         found = dict.fromkeys(_problem(one) for one in problems if _place(one["loc"]) == param)
         what = " or ".join(found).replace(" or must be ", " or ")
+        if what == _PROBLEMS["missing"] and param in _ELSEWHERE:
+            what += "".join(
+                f"; {key} is for {_ELSEWHERE[key]}" for key in _ELSEWHERE.keys() & given
+            )
         joint = " " if what.startswith(("must ", "is ")) else ": "
         raise BadRequestError(f"{param}{joint}{what}", param) from None
 

@@ -137,3 +137,6 @@ async def test_nobody_at_the_address_is_an_error_at_once():
     with pytest.raises(ConfigError, match=r"no endpoint at http://127\.0\.0\.1:9"):
         async with HttpService("http://127.0.0.1:9", None, concurrency=1, timeout_seconds=5):
             pass
+    with pytest.raises(ConfigError, match="--address must be auto or begin with http://, got 'x'"):
+        async with HttpService("x", None, concurrency=1, timeout_seconds=5):
+            pass

@@ -134,7 +134,7 @@ def test_two_batches_do_not_share_an_output(path, index):
 
 
 def test_an_output_that_cannot_be_written_is_refused(tmp_path, index):
-    assert_refused(tmp_path, index, r"the output must be a file; .* is none")
+    assert_refused(tmp_path, index, r"the output must be a file; .* is a folder or")
 
 
 def test_results_of_failed_rows_can_be_dropped(path, index):
