@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "registers.h"
+
 namespace kernels {
 namespace {
 
@@ -23,7 +25,7 @@ INLINE void interleave(const Floats* rows, Floats* interleaved) {
 }
 
 // Writes the transpose of 16 x 16 numbers.
-FOR_EVERY_CPU void transpose(const float* from, int from_stride, float* to, int to_stride) {
+INLINE void transpose(const float* from, int from_stride, float* to, int to_stride) {
   Floats rows[kLanes], interleaved[kLanes];
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) rows[i] = load(from + i * from_stride);
@@ -84,7 +86,10 @@ void Columns::transpose_keys(int64_t place, int count, const char* keys) {
     group = group_.data();
   }
   float* to = &transposed_[place * dim_];
-  for (int i = 0; i < stride_; i += kLanes) transpose(group + i, stride_, to + i * kLanes, kLanes);
+  const int stride = stride_;
+  on_level([=]() ALWAYS_INLINE {
+    for (int i = 0; i < stride; i += kLanes) transpose(group + i, stride, to + i * kLanes, kLanes);
+  });
 }
 
 }  // namespace kernels

@@ -5,7 +5,7 @@
 
 #include "block_products.h"
 #include "quantized_groups.h"
-#include "small_products.h"
+#include "registers.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define HAS_LEVELS 1
@@ -25,8 +25,8 @@ constexpr int kRowsAtATime = 96;
 typedef int8_t Bytes __attribute__((vector_size(kLanes)));
 
 // Quantises the runs of a row; for `parts_words` see QuantizedRows::words.
-FOR_EVERY_CPU void quantize(const float* inputs, int num_inputs, int run, bool parts_words, int8_t* to,
-                            float* scales, int32_t* sums) {
+INLINE void quantize(const float* inputs, int num_inputs, int run, bool parts_words, int8_t* to,
+                     float* scales, int32_t* sums) {
   alignas(64) float padding[kMaxRun + kLanes] = {};
   for (; num_inputs > 0; num_inputs -= run, inputs += run, to += run) {
     const float* from = inputs;
@@ -126,10 +126,12 @@ QuantizedRows::QuantizedRows(const Part& part, const float* inputs, const Produc
       sums_(call.num_rows * num_runs_),
       scales_(call.num_rows * num_runs_) {
   const int num_inputs = call.matrix.num_inputs;
-  for (int row = 0; row < call.num_rows; ++row)
-    quantize(inputs + int64_t{row} * num_inputs, num_inputs, run, part.bits == 4,
-             reinterpret_cast<int8_t*>(&words_[row * num_words_]), &scales_[row * num_runs_],
-             &sums_[row * num_runs_]);
+  on_level([&]() ALWAYS_INLINE {
+    for (int row = 0; row < call.num_rows; ++row)
+      quantize(inputs + int64_t{row} * num_inputs, num_inputs, run, part.bits == 4,
+               reinterpret_cast<int8_t*>(&words_[row * num_words_]), &scales_[row * num_runs_],
+               &sums_[row * num_runs_]);
+  });
 }
 
 void add_quantized_rows(

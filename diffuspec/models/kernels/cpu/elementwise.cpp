@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "small_products.h"
+#include "registers.h"
 
 namespace kernels {
 namespace {
@@ -23,23 +23,28 @@ INLINE void scale_to_norm(float* row, int width, float epsilon) {
   for (int i = 0; i < width; ++i) row[i] *= scale;
 }
 
-FOR_EVERY_CPU void add_to(float* to, const float* from, int count) {
-  for (int i = 0; i < count; ++i) to[i] += from[i];
+void add_to(float* to, const float* from, int count) {
+  on_level([=]() ALWAYS_INLINE {
+    for (int i = 0; i < count; ++i) to[i] += from[i];
+  });
 }
 
-FOR_EVERY_CPU void multiply(float* to, const float* from, int count) {
-  for (int i = 0; i < count; ++i) to[i] *= from[i];
+void multiply(float* to, const float* from, int count) {
+  on_level([=]() ALWAYS_INLINE {
+    for (int i = 0; i < count; ++i) to[i] *= from[i];
+  });
 }
 
-FOR_EVERY_CPU void rotate(
-    float* __restrict heads, const float* __restrict cos, const float* __restrict sin, int num_heads,
-    int half) {
-  for (float* head = heads; head < heads + num_heads * 2 * half; head += 2 * half)
-    for (int i = 0; i < half; ++i) {
-      const float low = head[i], high = head[half + i];
-      head[i] = low * cos[i] - high * sin[i];
-      head[half + i] = high * cos[half + i] + low * sin[half + i];
-    }
+void rotate(float* heads, const float* cos, const float* sin, int num_heads, int half) {
+  on_level([=]() ALWAYS_INLINE {
+    for (float* head = heads; head < heads + num_heads * 2 * half; head += 2 * half)
+#pragma GCC ivdep
+      for (int i = 0; i < half; ++i) {
+        const float low = head[i], high = head[half + i];
+        head[i] = low * cos[i] - high * sin[i];
+        head[half + i] = high * cos[half + i] + low * sin[half + i];
+      }
+  });
 }
 
 template <class Registers>

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "numbers.h"
-#include "small_products.h"
+#include "registers.h"
 
 namespace kernels {
 namespace {

@@ -2,7 +2,15 @@
 
 #include <cstring>
 
+#include "registers.h"
 #include "vectors.h"
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define HAS_F16C 1
+#include <immintrin.h>
+#else
+#define HAS_F16C 0
+#endif
 
 namespace kernels {
 namespace {
@@ -25,42 +33,62 @@ void copy(const void* from, void* to, int count) {
 void copy_in(const void* from, float* to, int count) { copy(from, to, count); }
 void copy_out(const float* from, void* to, int count) { copy(from, to, count); }
 
-FOR_EVERY_CPU void widen_bfloat16(const void* from, float* to, int count) {
+void widen_bfloat16(const void* from, float* to, int count) {
   const uint16_t* halves = static_cast<const uint16_t*>(from);
-  for (int i = 0; i < count; ++i) to[i] = float_of(uint32_t{halves[i]} << 16);
+  on_level([=]() ALWAYS_INLINE {
+    for (int i = 0; i < count; ++i) to[i] = float_of(uint32_t{halves[i]} << 16);
+  });
 }
 
-FOR_EVERY_CPU void narrow_bfloat16(const float* from, void* to, int count) {
+void narrow_bfloat16(const float* from, void* to, int count) {
   uint16_t* halves = static_cast<uint16_t*>(to);
-  for (int i = 0; i < count; ++i) {
-    const uint32_t bits = bits_of(from[i]);
-    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    halves[i] = (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded;
-  }
+  on_level([=]() ALWAYS_INLINE {
+    for (int i = 0; i < count; ++i) {
+      const uint32_t bits = bits_of(from[i]);
+      const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+      halves[i] = (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded;
+    }
+  });
 }
 
-FOR_EVERY_CPU void widen_float16(const void* from, float* to, int count) {
+#if HAS_F16C
+ON_NARROW_REGISTERS void widen_float16_by_eight(const uint16_t* from, float* to, int count) {
+  int i = 0;
+  for (; i + 8 <= count; i += 8)
+    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(read<__m128i>(from + i)));
+  for (; i < count; ++i) to[i] = _cvtsh_ss(from[i]);
+}
+#endif
+
+void widen_float16(const void* from, float* to, int count) {
   const uint16_t* halves = static_cast<const uint16_t*>(from);
-  for (int i = 0; i < count; ++i) {
-    const uint32_t bits = halves[i], magnitude = (bits & 0x7fff) << 13;
-    // handles subnormal numbers too
-    const uint32_t scaled = bits_of(float_of(magnitude) * 0x1p112f);
-    const uint32_t found = (bits & 0x7c00) == 0x7c00 ? magnitude | 0x7f800000 : scaled;
-    to[i] = float_of(found | (bits & 0x8000) << 16);
-  }
+#if HAS_F16C
+  if (level() >= kNarrow) return widen_float16_by_eight(halves, to, count);
+#endif
+  on_level([=]() ALWAYS_INLINE {
+    for (int i = 0; i < count; ++i) {
+      const uint32_t bits = halves[i], magnitude = (bits & 0x7fff) << 13;
+      // handles subnormal numbers too
+      const uint32_t scaled = bits_of(float_of(magnitude) * 0x1p112f);
+      const uint32_t found = (bits & 0x7c00) == 0x7c00 ? magnitude | 0x7f800000 : scaled;
+      to[i] = float_of(found | (bits & 0x8000) << 16);
+    }
+  });
 }
 
-FOR_EVERY_CPU void narrow_float16(const float* from, void* to, int count) {
+void narrow_float16(const float* from, void* to, int count) {
   uint16_t* halves = static_cast<uint16_t*>(to);
-  for (int i = 0; i < count; ++i) {
-    const uint32_t bits = bits_of(from[i]), magnitude = bits & 0x7fffffff;
-    const uint32_t normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-    const uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
-    uint32_t found = magnitude < 113u << 23 ? subnormal : normal;
-    found = magnitude >= 0x477ff000 ? 0x7c00 : found;
-    found = magnitude > 0x7f800000 ? 0x7e00 : found;
-    halves[i] = found | (bits >> 16 & 0x8000);
-  }
+  on_level([=]() ALWAYS_INLINE {
+    for (int i = 0; i < count; ++i) {
+      const uint32_t bits = bits_of(from[i]), magnitude = bits & 0x7fffffff;
+      const uint32_t normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+      const uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
+      uint32_t found = magnitude < 113u << 23 ? subnormal : normal;
+      found = magnitude >= 0x477ff000 ? 0x7c00 : found;
+      found = magnitude > 0x7f800000 ? 0x7e00 : found;
+      halves[i] = found | (bits >> 16 & 0x8000);
+    }
+  });
 }
 
 }  // namespace

@@ -8,15 +8,8 @@
 #include <type_traits>
 #include <utility>
 
-#define INLINE inline __attribute__((always_inline))
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-// Compiled for three levels of processors; the loader selects the one for this machine.
-#define FOR_EVERY_CPU \
-  __attribute__((noinline, target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define FOR_EVERY_CPU
-#endif
-
+#define ALWAYS_INLINE __attribute__((always_inline))
+#define INLINE inline ALWAYS_INLINE
 
 namespace kernels {
 
