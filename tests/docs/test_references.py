@@ -12,7 +12,7 @@ import pytest
 import typer.main
 from typer.core import TyperGroup
 
-from tests.support.documents import DOCUMENTS, ROOT, anchors, blocks, code_spans, links
+from tests.support.documents import DOCUMENTS, ROOT, anchors, blocks, code_spans, links, prose
 
 TOP_LEVEL = ("actors", "clients", "deploy", "diffuspec", "docs", "protos", "tests")
 SOURCES = ("actors", "clients", "deploy", "diffuspec", "docs")
@@ -53,6 +53,11 @@ def test_every_link_within_the_repository_leads_somewhere(path: Path):
         assert there.exists(), link
         if anchor:
             assert anchor in anchors(there), link
+
+
+@everywhere
+def test_items_of_lists_begin_lines(path: Path):
+    assert not re.findall(r"[.)] (?:- \w|[2-9]\. \*\*).*", prose(path))
 
 
 @everywhere

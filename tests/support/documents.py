@@ -9,7 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(
     path
-    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("diffuspec/**/*.md")]
+    for pattern in ("*.md", "clients/*.md", "docs/*.md", "diffuspec/**/*.md")
+    for path in ROOT.glob(pattern)
     if ".venv" not in path.parts
 )
 
