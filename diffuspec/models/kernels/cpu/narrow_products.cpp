@@ -18,8 +18,8 @@ namespace {
 
 constexpr int kWidth = 8;
 constexpr int kPart = 32;
-constexpr int kGroup = 3;
-constexpr bool kHoldsWeights = false;
+constexpr int kGroup = 6;
+constexpr int vectors_of(int num_rows) { return num_rows <= 3 ? 4 : 2; }
 constexpr bool kFetches = true;
 
 ON_LEVEL_INLINE __m256i load_eight(const int32_t* from) {
@@ -71,7 +71,7 @@ struct Int8 {
   using Sum = int32_t;
   using Input = int32_t;
   using Weight = int32_t;
-  static constexpr int kRows = 2;
+  static constexpr int kRows = 4;
   ON_LEVEL_INLINE static __m256i load(const int32_t* from) { return load_eight(from); }
   ON_LEVEL_INLINE static void store(int32_t* to, __m256i sum) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), sum);

@@ -19,7 +19,7 @@ namespace {
 constexpr int kWidth = 4;
 constexpr int kPart = 16;
 constexpr int kGroup = 6;
-constexpr bool kHoldsWeights = true;
+constexpr int vectors_of(int) { return kPart / kWidth; }
 constexpr bool kFetches = false;
 
 // Each step multiplies one number of a row with one of each output.

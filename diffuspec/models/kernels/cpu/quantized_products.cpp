@@ -15,7 +15,7 @@ namespace {
 constexpr int kMaxGroup = 256;
 
 template <class Registers>
-struct Vectors {
+struct Vectors : Registers {
   static constexpr int kCount = Registers::kNumbers;
   using Numbers = typename VectorOf<kCount>::Floats;
   using Whole = typename VectorOf<kCount>::Ints;
@@ -73,7 +73,7 @@ INLINE void add_group(
     const Groups& groups, int group, Ahead& ahead, const float* inputs, int64_t stride,
     float* sums) {
   using Numbers = typename V::Numbers;
-  constexpr int kVectors = N == 1 ? 4 : 2, kPart = kVectors * V::kCount;
+  constexpr int kVectors = V::fused_vectors(N), kPart = kVectors * V::kCount;
   for (int first = 0; first < kBlock; first += kPart) {
     Numbers found[N][kVectors];
 #pragma GCC unroll 12
@@ -119,7 +119,7 @@ INLINE void add_few(
     const Part& part, int block, const float* inputs, const Product& call, float* sums) {
   using V = Vectors<Registers>;
   Groups groups(part, call.matrix.num_inputs, block);
-  constexpr int kParts = N == 1 ? kBlock / 4 / V::kCount : kBlock / 2 / V::kCount;
+  constexpr int kParts = kBlock / V::fused_vectors(N) / V::kCount;
   for (int group = 0; group < groups.count(); ++group, inputs += part.group) {
     groups.read_next(group);
     groups.complete_offsets();

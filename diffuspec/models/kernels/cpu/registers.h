@@ -15,18 +15,27 @@
 
 namespace kernels {
 
-// The size of a register, and the numbers of rows and of groups of kLanes columns whose sums fit;
-// kFusedRows: the most rows for which quantised weights are unpacked into registers only.
+// The size of a register; the most rows whose sums fit, and with how many groups of kLanes columns
+// those of some rows do; and the most rows for which quantised weights are unpacked into registers
+// only, with how many vectors of outputs.
 struct WideRegisters {
-  static constexpr int kNumbers = 16, kRows = 6, kVectors = 4, kFusedRows = 12;
+  static constexpr int kNumbers = 16, kRows = 6, kFusedRows = 12;
+  static constexpr int vectors(int) { return 4; }
+  static constexpr int fused_vectors(int num_rows) { return num_rows == 1 ? 4 : 2; }
 };
 
 struct NarrowRegisters {
-  static constexpr int kNumbers = 8, kRows = 3, kVectors = 2, kFusedRows = 3;
+  static constexpr int kNumbers = 8, kRows = 6, kFusedRows = 8;
+  static constexpr int vectors(int num_rows) { return num_rows <= 3 ? 2 : 1; }
+  static constexpr int fused_vectors(int num_rows) {
+    return num_rows == 1 ? 4 : num_rows <= 4 ? 2 : 1;
+  }
 };
 
 struct OtherRegisters {
-  static constexpr int kNumbers = 4, kRows = 4, kVectors = 1, kFusedRows = 1;
+  static constexpr int kNumbers = 4, kRows = 4, kFusedRows = 1;
+  static constexpr int vectors(int) { return 1; }
+  static constexpr int fused_vectors(int) { return 4; }
 };
 
 // Returns the one of three functions that is compiled for the level in use.

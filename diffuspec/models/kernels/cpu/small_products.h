@@ -71,10 +71,10 @@ INLINE void multiply_tile(const SmallProduct& call, int row, int vector) {
 template <class Registers, int N>
 INLINE void multiply_few_rows(const SmallProduct& call, int row, int num_vectors) {
   int vector = 0;
-  if constexpr (Registers::kVectors >= 4)
+  if constexpr (Registers::vectors(N) >= 4)
     for (; vector + 4 <= num_vectors; vector += 4)
       multiply_tile<Registers, N, 4>(call, row, vector);
-  if constexpr (Registers::kVectors >= 2)
+  if constexpr (Registers::vectors(N) >= 2)
     for (; vector + 2 <= num_vectors; vector += 2)
       multiply_tile<Registers, N, 2>(call, row, vector);
   for (; vector < num_vectors; ++vector) multiply_tile<Registers, N, 1>(call, row, vector);

@@ -2,10 +2,9 @@
 // `neon_products.cpp` define what differs and then include this, each for its own processors:
 //
 // - ON_LEVEL and ON_LEVEL_INLINE: the attributes of functions for these processors;
-// - kWidth: numbers in a vector; kPart: outputs computed together; kGroup: rows whose sums
-//   with those outputs fill the registers; kHoldsWeights: whether registers hold a step's weights
-//   besides the sums, or a step's numbers of the rows; kFetches: whether weights may be prefetched a
-//   chunk ahead;
+// - kWidth: numbers in a vector; kPart: outputs whose weights are widened together; kGroup: the most
+//   rows whose sums fit into registers, and `vectors_of(num_rows)`: with how many vectors of outputs
+//   those of some rows do; kFetches: whether weights may be prefetched a chunk ahead;
 // - `to_whole(vector)`: the nearest integers, ties to even;
 // - kinds Float32, Float32WithBfloat16, Float32WithFloat16 and Int8, with kRows, the most rows whose
 //   sums fit into registers together.
@@ -41,7 +40,7 @@ ON_LEVEL_INLINE void add_group(
   Ahead rest = ahead;
   for (int step = 0; step < num_steps; ++step, weights += kDistance) {
     rest.fetch();
-    if constexpr (kHoldsWeights) {
+    if constexpr (V <= N) {  // registers hold a step's weights, else its numbers of the rows
       decltype(Kind::load_weights(nullptr)) weight[V];
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) weight[v] = Kind::load_weights(weights + v * kWidth);
@@ -76,9 +75,13 @@ ON_LEVEL_INLINE void add_few_rows(
     const typename Kind::Input* inputs, int64_t stride, int num_rows,
     const typename Kind::Weight* weights, int num_steps, Ahead& ahead,
     Sums<typename Kind::Sum> sums) {
-  if (num_rows == N)
-    return add_group<Kind, N, kPart / kWidth, kDistance>(
-        inputs, stride, weights, num_steps, ahead, sums);
+  if (num_rows == N) {
+    constexpr int V = vectors_of(N);
+    for (int output = 0; output < kPart; output += V * kWidth)
+      add_group<Kind, N, V, kDistance>(
+          inputs, stride, weights + output, num_steps, ahead, sums.from(output));
+    return;
+  }
   if constexpr (N > 1)
     add_few_rows<Kind, N - 1, kDistance>(
         inputs, stride, num_rows, weights, num_steps, ahead, sums);
@@ -99,17 +102,6 @@ ON_LEVEL void add_rows(
     to += size * sums.stride;
     num_rows -= size;
   }
-}
-
-// Adds some steps' products to the sums of four rows with a block of outputs: one group, with half
-// as many outputs at a time, reads the weights once.
-template <class Kind>
-ON_LEVEL void add_four_rows(
-    const typename Kind::Input* inputs, int64_t stride, const typename Kind::Weight* weights,
-    int num_steps, Ahead& ahead, Sums<typename Kind::Sum> sums) {
-  constexpr int V = 2;
-  for (int part = 0; part < kBlock; part += V * kWidth)
-    add_group<Kind, 4, V, kBlock>(inputs, stride, weights + part, num_steps, ahead, sums.from(part));
 }
 
 // Adds some steps' products to the sums of one row with a block of outputs, with as many
@@ -150,18 +142,14 @@ void add_up(
   if (num_rows == 1)
     return add_row<Kind>(
         inputs, weights, num_steps, ahead_of(call, weights, num_steps, 1), sums);
-  const int num_passes = kBlock / kPart * divided_up(num_rows, Kind::kRows);
+  const int num_groups = divided_up(num_rows, Kind::kRows);
+  const int num_vectors = vectors_of(divided_up(num_rows, num_groups));
+  const int num_passes = kBlock / (num_vectors * kWidth) * num_groups;
   alignas(64) float wide[is_widened ? kChunk * kPart : 1];
   for (int step = 0; step < num_steps; step += kChunk, sums.first = nullptr) {
     const int count = std::min(kChunk, num_steps - step);
     const auto* from = weights + step * kBlock;
     Ahead ahead = ahead_of(call, from, count, num_passes);
-    if constexpr (is_widened && kGroup < 4) {
-      if (num_rows == 4) {
-        add_four_rows<Kind>(inputs + step, num_steps, from, count, ahead, sums);
-        continue;
-      }
-    }
     for (int part = 0; part < kBlock; part += kPart) {
       if constexpr (is_widened) {
         if (num_rows >= kWorthWidening) {

@@ -23,7 +23,7 @@ namespace {
 constexpr int kWidth = 16;
 constexpr int kPart = kBlock;
 constexpr int kGroup = 6;
-constexpr bool kHoldsWeights = true;
+constexpr int vectors_of(int) { return kPart / kWidth; }
 constexpr bool kFetches = true;
 
 ON_LEVEL_INLINE __m256i load_16_bits(const uint16_t* from) {
