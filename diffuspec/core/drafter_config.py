@@ -11,8 +11,15 @@ from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.validation import FilePath, Section
 
 MAX_BLOCK_SIZE = 256  # tokens in a block of a diffusion LM
+MIN_CONTEXT_TOKENS = 16  # prompt tokens that a drafter reads
 
 _KIND = "Which drafter this section configures."
+_CONTEXT_HELP = (
+    "Maximum number of prompt tokens that the drafter reads: a quarter of them from the beginning, "
+    "the others from the end. Drafts depend little on the middle of a long prompt, but reading it "
+    "takes as long as many steps of the target. null: as its directory states "
+    "(`draft_context_tokens` in config.json), otherwise the whole prompt."
+)
 
 
 class _LatticeSection(Section):
@@ -51,6 +58,7 @@ class DiffuSpecConfig(_LatticeSection):
         description="Number of committed tokens after which an approximate cached prefix, such as "
         "Dream's, is recomputed.",
     )
+    context_tokens: int | None = Field(None, ge=MIN_CONTEXT_TOKENS, description=_CONTEXT_HELP)
     num_refinement_steps: int = Field(
         1,
         ge=1,
@@ -149,6 +157,7 @@ class AutoregressiveConfig(Section):
     num_draft_tokens: int = Field(
         20, ge=1, le=MAX_DRAFT_TOKENS, description="Maximum number of tokens to draft in a step."
     )
+    context_tokens: int | None = Field(None, ge=MIN_CONTEXT_TOKENS, description=_CONTEXT_HELP)
     min_confidence: float = Field(
         0.4,
         ge=0,

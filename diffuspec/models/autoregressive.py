@@ -23,8 +23,9 @@ from diffuspec.core.drafter_config import AutoregressiveConfig
 from diffuspec.core.errors import DrafterError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS
-from diffuspec.core.types import Draft, DraftRequest
+from diffuspec.core.types import Draft, DraftRequest, TokenIds
 from diffuspec.models.attention.segment import Segment
+from diffuspec.models.draft_context import draft_context, max_context_tokens
 from diffuspec.models.draft_requests import check_draft_request, check_vocabulary, draft_rounds
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.models.loading.load import load_model
@@ -39,6 +40,7 @@ class _Chain:
     """One request's draft so far."""
 
     request: DraftRequest
+    context: TokenIds  # the part of its prefix that the drafter reads
     length: int  # number of tokens to draft
     slot: int
     token_ids: list[int] = field(default_factory=list)
@@ -78,7 +80,9 @@ class AutoregressiveDrafter:
         """Load the drafter. Raises ModelLoadError, and VocabularyError if it does not match."""
         checkpoint = inspect_checkpoint(config.path)
         checkpoint.check_autoregressive("a drafter of kind sps", may_be_block_causal=True)
-        max_len = min(target.max_model_len + MAX_DRAFT_TOKENS, checkpoint.max_positions)
+        context_tokens = checkpoint.context_tokens_with(config.context_tokens)
+        longest = max_context_tokens(target.max_model_len, context_tokens)
+        max_len = min(longest + MAX_DRAFT_TOKENS, checkpoint.max_positions)
         loaded = load_model(
             config.path,
             device=config.device,
@@ -87,6 +91,7 @@ class AutoregressiveDrafter:
             max_len=max_len,
             allow_int8=True,
         )
+        config = config.model_copy(update={"context_tokens": context_tokens})
         return cls(loaded.runner, config, target, max_len)
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -134,19 +139,20 @@ class AutoregressiveDrafter:
         return chains
 
     def _begin(self, request: DraftRequest) -> _Chain:
-        room = self._max_positions - len(request.prefix)
+        size = self._config.context_tokens
+        context = draft_context(request.prefix, request.num_prompt_tokens, size)
         wanted = request.num_draft_tokens, request.max_nodes, self._config.num_draft_tokens
-        length = min(*wanted, room)
+        length = min(*wanted, self._max_positions - len(context))
         if length < 1:
-            return _Chain(request, 0, -1, is_ended=True)
-        slot, start = self.runner.cache.acquire(request.request_id, request.prefix)
-        self.runner.extend(slot, request.prefix, start, MAX_PREFILL_ROWS)
-        return _Chain(request, length, slot)
+            return _Chain(request, context, 0, -1, is_ended=True)
+        slot, start = self.runner.cache.acquire(request.request_id, context)
+        self.runner.extend(slot, context, start, MAX_PREFILL_ROWS)
+        return _Chain(request, context, length, slot)
 
     def _segment(self, one: _Chain) -> Segment:
         """Return a segment with the uncached tokens, and the logits of the last one."""
         start = len(self.runner.cache.tokens(one.slot))
-        known = one.request.prefix if not one.token_ids else np.array(one.token_ids[-1:], np.int32)
+        known = one.context if not one.token_ids else np.array(one.token_ids[-1:], np.int32)
         token_ids = known[start:] if not one.token_ids else known
         positions = np.arange(start, start + len(token_ids))
         last_row = [len(token_ids) - 1]

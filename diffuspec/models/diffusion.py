@@ -19,6 +19,7 @@ from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.types import DraftRequest, Lattice, TokenIds, num_shared_tokens
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.diffusion_layout import feed, lay_out
+from diffuspec.models.draft_context import draft_context, max_context_tokens
 from diffuspec.models.draft_requests import (
     check_draft_request,
     check_vocabulary,
@@ -76,6 +77,7 @@ class DiffusionDrafter:
         self._max_positions = max_positions
         self._num_scratch_rows = runner.cache.max_len - max_positions
         self._uses_cache = config.prefix_cache
+        self._context_tokens = config.context_tokens
         self._refresh_every = config.refresh_every
         self._keeps_exact_rows = settings.has_exact_prefix and config.prefix_cache
         self._prefills_in_pieces = self._keeps_exact_rows and target.max_sequences > 1
@@ -94,7 +96,9 @@ class DiffusionDrafter:
         checkpoint.check_room_for_drafts(settings.block_size)
         for warning in find_warnings(checkpoint.family, settings):
             logger.warning("%s: %s", config.path, warning)
-        longest = target.max_model_len + MAX_DRAFT_TOKENS + settings.block_size - 1
+        context_tokens = checkpoint.context_tokens_with(config.context_tokens)
+        longest = max_context_tokens(target.max_model_len, context_tokens)
+        longest += MAX_DRAFT_TOKENS + settings.block_size - 1
         max_positions = min(longest, checkpoint.max_positions)
         loaded = load_model(
             config.path,
@@ -105,6 +109,7 @@ class DiffusionDrafter:
             num_scratch_rows=NUM_SCRATCH_ROWS,
             allow_int8=True,
         )
+        config = config.model_copy(update={"context_tokens": context_tokens})
         return cls(loaded.runner, settings, config, target, max_positions)
 
     def with_config(self, config: DiffuSpecConfig) -> Self:
@@ -112,6 +117,8 @@ class DiffusionDrafter:
 
         Only one of the two may work at a time.
         """
+        if config.context_tokens is None:
+            config = config.model_copy(update={"context_tokens": self._context_tokens})
         return type(self)(self.runner, self._settings, config, self._target, self._max_positions)
 
     async def lattices(self, requests: Sequence[DraftRequest]) -> list[Lattice]:
@@ -190,7 +197,8 @@ class DiffusionDrafter:
 
     def _begin(self, request: DraftRequest) -> MaskedDraft:
         k = request.num_draft_tokens
-        prefix = _cut(request.prefix, self._max_positions - k - self._settings.block_size + 1)
+        prefix = draft_context(request.prefix, request.num_prompt_tokens, self._context_tokens)
+        prefix = _cut(prefix, self._max_positions - k - self._settings.block_size + 1)
         return MaskedDraft(request, prefix, block=self._masks[:k].copy())
 
     def _fill(self, drafts: Sequence[MaskedDraft], columns: LogitColumns | None) -> None:

@@ -28,7 +28,7 @@ _MOST_REQUESTS = 4
 # (requests, rows of each)
 _SIZES = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 32), (4, 1), (4, 8), (4, 32))
 _LENGTHS = ((1, 4), (1, 16), (4, 4), (4, 16), (4, 64))  # (requests, draft tokens of each)
-_READING_SIZES = (256, 1024)  # tokens of prompts
+_READING_SIZES = (64, 256, 1024)  # tokens of prompts
 _ROUNDS_TOGETHER = 3  # measurements of both roles at once, the least of which counts
 _REPEATS = 2  # the first may still allocate memory
 _RELEASE_SECONDS = 1.0  # time for a role to forget the profile's requests
@@ -209,6 +209,7 @@ class Profile(_Calls):
         seconds = (1 + _ROUNDS_TOGETHER) * costs.seconds(16, 1)
         if costs.is_known and self._room >= 16 and self._has_time_for(seconds):
             await self._measure_interference(drafter, costs.interference)
+        await self.measure_reading(drafter, costs)
 
     async def _measure_interference(self, drafter: Drafter, interference: Interference) -> None:
         """Measure how much a draft call and a concurrent verification slow each other down.

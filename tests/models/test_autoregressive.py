@@ -125,6 +125,20 @@ async def test_nothing_is_drafted_beyond_the_context(copy: AutoregressiveDrafter
     assert short.tree.num_nodes == 2 and none.tree == EMPTY_TREE
 
 
+async def test_only_the_beginning_and_the_end_of_a_long_prompt_are_read(
+    target: CausalTarget, copy: AutoregressiveDrafter, target_path: Callable[[str], Path]
+) -> None:
+    prompt = [*range(10, 40)]
+    reader = load(target.info, target_path("qwen2"), min_confidence=0.0, context_tokens=16)
+    for answer in ([], [50, 51], [50, 51, 52]):
+        asked = replace(request([*prompt, *answer]), num_prompt_tokens=len(prompt))
+        [expected] = await copy.draft([request([*prompt[:4], *prompt[-12:], *answer])])
+        [found] = await reader.draft([asked])
+        assert found.tree == expected.tree
+    assert reader.runner.cache.max_len < copy.runner.cache.max_len
+    reader.close()
+
+
 async def test_a_block_causal_diffusion_lm_drafts_as_the_causal_lm_of_its_weights(
     target: CausalTarget, drafter_path: Path, tmp_path: Path
 ) -> None:

@@ -272,6 +272,39 @@ async def test_prefix_beyond_the_drafters_context_is_cut(
     assert starts == [0] * 3 + [62] * 7
 
 
+async def test_only_the_beginning_and_the_end_of_a_long_prompt_are_read(
+    load: Load, kind: str
+) -> None:
+    drafter = load(kind, context_tokens=16)
+    for length in (30, 31, 34):
+        lattices = await drafter.lattices([request(PREFIX[:length], num_prompt_tokens=30)])
+        if length == 30 or kind == "block_causal":  # the cache is exact
+            assert_drafted(kind, [PREFIX[:4] + PREFIX[18:length]], lattices)
+    assert drafter.runner.cache.max_len < load(kind).runner.cache.max_len
+
+
+async def test_a_directory_may_state_how_much_of_a_prompt_is_read(
+    load: Load, save_drafter: SaveDrafter
+) -> None:
+    edit_json(save_drafter("block_causal") / "config.json", draft_context_tokens=16)
+    asked = request(PREFIX[:30], num_prompt_tokens=30)
+    assert_drafted(
+        "block_causal",
+        [PREFIX[:4] + PREFIX[18:30]],
+        await load("block_causal").lattices([asked]),
+    )
+    configured = load("block_causal", context_tokens=30)
+    assert_drafted("block_causal", [PREFIX[:30]], await configured.lattices([asked]))
+
+
+def test_a_directory_with_too_short_a_context_is_refused(
+    load: Load, save_drafter: SaveDrafter
+) -> None:
+    edit_json(save_drafter("block_causal") / "config.json", draft_context_tokens=3)
+    with pytest.raises(ModelLoadError, match="draft_context_tokens must be 16 or more, got 3"):
+        load("block_causal")
+
+
 async def test_dream_layout_is_read_as_qwen2(load: Load, save_drafter: SaveDrafter) -> None:
     config = json.loads((save_drafter("dream") / "config.json").read_text())
     assert config["model_type"] == "Dream"

@@ -19,6 +19,7 @@ from tests.support.stage import fake_drafter, on_stage, slow_down, until
 pytestmark = [pytest.mark.virtual_time, pytest.mark.timeout(60)]
 
 NAMES = {f"profile-{number}" for number in range(4)}
+PROMPTS = {"profile-64", "profile-256", "profile-1024"}  # read to measure what reading takes
 
 
 class SlowerByRow(FakeVerifier):
@@ -71,6 +72,23 @@ async def test_it_learns_what_the_drafts_of_a_call_cost():
         assert costs.seconds(4, 1) == pytest.approx(0.01)
         assert costs.seconds(16, 1) == pytest.approx(0.01)
         assert costs.seconds(4 * 16, 4) == pytest.approx(0.04)
+
+
+async def test_it_learns_what_reading_a_prompt_costs():
+    async with on_stage() as stage:
+        draft = stage.drafter.draft
+
+        async def read(requests):
+            unread = sum(len(one.prefix) for one in requests if one.request_id in PROMPTS)
+            await asyncio.sleep(0.01 + 0.0002 * min(unread, 256))
+            return await draft(requests)
+
+        stage.drafter.draft = read
+        await stage.coordinator.profile(10.0)
+        costs = stage.coordinator.loop.costs.drafters[""]
+        longest = stage.verifier.info.max_model_len // 2
+        assert costs.reading_seconds(256) == pytest.approx(0.0512)
+        assert costs.reading_seconds(longest) == pytest.approx(0.0512), "a part of it was read"
 
 
 async def test_it_learns_the_costs_of_each_drafter():
@@ -142,14 +160,15 @@ async def test_it_releases_its_requests_at_both_roles():
     async with on_stage(max_sequences=4) as stage:
         await stage.coordinator.profile(10.0)
         assert not stage.verifier.held and not stage.leftovers()
-        assert {*stage.verifier.released} == {*stage.drafter.released} == NAMES
+        assert {*stage.verifier.released} == NAMES
+        assert {*stage.drafter.released} == NAMES | PROMPTS
 
 
 async def test_a_role_that_cannot_release_it_does_no_harm():
     async with on_stage(max_sequences=4) as stage:
         stage.verifier.release_error = OSError("connection lost")
         await stage.coordinator.profile(10.0)
-        assert {*stage.drafter.released} == NAMES
+        assert {*stage.drafter.released} == NAMES | PROMPTS
 
 
 async def test_requests_are_answered_after_it():

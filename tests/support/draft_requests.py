@@ -17,8 +17,18 @@ def draft_request(
     max_nodes: int = 64,
     name: str = "a",
     shape: TreeShape = "best_first",
+    num_prompt_tokens: int = 0,
     **sampling: Any,
 ) -> DraftRequest:
     """Return the request for a draft after a prefix. sampling: parameters of its answer."""
     tokens, params = np.array(prefix, np.int32), SamplingParams(**sampling)
-    return DraftRequest(name, tokens, num_draft_tokens, shape, max_nodes, 0.5, params)
+    return DraftRequest(
+        name,
+        tokens,
+        num_draft_tokens,
+        shape,
+        max_nodes,
+        0.5,
+        params,
+        num_prompt_tokens=num_prompt_tokens,
+    )

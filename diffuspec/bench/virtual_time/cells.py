@@ -15,7 +15,12 @@ from diffuspec.bench.virtual_time.loop import run_in_virtual_time
 from diffuspec.bench.virtual_time.machines import MACHINES, Machine
 from diffuspec.bench.virtual_time.processor import Processor
 from diffuspec.bench.virtual_time.roles import MAX_SEQUENCES, SimulatedDrafter, SimulatedVerifier
-from diffuspec.bench.virtual_time.traffic import ANSWER_TOKENS, REGIMES, Answer, make_answers
+from diffuspec.bench.virtual_time.traffic import (
+    MAX_ANSWER_TOKENS,
+    REGIMES,
+    Answer,
+    make_answers,
+)
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import Prompt
@@ -138,7 +143,7 @@ async def _ask(cell: Cell, plan: Plan) -> LoadRun:
         await coordinator.profile()
         client = _Client(coordinator, plan, answers)
         prompts: list[Prompt] = [answer.prompt for answer in answers]
-        return await ask_all(client, prompts, cell.load, ANSWER_TOKENS[1])
+        return await ask_all(client, prompts, cell.load, MAX_ANSWER_TOKENS)
 
 
 def _coordinator(

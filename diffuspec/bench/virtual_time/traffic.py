@@ -17,8 +17,7 @@ import numpy as np
 from diffuspec.core.params import MAX_DRAFT_TOKENS, SamplingParams
 
 VOCAB_SIZE = 1000  # more than the number of requests in a run
-PROMPT_TOKENS = 20, 140
-ANSWER_TOKENS = 40, 130
+MAX_ANSWER_TOKENS = 130
 
 _BEYOND = MAX_DRAFT_TOKENS + 2  # positions after the last token that a draft may still cover
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples, mod 1, cover a range evenly
@@ -71,6 +70,8 @@ class Regime:
     is_sampled: bool = False
     # the drafter's confidence is share ** exponent; below 1 it is overconfident
     exponent: float = 1.0
+    prompt_tokens: tuple[int, int] = (20, 140)
+    answer_tokens: tuple[int, int] = (40, MAX_ANSWER_TOKENS)
 
     @property
     def thresholds(self) -> tuple[float, ...]:
@@ -96,6 +97,7 @@ def _coin(number: int) -> int:
 
 
 _PAYS, _POOR = ((0.75, 0.97),), ((0.05, 0.35),)
+_HARD_TEXT = Text(1.4, 0.8, 2.0, 0.5)
 REGIMES: dict[str, Regime] = {
     regime.name: regime
     for regime in (
@@ -106,7 +108,8 @@ REGIMES: dict[str, Regime] = {
         Regime("sampled_poor", ((0.05, 0.3),), is_sampled=True, exponent=0.5),
         Regime("easy_and_hard", stretches=((60, 0.99), (30, 0.3))),
         Regime("easy_text", text=Text(2.8, 1.6, 2.2, 0.9)),
-        Regime("hard_text", text=Text(1.4, 0.8, 2.0, 0.5)),
+        Regime("hard_text", text=_HARD_TEXT),
+        Regime("long_prompts", text=_HARD_TEXT, prompt_tokens=(600, 1200), answer_tokens=(30, 80)),
         Regime("turns_bad", _PAYS, later=_POOR),
         Regime("turns_good", _POOR, later=_PAYS),
     )
@@ -173,9 +176,11 @@ def make_answers(regime: Regime, num_requests: int) -> tuple[Answer, ...]:
 
 def _make_answer(regime: Regime, number: int, num_requests: int) -> Answer:
     rng = np.random.default_rng(number)
-    prompt = rng.integers(0, VOCAB_SIZE, rng.integers(PROMPT_TOKENS[0], PROMPT_TOKENS[1] + 1))
+    least, most = regime.prompt_tokens
+    prompt = rng.integers(0, VOCAB_SIZE, rng.integers(least, most + 1))
     prompt[0] = number
-    num_tokens = int(rng.integers(ANSWER_TOKENS[0], ANSWER_TOKENS[1] + 1))
+    least, most = regime.answer_tokens
+    num_tokens = int(rng.integers(least, most + 1))
     size = num_tokens + _BEYOND
     own = rng.integers(0, VOCAB_SIZE, size)
     luck, noise, listing = rng.random((3, size))

@@ -13,6 +13,7 @@ import transformers
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from diffuspec.core.drafter_config import MIN_CONTEXT_TOKENS
 from diffuspec.core.errors import ModelLoadError, OutOfMemoryError
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.models.loading.families import (
@@ -96,6 +97,21 @@ class Checkpoint:
         Raises ModelLoadError if it is not a diffusion LM.
         """
         return read_settings(self.path, self.config, block_size)
+
+    def context_tokens_with(self, size: int | None) -> int | None:
+        """Return how many tokens of a prompt it reads as a drafter; None: all.
+
+        size: the configured number, which takes precedence over the directory's. Raises
+        ModelLoadError.
+        """
+        if size is None:
+            size = self.config.get("draft_context_tokens")
+        if size is not None and (not isinstance(size, int) or size < MIN_CONTEXT_TOKENS):
+            raise ModelLoadError(
+                f"{self.path}: draft_context_tokens must be {MIN_CONTEXT_TOKENS} or more, got "
+                f"{size!r}"
+            )
+        return size
 
     def check_autoregressive(self, role: str, *, may_be_block_causal: bool = False) -> None:
         """Raise ModelLoadError if it is a diffusion LM; the message names its `role`.
