@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import logging
 import re
@@ -41,7 +42,7 @@ class Command(TyperCommand):
         _run(super().main, *args, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        with _warnings_shown():
+        with _warnings_shown(), _full_disk_named(ctx.params.get("out")):
             return super().invoke(ctx)
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -122,6 +123,17 @@ def _describe(error: Any) -> str:
 
 def _print_error(message: str) -> None:
     typer.echo(f"error: {' '.join(message.split())}", err=True)
+
+
+@contextlib.contextmanager
+def _full_disk_named(out: object) -> Iterator[None]:
+    """Give the error of a full disk, which names no file, the name of a command's output."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT) and out:
+            error.filename = str(out)
+        raise
 
 
 @contextlib.contextmanager

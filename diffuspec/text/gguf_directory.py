@@ -54,21 +54,22 @@ def _write(path: Path, folder: Path) -> None:
     from diffuspec.text.gguf_tokenizer import save_tokenizer
 
     file = inspect_gguf(path)
+    fresh = folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
-    except OSError as error:
-        raise ModelLoadError(
-            f"{path}: cannot write {folder}: {error.strerror}; XDG_CACHE_HOME names another folder"
-        ) from error
-    try:
         save_tokenizer(file, fresh)
         _write_json(fresh / "config.json", file.model_config())
         _write_json(fresh / "generation_config.json", {"eos_token_id": file.stop_ids or None})
         (fresh / WEIGHTS).symlink_to(path.resolve())
         _publish(fresh, folder)
+    except OSError as error:
+        raise ModelLoadError(
+            f"{path}: cannot write {folder}: {error.strerror}; XDG_CACHE_HOME names another folder"
+        ) from error
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        if fresh != folder:
+            shutil.rmtree(fresh, ignore_errors=True)
 
 
 def _write_json(file: Path, data: dict[str, Any]) -> None:

@@ -1,3 +1,5 @@
+import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -115,6 +117,18 @@ def test_what_cannot_work_leaves_nothing_behind(diffuspec, tmp_path, monkeypatch
     result = diffuspec("ngram", "build", *options.split())
     assert error_line(result).startswith(message)
     assert set(tmp_path.iterdir()) == before
+
+
+def test_a_full_disk_is_told_with_the_output(diffuspec, tmp_path, monkeypatch):
+    write_lines(tmp_path / "ids.jsonl", SENTENCES)
+
+    def write(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("diffuspec.cli.ngram._build", write)
+    out = tmp_path / "x.arpa"
+    line = error_line(diffuspec("ngram", "build", tmp_path / "ids.jsonl", "--out", out), 1)
+    assert line == f"{out}: No space left on device"
 
 
 def test_binary_is_made_by_kenlm(diffuspec, tmp_path, monkeypatch):
