@@ -36,14 +36,16 @@ _TITLE = """\
 
 Made from the schema by `make docs`; do not edit it by hand.
 
-There are two kinds of YAML file. An **engine** file names the models of one process and how they
-work together: `diffuspec generate --config FILE.yaml`, or `load_config(path)` of `diffuspec`. A
-**pipeline** file adds where the roles of a cluster run: `python -m deploy.demo --config FILE.yaml`,
-or `load_pipeline(path)` of `actors.settings`; the engine's sections stand there under `engine`.
+An [**engine**](#engine) file describes the models of one process and how they work together, for
+`diffuspec generate --config FILE.yaml`, `diffuspec serve` (with a section [`serve`](#serve)), or
+`load_config(path)` of `diffuspec`. A [**pipeline**](#pipeline) file adds where the roles of a
+cluster run, with the engine's sections below `engine`: `python -m deploy.demo --config FILE.yaml`,
+or `load_pipeline(path)` of `actors.settings`. [Draft servers](#draft-server) and
+[pools](#pool-of-draft-servers) of them have their own files; [requests](#requests) have parameters.
 
-Unknown keys, keys given twice and values of another type are errors that name the key. The defaults
+Unknown keys, duplicate keys and values of a wrong type are errors that name the key. The defaults
 of the algorithm are the paper's constants ([arXiv 2510.02358](https://arxiv.org/abs/2510.02358)).
-Nothing here is read from environment variables, but the token that `rpc.token_file` names may be.
+No key is read from environment variables; only the token may be (`rpc.token_file`).
 """
 
 _ENGINE = """\
@@ -155,7 +157,7 @@ _SERVICE = """\
 ## `serve`
 
 A section of an engine's file that `diffuspec serve --config FILE.yaml` reads and other commands
-pass over: see [Serving over HTTP](serving.md). A file with nothing else leaves the models to the
+ignore: see [Serving over HTTP](serving.md). A file with nothing else leaves the models to the
 options.
 
 ```yaml

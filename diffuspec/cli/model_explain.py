@@ -156,7 +156,7 @@ def _template(directory: Directory) -> Rows:
     return {
         "content": "parts" if takes_parts_only(directory.tokenizer) else "one text",
         "tools": "taken" if "tools" in template else "refused",
-        "variables": ", ".join(variables) or "none that are known",
+        "variables": ", ".join(variables) or "no known ones",
     }
 
 

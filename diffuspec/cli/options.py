@@ -50,7 +50,7 @@ _PAIR = (
     f" Default: {DEFAULT_PAIR}."
 )
 _TARGET = (
-    "The model whose output is reproduced: any causal LM of transformers."
+    "The model whose output is reproduced: any causal LM of transformers, or a GGUF file."
     " Default: the pair's; the embedded one answers only questions like those of `diffuspec demo`."
 )
 _DRAFTER = (
@@ -79,7 +79,7 @@ _DTYPE = "Type of the target's weights. Default: auto, bfloat16 on a GPU and flo
 
 PairName = Annotated[str | None, model(_PAIR, "|".join(PAIRS))]
 Dtype = Annotated[str | None, model(_DTYPE, "|".join(get_args(DType)))]
-Target = Annotated[Path | None, model(_TARGET, "DIR")]
+Target = Annotated[Path | None, model(_TARGET, "DIR|FILE.gguf")]
 Drafter = Annotated[str | None, model(_DRAFTER, "DIR|none")]
 DrafterKind = Annotated[str | None, model(_DRAFTER_KIND, f"{'|'.join(KINDS)}|NAME")]
 DrafterBlockSize = Annotated[int | None, model(_BLOCK_SIZE, "N", min=1, max=MAX_BLOCK_SIZE)]

@@ -28,7 +28,9 @@ _DRAFTER_NAME = re.compile(rf"[a-z0-9][a-z0-9_.-]{{0,{MAX_DRAFTER_NAME_CHARACTER
 class TargetConfig(Section):
     """The model whose output is reproduced, and its cache."""
 
-    path: FilePath = Field(description="Directory of a causal LM in the layout of transformers.")
+    path: FilePath = Field(
+        description="Directory of a causal LM in the layout of transformers, or a GGUF file."
+    )
     device: Device = Field("auto", description=DEVICE_HELP)
     dtype: DType = Field("auto", description=DTYPE_HELP)
     max_model_len: int | None = Field(

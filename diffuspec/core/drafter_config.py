@@ -149,8 +149,8 @@ class AutoregressiveConfig(Section):
 
     kind: Literal["sps"] = Field("sps", description=_KIND)
     path: FilePath = Field(
-        description="Directory of a causal LM, or a block-causal diffusion LM, with the target's "
-        "tokenizer."
+        description="Directory of a causal LM (or a GGUF file), or of a block-causal diffusion LM, "
+        "with the target's tokenizer."
     )
     device: Device = Field("auto", description=DEVICE_HELP)
     dtype: DType = Field("auto", description=DTYPE_HELP)

@@ -66,9 +66,9 @@ def choose_backend(
     if num_ranks > 1:
         reason = "the sums of several ranks are added"
     elif not wants:
-        reason = "it was not asked for" if is_exact is False else "it would be slow in float32"
+        reason = "not requested" if is_exact is False else "it would be slow in float32"
     else:
-        reason = "no row depends on the others, unless a trial at loading tells otherwise"
+        reason = "no row depends on the others, unless a trial at loading finds otherwise"
     kernels = _kernels(where, precision)
     return Backend(where, precision, kernels, wants and num_ranks == 1, reason)
 

@@ -83,7 +83,7 @@ def test_missing_kernels_are_reported_once(
     ("dtype", "is_exact", "message"),
     [
         ("float32", True, "float32 on cpu, kernels: {kernels}; exact: "),
-        ("float32", False, "float32 on cpu, kernels: {kernels}; not exact: it was not asked for"),
+        ("float32", False, "float32 on cpu, kernels: {kernels}; not exact: not requested"),
     ],
 )
 def test_what_computes_a_model_is_logged_once(
