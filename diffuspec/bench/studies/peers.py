@@ -36,7 +36,8 @@ PACKAGES = ENVIRONMENT / "node_modules"
 FOLDER = ROOT / "models" / "peers"
 WORKERS = Path(__file__).parent / "peer_workers"
 BITS = (16, 8, 4)
-ROUNDING, DRAFTED = "diffuspec, 8-bit activations", ", drafted"
+IN_BFLOAT16, ROUNDING = "diffuspec, bfloat16", "diffuspec, 8-bit activations"
+DRAFTED = ", drafted"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _TYPES = {16: GGMLQuantizationType.F16, 8: GGMLQuantizationType.Q8_0}
@@ -132,6 +133,11 @@ def own_command(bits: int) -> list[str]:
     return [sys.executable, "-m", module, str(model)]
 
 
+def bfloat16_command(bits: int) -> list[str]:
+    """Return our command with quantised weights and activations in bfloat16."""
+    return [*own_command(bits), "--bfloat16"]
+
+
 def rounding_command(bits: int) -> list[str]:
     """Return our command with activations in 8 bits, as the peers use with quantised weights."""
     return [*own_command(bits), "--quantize-activations"]
@@ -152,6 +158,7 @@ def llama_cpp_command(bits: int) -> list[str]:
 
 COMMANDS: dict[str, Callable[[int], list[str]]] = {
     "diffuspec": own_command,
+    IN_BFLOAT16: bfloat16_command,
     ROUNDING: rounding_command,
     "OpenVINO": openvino_command,
     "llama.cpp": llama_cpp_command,
@@ -180,7 +187,7 @@ def measure(
 ) -> dict[str, Sums]:
     """Send all engines the same prompts in turns; ours twice, without and with drafts."""
     environment = {"OMP_NUM_THREADS": str(num_threads)}
-    names = [name for name in names if bits < BITS[0] or name != ROUNDING]
+    names = [name for name in names if bits < BITS[0] or name not in (IN_BFLOAT16, ROUNDING)]
     with ExitStack() as stack:
         workers = {}
         for name in names:

@@ -44,7 +44,7 @@ async def serve(model: Path, options: list[str], num_threads: int, clock: Clock)
     """Answer the requests on stdin."""
     torch.set_num_threads(num_threads)
     target: dict[str, object] = {"path": model, "max_model_len": _MAX_LEN}
-    if model.is_dir():
+    if model.is_dir() or "--bfloat16" in options:
         target["dtype"] = smollm2_config().target.dtype
     target["quantize_activations"] = "--quantize-activations" in options
     config = smollm2_config(target=target)

@@ -134,14 +134,13 @@ QuantizedRows::QuantizedRows(const Part& part, const float* inputs, const Produc
   });
 }
 
-void add_quantized_rows(
-    const Part& part, int block, const QuantizedRows& rows, const Product& call, float* sums) {
+void QuantizedRows::add(const Part& part, int block, const Product& call, float* sums) const {
 #if HAS_LEVELS
-  const auto add = fitting(wide::add_part, narrow::add_part, other::add_part);
+  const auto add_part = fitting(wide::add_part, narrow::add_part, other::add_part);
 #else
-  const auto add = other::add_part;
+  const auto add_part = other::add_part;
 #endif
-  add(part, block, rows, call, sums);
+  add_part(part, block, *this, call, sums);
 }
 
 }  // namespace kernels

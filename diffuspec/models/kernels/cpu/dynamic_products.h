@@ -10,7 +10,7 @@
 namespace kernels {
 
 // Rows in which each run of inputs is scaled so that its largest magnitude becomes 127.
-class QuantizedRows {
+class QuantizedRows : public PartRows {
  public:
   QuantizedRows(const Part& part, const float* inputs, const Product& call);
 
@@ -21,8 +21,10 @@ class QuantizedRows {
   // sums of the numbers of each run
   const int32_t* sums(int row) const { return &sums_[size_t(row) * num_runs_]; }
 
-  // Whether a part can read rows in this layout.
-  bool fits(const Part& part) const { return part.bits == bits_ && run_of(part) == run; }
+  bool fits(const Part& part) const override { return part.bits == bits_ && run_of(part) == run; }
+
+  // Adds the runs in order, whatever the other rows, to the same bits on every processor.
+  void add(const Part& part, int block, const Product& call, float* sums) const override;
 
   const int run;  // number of inputs; a group has one or more runs
 
@@ -34,10 +36,5 @@ class QuantizedRows {
   std::vector<int32_t> words_, sums_;
   Numbers scales_;
 };
-
-// Sums all inputs of rows with a block of a part's outputs; sums are [num_rows, 64]. A row's sums
-// add the runs in order, whatever the other rows, to the same bits on every processor.
-void add_quantized_rows(
-    const Part& part, int block, const QuantizedRows& rows, const Product& call, float* sums);
 
 }  // namespace kernels

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "bfloat16_products.h"
 #include "block_products.h"
 #include "dynamic_products.h"
 #include "quantized_groups.h"
@@ -178,7 +179,7 @@ void add_other(
 
 // Computes a block of a part's outputs.
 void compute(const Type& type, const Product& call, const Part& part, int block,
-             const float* inputs, const QuantizedRows* rows) {
+             const float* inputs, const PartRows* rows) {
   const Matrix& matrix = call.matrix;
   const int first = part.first_output + block * kBlock;
   const int count = std::min(kBlock, part.num_outputs - block * kBlock);
@@ -187,11 +188,18 @@ void compute(const Type& type, const Product& call, const Part& part, int block,
   for (int row = 0; row < call.num_rows; ++row)
     std::copy_n(matrix.biases + first, kBlock, &sums[size_t(row) * kBlock]);
   const auto add = fitting(add_wide, add_narrow, add_other);
-  if (rows) add_quantized_rows(part, block, *rows, call, sums.data());
+  if (rows) rows->add(part, block, call, sums.data());
   else add(part, block, inputs, call, sums.data());
   for (int row = 0; row < call.num_rows; ++row)
     type.narrow(&sums[size_t(row) * kBlock],
                 at(call.outputs, type, int64_t{row} * matrix.num_outputs + first), count);
+}
+
+// Returns rows in the form that a part reads, or null for float32.
+std::shared_ptr<const PartRows> rows_of(
+    const Type& type, const Part& part, const float* inputs, const Product& call) {
+  if (part.quantizes_rows) return std::make_shared<QuantizedRows>(part, inputs, call);
+  return &type == &kTypes[kBfloat16] ? bfloat16_rows(part, inputs, call) : nullptr;
 }
 
 }  // namespace
@@ -203,14 +211,12 @@ void multiply_quantized(const Type& type, const Product& call, int num_threads) 
       widened(type, call.inputs, call.num_rows * matrix.num_inputs, room);
   const int64_t num_weights = int64_t{matrix.num_inputs} * matrix.num_outputs;
   const int num_working = std::min<int64_t>(num_threads, 1 + num_weights / kWorthAThread);
-  std::vector<std::shared_ptr<const QuantizedRows>> rows(matrix.num_parts);
+  std::vector<std::shared_ptr<const PartRows>> rows(matrix.num_parts);
   std::vector<std::pair<int, int>> blocks;  // the part of each block, and its index there
   for (int i = 0; i < matrix.num_parts; ++i) {
     const Part& part = matrix.parts[i];
-    if (part.quantizes_rows)
-      rows[i] = i && rows[i - 1] && rows[i - 1]->fits(part)
-                    ? rows[i - 1]
-                    : std::make_shared<QuantizedRows>(part, inputs, call);
+    rows[i] = i && rows[i - 1] && rows[i - 1]->fits(part) ? rows[i - 1]
+                                                          : rows_of(type, part, inputs, call);
     const int num_blocks = divided_up(part.num_outputs, kBlock);
     for (int block = 0; block < num_blocks; ++block) blocks.emplace_back(i, block);
   }

@@ -22,6 +22,18 @@ struct Part {
   int quantizes_rows;  // whether rows are quantised to 8 bits first: see `dynamic_products.h`
 };
 
+// Rows in the form in which products of some parts read them.
+class PartRows {
+ public:
+  virtual ~PartRows() = default;
+
+  // Whether a part can read these rows.
+  virtual bool fits(const Part& part) const = 0;
+
+  // Adds the products of all inputs with a block of a part's outputs to sums, [num_rows, 64].
+  virtual void add(const Part& part, int block, const Product& call, float* sums) const = 0;
+};
+
 // A row's sums start with the biases and add the inputs in order, whatever the other rows.
 void multiply_quantized(const Type& type, const Product& call, int num_threads);
 
