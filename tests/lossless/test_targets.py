@@ -87,6 +87,7 @@ class Served:
         *("qwen2", "llama", "qwen3", "llama, bfloat16"),
         *GGUF_FILES,
         *QUANTIZED,
+        *("simple blocks, bfloat16", "K blocks, bfloat16", "AWQ, bfloat16"),
         f"K blocks, {ROUNDING}",
         f"AWQ, {ROUNDING}",
     ],

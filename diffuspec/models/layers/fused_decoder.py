@@ -39,7 +39,7 @@ _MODELS = frozenset(
     {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 )
 _NUM_TRIED = 3  # rows in a trial
-# Largest difference in a trial, relative to the largest output; rounding causes some.
+# Largest norm of the differences in a trial, relative to that of the outputs; rounding causes some.
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
@@ -255,8 +255,8 @@ def _tried(layer: Any, base: Any) -> FusedDecoderLayer | None:
         if not attention.scoring.is_plain:
             return None
         replacement = FusedDecoderLayer(layer, attention.scoring)
-        difference = (replacement(rows, position_embeddings=angles) - expected).abs().max()
-    is_same = difference <= _TOLERANCES[like.dtype] * expected.abs().max()
+        differences = (replacement(rows, position_embeddings=angles) - expected).float()
+    is_same = differences.norm() <= _TOLERANCES[like.dtype] * expected.float().norm()
     return replacement if is_same else None
 
 

@@ -1,4 +1,4 @@
-"""Products of quantised weights: with rows as they are, and with rows in 8 bits."""
+"""Products of quantised weights: with rows as they are, in bfloat16, and in 8 bits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from diffuspec.core.devices import CPU_LEVELS
 from diffuspec.models.kernels import levels, operations
-from diffuspec.models.kernels.products import MatrixProduct
+from diffuspec.models.kernels.products import MatrixProduct, has_bfloat16_vectors
 from diffuspec.models.kernels.quantized import Groups, Layout, QuantizedMatrix, QuantizedProduct
 
 NUM_INPUTS = 192
@@ -40,6 +40,14 @@ def with_zeros(num_outputs: int) -> QuantizedMatrix:
     zeros = torch.randint(0, 17, (num_outputs, NUM_INPUTS // 24), dtype=torch.int8)
     layout = Layout(4, 24, ratio=4, scale_type=torch.bfloat16)
     return QuantizedMatrix(layout, tuple(numbers.shape), [Groups(numbers, scales, zeros=zeros)])
+
+
+def with_a_zero(num_outputs: int) -> QuantizedMatrix:
+    """Return a matrix of 8 bits with a zero."""
+    numbers = torch.randint(-128, 128, (num_outputs, NUM_INPUTS), dtype=torch.int8)
+    scales = torch.randn(num_outputs, NUM_INPUTS // 48).half()
+    layout = Layout(8, 48, zero=-100)
+    return QuantizedMatrix(layout, tuple(numbers.shape), [Groups(numbers, scales)])
 
 
 CUTS = ((0, 64), (64, 192), (192, None))
@@ -95,15 +103,39 @@ def test_activations_that_are_not_finite_give_nothing_else() -> None:
     assert outputs[3].isfinite().all()
 
 
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 12, 13, 40])
+def test_products_in_bfloat16_round_only_their_sums(num_rows: int) -> None:
+    torch.manual_seed(num_rows)
+    matrices = [simple(200), nested(70), with_zeros(90), simple(193), with_a_zero(64)]
+    bias = torch.randn(617).bfloat16().float()
+    product = QuantizedProduct(matrices, bias, torch.bfloat16)
+    inputs = torch.randn(num_rows, NUM_INPUTS).bfloat16()
+    weights = [one.rows(torch.arange(one.num_outputs)).double() for one in matrices]
+    expected = inputs.double() @ torch.cat(weights).T + bias
+    error = (product(inputs) - expected).abs()
+    assert (error <= 2**-8 * expected.abs() + 1e-5 * expected.abs().max()).all()
+
+
+@pytest.mark.skipif(not has_bfloat16_vectors(), reason="needs AVX-512 for bfloat16")
+@pytest.mark.parametrize("num_rows", [1, NUM_INPUTS])
+def test_every_number_is_exact_in_bfloat16(num_rows: int) -> None:
+    numbers = torch.arange(-128, 128, dtype=torch.int8).repeat(NUM_INPUTS, 1).T.contiguous()
+    scales = torch.ones(256, NUM_INPUTS // 32).half()
+    matrix = QuantizedMatrix(Layout(8, 32), (256, NUM_INPUTS), [Groups(numbers, scales)])
+    product = QuantizedProduct([matrix], None, torch.bfloat16)
+    one_each = torch.eye(NUM_INPUTS, dtype=torch.bfloat16)[:num_rows]
+    assert torch.equal(product(one_each), numbers.T[:num_rows].bfloat16())
+
+
 @pytest.mark.parametrize("quantizes", [False, True])
 @pytest.mark.parametrize("dtype", operations.TYPES, ids=str)
 def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype, quantizes: bool) -> None:
     torch.manual_seed(0)
     product = QuantizedProduct([nested(100), simple(200), with_zeros(64)], None, dtype, quantizes)
-    inputs = torch.randn(9, NUM_INPUTS).to(dtype)
+    inputs = torch.randn(27, NUM_INPUTS).to(dtype)
     outputs = product(inputs)
     assert outputs.dtype == dtype
-    for size in (1, 2, 5):
+    for size in (1, 2, 5, 9, 12, 13):
         parts = [product(part) for part in inputs.split(size)]
         assert torch.equal(torch.cat(parts), outputs)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -84,3 +86,22 @@ def test_a_layer_that_computes_something_else_is_left_alone(
     monkeypatch.setattr(kind, "forward", lambda *args, **kwargs: 1.01 * forward(*args, **kwargs))
     use_fused_layers(model.base_model)
     assert not is_replaced(model)
+
+
+def test_one_output_that_is_rounded_in_16_bits_does_not_keep_a_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = make_model("llama").to(torch.bfloat16)
+    model.set_attn_implementation("diffuspec")
+    use_fast_layers(model)
+    kind = type(model.model.layers[0])
+    forward = kind.forward
+
+    def rounded(*args: Any, **kwargs: Any) -> torch.Tensor:
+        outputs: torch.Tensor = forward(*args, **kwargs)
+        outputs[0, 0, 0] += 0.06 * outputs.abs().max()
+        return outputs
+
+    monkeypatch.setattr(kind, "forward", rounded)
+    use_fused_layers(model.base_model)
+    assert is_replaced(model)

@@ -124,6 +124,11 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     assert model_directory(file) != before
 
 
+def test_a_file_in_bfloat16_has_nearly_the_logits_of_its_own_arithmetic(gguf_file: Path) -> None:
+    exact, rounded = logits_of(gguf_file), logits_of(gguf_file, dtype="bfloat16")
+    assert 0 < (exact - rounded).abs().max() < 0.05 * exact.abs().max()
+
+
 def test_activations_in_8_bits_change_logits_a_little(gguf_file: Path) -> None:
     exact, rounded = logits_of(gguf_file), logits_of(gguf_file, quantize_activations=True)
     assert 0 < (exact - rounded).abs().max() < 0.05 * exact.abs().max()
