@@ -3,9 +3,12 @@
 A weight is `number * scale + offset`, computed in float32: numbers are integers of 4 or 8 bits, and
 each output has a scale and an offset for each group of its inputs. Scales are 16-bit numbers (or
 float32); or several groups share one, multiplied by an integer of each group. Offsets are stored in
-the same ways, or are `-zero * scale`. Formats are converted without any rounding. A product has the
-same bits as one with the same weights in float32, and a row's result is independent of the other
-rows.
+the same ways, or are `-zero * scale`. Formats are converted without any rounding. A product in
+float32 has the same bits as one with the same weights in float32, and a row's result is independent
+of the other rows.
+
+In bfloat16, where the processor multiplies it, numbers and inputs are multiplied without rounding,
+and scales and offsets multiply float32 sums over a group. Elsewhere inputs in 16 bits are widened.
 
 With activations quantised as well (dynamic quantisation, as in llama.cpp and OpenVINO), each run of
 32 inputs of a row is rounded to 8 bits relative to its largest number, and integers are multiplied.
