@@ -28,20 +28,20 @@ class DraftMetrics:
         self.table = table = SeriesTable(self.registry)
         sources = [(name,) for number, name in _SOURCES.items() if number]
         self.drafts = table.counter(
-            "drafts",
+            "drafts_total",
             "Rows answered, by where the draft comes from, or why there is none.",
             ["source"],
             sources,
         )
-        self.draft_tokens = table.counter("drafted_tokens", "Drafted tokens sent to engines.")
+        self.draft_tokens = table.counter("drafted_tokens_total", "Drafted tokens sent to engines.")
         self.accepted_tokens = table.counter(
-            "accepted_tokens", "Of these, tokens that engines have accepted."
+            "accepted_tokens_total", "Of these, tokens that engines have accepted."
         )
         self.answer_seconds = table.histogram(
             "draft_answer_seconds", "From the receipt of a step to its answer.", bounds=_SHORT
         )
         self.silent_steps = table.counter(
-            "draft_silent_steps",
+            "draft_silent_steps_total",
             "Steps that engines did not report, being told that there would be no drafts.",
         )
         self.calls = table.histogram(
@@ -50,7 +50,7 @@ class DraftMetrics:
             ["kind"],
             _SHORT,
         )
-        self.failures = table.counter("draft_failures", "Calls of the drafter that failed.")
+        self.failures = table.counter("draft_failures_total", "Calls of the drafter that failed.")
         self.engines = table.gauge("draft_engines", "Engines that are connected.")
         self.queued = table.gauge("draft_queue", "Drafts that engines wait for, not begun yet.")
 

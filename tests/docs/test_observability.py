@@ -19,3 +19,9 @@ def test_a_stale_table_is_made_again_and_a_missing_one_is_missed():
     assert GENERATOR["render"](page.replace("Requests decoding.", "Something else.")) == page
     with pytest.raises(ValueError, match="the page must have <!-- http: begin -->"):
         GENERATOR["render"](page.replace("<!-- http: begin -->", ""))
+
+
+def test_counters_have_the_names_that_prometheus_is_told():
+    rows = [line.split("|") for line in PAGE.read_text(encoding="utf-8").splitlines()]
+    counters = [row[1].strip(" `") for row in rows if len(row) > 2 and row[2] == " counter "]
+    assert counters and all(name.endswith("_total") for name in counters)
