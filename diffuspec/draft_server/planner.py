@@ -17,6 +17,8 @@ from diffuspec.scheduler.cost_curve import MAX_JUMP
 from diffuspec.scheduler.cost_model import CostModel, DraftCosts
 from diffuspec.scheduler.draft_sizes import Load, with_trial
 
+# Prices of a pre-drafted position, down to those at which unlikely outcomes have drafts.
+_AHEAD_PRICES = (*PRICES[:-1], 0.01, 0.007, 0.005, 0.003, 0.002, 0.0)
 _LEAST_TOKENS = 3  # fewest tokens of a pre-draft
 _SHOWN_ROWS = (1, 2, 4, 8, 16)
 _MAX_SILENT_STEPS = 64  # number of steps over which the cost of an answer becomes negligible
@@ -153,31 +155,27 @@ class Planner:
         `num_requests` are being verified. A position is worth the chance that its token will be
         accepted. The price of a position is chosen so that the gain exceeds the cost to the engine
         by the most: the time beyond the `seconds_left` of the verification, and the slow-down of
-        the verification.
+        the verification. Outcomes whose drafts gain less than one for which the engine would wait
+        have none.
         """
         requests = {one for _, one, _ in outcomes}
         now = {one: self._worth_now(one, num_requests) for one in requests}
         # The first tokens of an answer share the cost of reading its prompt.
         reading = {one: self.reading_seconds([one]) / (1 + one.room) for one in requests}
         best, chosen = 0.0, [0] * len(outcomes)
-        for price in PRICES:
-            lengths = [
-                request.expectation.length_at(price / max(chance, 1e-6), room)
-                for chance, request, room in outcomes
-            ]
-            drafted = [
-                (*one, length) for one, length in zip(outcomes, lengths, strict=True) if length
-            ]
-            seconds = self._mine.seconds(sum(lengths) + len(drafted), len(drafted))
-            seconds += sum([reading[one] for one in {request for _, request, *_ in drafted}])
-            gained = sum(
-                [
-                    chance * (self._worth(request, length, num_requests) - now[request])
-                    for chance, request, _, length in drafted
-                ]
-            )
+        for price in _AHEAD_PRICES:
+            lengths, gained = list[int](), 0.0
+            for chance, request, room in outcomes:
+                length = request.expectation.length_at(price / max(chance, 1e-6), room)
+                gain = self._worth(request, length, num_requests) - now[request]
+                lengths.append(length if gain > 0 else 0)
+                gained += chance * max(gain, 0.0)
+            number = len(lengths) - lengths.count(0)
+            seconds = self._mine.seconds(sum(lengths) + number, number)
+            drafted = {one for length, (_, one, _) in zip(lengths, outcomes, strict=True) if length}
+            seconds += sum([reading[one] for one in drafted])
             gained -= self._rate * self._lost_seconds(seconds, seconds_left)
-            if drafted and gained > best:
+            if gained > best:
                 best, chosen = gained, lengths
         return self._with_trials(chosen, outcomes)
 

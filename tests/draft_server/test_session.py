@@ -178,6 +178,21 @@ def test_drafts_are_made_ahead_where_they_gain_more_than_their_verification_cost
     assert any(lengths) == is_drafted
 
 
+def test_unlikely_outcomes_are_drafted_for_while_there_is_time():
+    planner = Planner("pld", DraftCosts(0.0))
+    for num_nodes in (0, 4, 8, 16, 0):
+        verify = 0.025 + 0.0003 * num_nodes
+        for _ in range(8):
+            planner.observe(Sent(1, num_nodes, 0.0, 0.0, 0.0, 0.0), 0.0, verify, 0.0, 0.0)
+    request = EngineRequest("a", 3, SharedExpectation(12), OutcomeModel(), 0.5)
+    request.num_left, request.max_draft_tokens = 100, 12
+    for size in (1, 4, 16, 64):
+        planner.costs.observe(size, 1, 0, 0.002 + 0.0005 * size)
+    planner.lengths([request])
+    outcomes = [(chance, request, 12) for chance in (0.3, *7 * [0.01])]
+    assert all(planner.lengths_ahead(outcomes, 0.025, 1))
+
+
 def test_an_engine_is_not_asked_while_nothing_is_worth_drafting():
     drafter = TimedDrafter(right_and_sure, 0.005)
     engine = decode(drafter, 100, MANY, SILENT, step_seconds=0.03, row_seconds=0.006)
