@@ -209,8 +209,7 @@ class Planner:
         Its cost is its share of a step in which all requests have such drafts.
         """
         expectation, verify = request.expectation, self._costs.verification.curve
-        tokens = expectation.at(length)
-        rows = min(expectation.rows_per_token * tokens, 2.0 * length)
+        tokens, rows = expectation.verified_at(length)
         seconds = verify.at(num_requests * (1 + rows)) - verify.at(num_requests)
         return max(tokens - self._rate * seconds / num_requests, 0.0)
 

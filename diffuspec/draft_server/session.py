@@ -209,7 +209,7 @@ class Session:
             assert row.made is not None
             limit = min(number, row.request.room)
             draft, tokens = likeliest(row.made.draft, reach, limit)
-            row.request.expectation.observe_cut(draft.tree.num_nodes, tokens)
+            row.request.expectation.observe_cut(draft.tree.num_nodes, tokens, sum(reach))
             row.request.send(draft, tokens)
             if not draft.tree.num_nodes:
                 row.source = DRAFT_SOURCE_NOT_WORTH_IT

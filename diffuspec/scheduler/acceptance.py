@@ -42,7 +42,7 @@ class SharedExpectation:
         # Accepted tokens of a draft of each length. The prior is on the high side, since a few
         # drafts correct it, while drafts that are never made correct nothing.
         self.tokens = [sum(0.85**depth for depth in range(1, k + 1)) for k in self.lengths]
-        self.rows = _Rows()
+        self.verified = _Verified()
         self._num_learnt = 0
         self._firsts = FirstDrafts(self.tokens[-1], self.lengths[-1], _SHARED_SMOOTHING)
         # Sums of squares and products of the excess of requests' first and later drafts over the
@@ -76,8 +76,8 @@ class SharedExpectation:
         rate = max(_SHARED_SMOOTHING, 1 / (self._num_learnt + _PRIOR_DRAFTS))
         changed = self._firsts.observe(tokens[-1]) if is_first else 0.0
         if changed > rate:
-            prior, self._num_learnt = _Rows(), round((1 - changed) * self._num_learnt)
-            self.rows.add(prior.nodes, prior.tokens, changed)
+            prior, self._num_learnt = _Verified(), round((1 - changed) * self._num_learnt)
+            self.verified.add(prior.nodes, prior.tokens, prior.whole, changed)
             rate = changed
         else:  # The average forgets as much in any case.
             changed = 0.0
@@ -86,15 +86,17 @@ class SharedExpectation:
 
 
 @dataclass(slots=True)
-class _Rows:
-    """Averages of verified nodes and of their expected accepted tokens."""
+class _Verified:
+    """Averages over drafts of the part that is verified, and of the whole."""
 
-    nodes: float = 8.0
-    tokens: float = 4.0
+    nodes: float = 8.0  # verified nodes
+    tokens: float = 4.0  # expected accepted tokens of the verified nodes
+    whole: float = 4.0  # expected accepted tokens of all nodes
 
-    def add(self, nodes: float, tokens: float, rate: float) -> None:
+    def add(self, nodes: float, tokens: float, whole: float, rate: float) -> None:
         self.nodes += rate * (nodes - self.nodes)
         self.tokens += rate * (max(tokens, 1e-3) - self.tokens)
+        self.whole += rate * (max(whole, 1e-3) - self.whole)
 
 
 class Offers(NamedTuple):
@@ -116,7 +118,7 @@ class Expectation:
         self._first: Sequence[float] = ()  # expected accepted tokens of its first draft
         self._mean: Sequence[float] = ()  # their long-term average
         self._usual = shared.tokens  # expected after many steps without a draft
-        self.rows = replace(shared.rows)
+        self.verified = replace(shared.verified)
         self.steps_without_draft = 0
         self._offers: Offers | None = None  # a cache; None: stale
         self._change = 0.0  # probability, by its first draft, that the traffic has changed
@@ -165,7 +167,7 @@ class Expectation:
         if self._num_found:
             self.tokens = _moved(self.tokens, self._usual, _USUAL_SMOOTHING)
         else:
-            self.tokens, self.rows = self._shared.tokens, replace(self._shared.rows)
+            self.tokens, self.verified = self._shared.tokens, replace(self._shared.verified)
         self._offers = None
 
     def observe_verdict(self, draft: Draft, verdict: Verdict) -> None:
@@ -174,16 +176,22 @@ class Expectation:
         self._acceptance.observe(draft, verdict, is_shared)
         self._num_drafts += 1
 
-    def observe_cut(self, num_nodes: int, tokens: float) -> None:
-        """Learn how many nodes of a draft are verified, and their expected accepted tokens."""
-        self._offers = None
-        self.rows.add(num_nodes, tokens, _SMOOTHING)
-        self._shared.rows.add(num_nodes, tokens, _SHARED_SMOOTHING)
+    def observe_cut(self, num_nodes: int, tokens: float, whole: float) -> None:
+        """Learn how many nodes of a draft are verified, and what is expected to be accepted.
 
-    @property
-    def rows_per_token(self) -> float:
-        """Verified nodes per accepted token."""
-        return self.rows.nodes / self.rows.tokens
+        tokens: expected accepted tokens of these nodes; whole: of all nodes of the draft. Drafts of
+        which nothing is verified say nothing of the others.
+        """
+        if num_nodes:
+            self._offers = None
+            self.verified.add(num_nodes, tokens, whole, _SMOOTHING)
+            self._shared.verified.add(num_nodes, tokens, whole, _SHARED_SMOOTHING)
+
+    def verified_at(self, length: int) -> tuple[float, float]:
+        """Expected accepted tokens and nodes of the verified part of a draft of this length."""
+        whole, verified = self.at(length), self.verified
+        nodes = whole * verified.nodes / verified.whole
+        return whole * verified.tokens / verified.whole, min(nodes, 2.0 * length)
 
     def need_of_trial(self, room: int) -> tuple[bool, int]:
         """Return a sort key: the larger, the more is gained by a trial of this request.
@@ -225,8 +233,9 @@ class Expectation:
         return self._offers_of(lengths + num_left * [last], accepted + num_left * [before])
 
     def _offers_of(self, lengths: list[int], tokens: list[float]) -> Offers:
-        ratio = self.rows_per_token
-        return Offers(lengths, tokens, [ratio * one for one in tokens])
+        verified = self.verified
+        share, rows = verified.tokens / verified.whole, verified.nodes / verified.whole
+        return Offers(lengths, [share * one for one in tokens], [rows * one for one in tokens])
 
     def at(self, length: int) -> float:
         """Expected accepted tokens of a draft of this length that is verified whole."""

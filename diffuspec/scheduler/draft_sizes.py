@@ -248,7 +248,8 @@ def with_trial(
     if not baseline.allows(name, running) or baseline.wants_plain(running):
         return {}, load.plain_rate
     found, rate, in_halves = choose_lengths(requests, load)
-    half = math.ceil(len(found) / len(requests) * load.num_drafting / 2)
+    num_others = load.num_drafting - len(requests)  # they draft, or have a draft
+    half = math.ceil((len(found) + num_others) / 2)
     if in_halves and half < len(found):
         found = dict([*found.items()][:half])
     if idle := [one for one in requests if one not in found]:
@@ -267,9 +268,9 @@ def add_calls(s: Snapshot, drafts: Drafts, lengths: dict[Request, int]) -> None:
         lane = s.home(request)
         assert lane is not None
         by_lane.setdefault(lane, {})[request] = length
-        accepted = request.expectation.at(length)
+        accepted, nodes = request.expectation.verified_at(length)
         tokens += 1 + accepted
-        rows += 1 + min(request.expectation.rows_per_token * accepted, 2 * length)
+        rows += 1 + nodes
     positions = sum(lengths.values())
     drafts.batch = drafts.batch.plus(Batch(rows, len(lengths), 0, tokens, positions))
     for lane, some in by_lane.items():

@@ -152,20 +152,31 @@ class Scorer:
         """`rate`: price of a second in tokens; `drafting`: costs of the drafter in question."""
         self._s, self._rate, self._drafting = s, rate, drafting
 
-    def score(self, name: str, first: Batch, drafting_seconds: float, then: Batch) -> Score:
-        """Score a plan that verifies `first` now, beside drafts that are verified with `then`."""
+    def score(
+        self, name: str, first: Batch, drafting_seconds: float, then: Batch, num_later: int = 0
+    ) -> Score:
+        """Score a plan that verifies `first` now, beside drafts that are verified with `then`.
+
+        num_later: requests in neither, which may draft while `then` is verified.
+        """
         rows, number = first.num_rows, first.num_requests
         seconds = self._s.costs.verify_seconds(rows, number) if number else 0.0
-        return self.score_beside(name, first, seconds, drafting_seconds, then)
+        return self.score_beside(name, first, seconds, drafting_seconds, then, num_later)
 
     def score_beside(
-        self, name: str, first: Batch, seconds: float, drafting_seconds: float, then: Batch
+        self,
+        name: str,
+        first: Batch,
+        seconds: float,
+        drafting_seconds: float,
+        then: Batch,
+        num_later: int = 0,
     ) -> Score:
-        """Score drafting beside a verification of `first` that takes `seconds` more."""
+        """Score drafting beside a verification of `first` that takes `seconds` more; see above."""
         first_ends, drafts_end = self._drafting.interference.ends(seconds, drafting_seconds)
         tokens, ends_at = first.tokens + then.tokens, max(first_ends, drafts_end)
         if then.num_requests:
-            gain, last = self._best_second(first.num_requests, then)
+            gain, last = self._best_second(first.num_requests + num_later, then)
             tokens, ends_at = tokens + gain, ends_at + last
         delay = first.num_prompts * first_ends + then.num_prompts * ends_at
         return self._scored(name, tokens, ends_at, delay)

@@ -262,8 +262,9 @@ class Request:
 
     def keep_nodes(self, num_nodes: int) -> None:
         """Verify only the likeliest nodes of the draft."""
+        whole = self.step.num_expected
         self.step.cut(num_nodes)
-        self.expectation.observe_cut(num_nodes, self.step.num_expected)
+        self.expectation.observe_cut(num_nodes, self.step.num_expected, whole)
 
     # ---- verifying
 

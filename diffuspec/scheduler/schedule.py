@@ -54,6 +54,7 @@ class _Groups:
     plain: list[Request] = field(default_factory=list)  # without a draft in this step
     open: list[Request] = field(default_factory=list)  # may draft, or be verified without
     bound: list[Request] = field(default_factory=list)  # wait for their drafter
+    num_later: int = 0  # plain ones that may draft once their drafter is idle
 
 
 def _best_plan(s: Snapshot) -> Plan:
@@ -121,6 +122,7 @@ def _drafts(s: Snapshot, groups: _Groups) -> Drafts:
             else:
                 is_free = request.policy.num_draft_tokens is None
                 (groups.plain if is_free else groups.bound).append(request)
+                groups.num_later += is_free
         if begun:
             add_calls(s, drafts, begun)
     if rates:
@@ -154,8 +156,10 @@ def _verifying_plan(s: Snapshot, groups: _Groups, drafts: Drafts) -> Plan:
         plan = Plan(verify=[*prompts, *groups.plain, *free])
         found.append((scorer.score("prompts first", first, left, then), plan))
     if coming.num_requests and may_defer:
-        then = prompt_batch.plus(drafted, plain, opened, coming)
-        found.append((scorer.score("wait for drafts", Batch(), left, then), Plan()))
+        ready = plain_batch(len(groups.plain) - groups.num_later)
+        then = prompt_batch.plus(drafted, ready, opened, coming)
+        wait = scorer.score("wait for drafts", Batch(), left, then, groups.num_later)
+        found.append((wait, Plan()))
     if drafts.calls:
         seconds, then = max(left, drafts.seconds), drafts.batch.plus(coming)
         ready = prompt_batch.plus(drafted, plain)
@@ -266,12 +270,10 @@ def _coming(s: Snapshot) -> tuple[Batch, float]:
         call = lane.call
         if call is not None and call.awaited and not call.is_overdue(s.now):
             number = len(call.awaited)
-            accepted = sum([one.expectation.at(k) for one, k in call.awaited.items()])
-            rows = (
-                number
-                + sum([one.expectation.rows_per_token for one in call.awaited]) / number * accepted
-            )
-            batch = batch.plus(Batch(rows, number, 0, number + accepted, call.num_positions))
+            parts = [one.expectation.verified_at(k) for one, k in call.awaited.items()]
+            accepted, nodes = map(sum, zip(*parts, strict=True))
+            rows, tokens = number + nodes, number + accepted
+            batch = batch.plus(Batch(rows, number, 0, tokens, call.num_positions))
             left = max(left, call.seconds_left(s.now))
     return batch, left
 

@@ -118,7 +118,7 @@ def shared_after(confidences: Iterable[float]) -> SharedExpectation:
     for confidence in confidences:
         one = Expectation(shared)
         one.observe_draft(draft_of(8, confidence), 8)
-        one.observe_cut(8, one.at(8))
+        one.observe_cut(8, one.at(8), one.at(8))
     return shared
 
 
@@ -133,8 +133,12 @@ def test_one_first_draft_unlike_all_before_it_changes_what_is_expected_of_others
 
 
 def test_rows_of_poor_drafts_are_forgotten_when_drafts_become_good():
-    changed = others_after(*[POOR] * 40, GOOD)
-    assert changed.rows_per_token < 0.3 * others_after(*[POOR] * 40).rows_per_token
+    def nodes_per_token(one: Expectation) -> float:
+        tokens, nodes = one.verified_at(8)
+        return nodes / tokens
+
+    poor, changed = others_after(*[POOR] * 40), others_after(*[POOR] * 40, GOOD)
+    assert nodes_per_token(changed) < 0.3 * nodes_per_token(poor)
 
 
 def test_a_first_draft_like_half_of_those_before_it_is_no_change():
@@ -165,11 +169,16 @@ def test_a_draft_that_its_end_cut_short_is_not_expected_to_go_on():
     assert ended.at(4) == pytest.approx(going_on.at(4))
 
 
-def test_the_rows_of_a_token_are_those_that_were_verified_for_it():
+def test_what_cuts_leave_of_drafts_is_expected_of_the_next_ones():
     one = Expectation(SharedExpectation(32))
     for _ in range(50):
-        one.observe_cut(num_nodes=2, tokens=1.0)
-    assert one.rows_per_token == pytest.approx(2.0)
+        one.observe_cut(num_nodes=3, tokens=1.5, whole=2.0)
+    tokens, nodes = one.verified_at(8)
+    assert tokens == pytest.approx(0.75 * one.at(8))
+    assert nodes == pytest.approx(2 * tokens)
+    offers = one.offers(32)
+    assert offers.tokens == pytest.approx([0.75 * one.at(length) for length in offers.lengths])
+    assert offers.rows == pytest.approx([2 * tokens for tokens in offers.tokens])
 
 
 def test_drafts_are_the_longer_the_cheaper_a_position_is_and_end_with_the_request():

@@ -190,6 +190,17 @@ def test_a_request_without_a_draft_waits_for_drafts_that_its_verification_would_
     assert [*plan.verify] == ([] if waits else [plain])
 
 
+@pytest.mark.parametrize(("seconds_left", "waits"), [(0.008, True), (0.03, False)])
+def test_requests_wait_for_a_busy_drafter_to_draft_beside_the_verification_of_its_drafts(
+    seconds_left, waits
+) -> None:
+    costs = cost_model(verify=(0.02, 0.0002), draft=(0.012, 0.0), interference=0.0)
+    pool, idle = pool_of_names(), [decoding() for _ in range(8)]
+    drafting_call(pool.lanes[0], [decoding() for _ in range(8)], seconds_left)
+    plan = schedule(snapshot(idle, costs, pool))
+    assert [*plan.verify] == ([] if waits else idle)
+
+
 @pytest.mark.parametrize(("interference", "begins"), [(1.0, False), (0.0, True)])
 def test_drafts_begin_beside_a_verification_unless_both_slow_each_other_down(
     interference, begins

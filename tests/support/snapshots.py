@@ -109,7 +109,8 @@ def reading(
     """Return a request whose prompt of so many tokens is unread."""
     shared = SharedExpectation(_LENGTHS.max_draft_tokens)
     shared.tokens = [sum(rightness**n for n in range(1, k + 1)) for k in shared.lengths]
-    shared.rows.nodes, shared.rows.tokens = 1.0, rightness
+    verified = shared.verified
+    verified.nodes, verified.tokens, verified.whole = 1.0, rightness, rightness
     request = Request(
         f"request-{next(_numbers)}",
         np.arange(num_tokens, dtype=np.int32) % EOS,
