@@ -98,7 +98,8 @@ class Planner:
             return {}
         reading = self.reading_seconds(may_draft) / sum([1 + one.room for one in may_draft])
         load = Load(self._costs, self._drafter, number, len(may_draft), 1, reading, may_split=False)
-        load.exposed_share = 0.0  # pre-drafts are hidden; waiting is decided separately
+        # what is done ahead is hidden; waiting is decided separately
+        load.exposed_share = load.exposed_reading = 0.0
         trials: dict[EngineRequest, float] = {}
         found, self._rate = with_trial(
             may_draft, load, self._baseline, trials, lambda one: one.num_unread

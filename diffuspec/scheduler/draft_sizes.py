@@ -1,18 +1,15 @@
-"""How much to draft: the lengths with the most committed tokens per second, and their calls."""
+"""How much to draft: the lengths with the most committed tokens per second."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from diffuspec.scheduler.acceptance import Expectation, Offers
 from diffuspec.scheduler.baseline import Baseline
-from diffuspec.scheduler.calls import DraftCall, Lane
 from diffuspec.scheduler.cost_model import CostModel
-from diffuspec.scheduler.plan import Batch, Drafts, Snapshot
-from diffuspec.scheduler.request import Request
 
 _TRIAL_TOKENS = 8  # length of a trial: a draft's first tokens reveal most and cost least
 
@@ -52,6 +49,7 @@ class Load:
     reading_seconds: float = 0.0  # seconds of reading prompts, per token to be committed
     may_split: bool = True  # whether one half may draft while the other is verified
     exposed_share: float = 1.0  # share of a draft call for which its requests wait
+    exposed_reading: float = 1.0  # share of a prompt's reading by which it delays the target
 
     @property
     def plain_rate(self) -> float:
@@ -97,7 +95,7 @@ class Load:
         pairs = zip(tokens, seconds, strict=True)
         return [number / (one + number * reading) for number, one in pairs]
 
-    def rate_of(self, lengths: dict[Request, int]) -> float:
+    def rate_of(self, lengths: Mapping[R, int]) -> float:
         """Tokens per second if all drafts are like these; at least that of plain decoding."""
         plain, scale = self.plain_rate, self.num_drafting / max(len(lengths), 1)
         if not plain or not lengths:
@@ -105,6 +103,17 @@ class Load:
         accepted = scale * sum([one.expectation.at(k) for one, k in lengths.items()])
         [seconds] = self.joint_seconds([scale * sum(lengths.values())], [2 * accepted])
         return max((self.num_running + accepted) / seconds, plain)
+
+    def pays_for(self, num_unread: int, room: int, rate: float) -> bool:
+        """Return whether drafts save the time of reading a prompt in the tokens to come.
+
+        rate: tokens per second with drafts.
+        """
+        if not num_unread or not self.plain_rate:
+            return True
+        reading = self.costs.drafters[self.drafter].reading_seconds(num_unread)
+        reading *= self.exposed_reading
+        return reading < (1 + room) * (1 / self.plain_rate - 1 / max(rate, self.plain_rate))
 
     def trial_steps(self, length: int, num_unread: int = 0) -> float:
         """Cost of a trial of one request in steps of plain decoding.
@@ -198,40 +207,6 @@ def trial_length(request: Drafted) -> int:
     return min(_TRIAL_TOKENS, request.room)
 
 
-# ---- the calls
-
-
-def load_of(s: Snapshot, name: str, requests: Sequence[Request]) -> Load:
-    lanes = [one for one in s.lanes if one.chosen_by == name and one.is_available]
-    running = max(s.num_running, len(requests))
-    number = running if len(s.costs.drafters) == 1 else len(requests)
-    reading = s.costs.drafters[name].reading_seconds(_num_unread(s, requests))
-    reading /= sum([1 + one.room for one in requests])
-    return Load(s.costs, name, running, number, max(len(lanes), 1), reading)
-
-
-def _num_unread(s: Snapshot, requests: Iterable[Request]) -> int:
-    """Number of prompt tokens that drafters have to read for these requests."""
-    found = 0
-    for request in requests:
-        lane = s.home(request)
-        found += request.num_tokens if lane is not None and request not in lane.known else 0
-    return found
-
-
-def sized(
-    s: Snapshot, requests: Sequence[Request], load: Load, trials: dict[Request, float]
-) -> tuple[dict[Request, int], float]:
-    """Return draft lengths, and tokens per second; add any trial among them to `trials`."""
-    given = {one: one.policy.num_draft_tokens for one in requests}
-    lengths = {one: min(number, one.room) for one, number in given.items() if number}
-    free = [one for one in requests if given[one] is None]
-    if not free:
-        return lengths, load.rate_of(lengths)
-    found, rate = with_trial(free, load, s.baseline, trials, lambda one: _num_unread(s, [one]))
-    return lengths | found, rate
-
-
 def with_trial(
     requests: Sequence[R],
     load: Load,
@@ -248,6 +223,7 @@ def with_trial(
     if not baseline.allows(name, running) or baseline.wants_plain(running):
         return {}, load.plain_rate
     found, rate, in_halves = choose_lengths(requests, load)
+    found = {one: k for one, k in found.items() if load.pays_for(num_unread(one), one.room, rate)}
     num_others = load.num_drafting - len(requests)  # they draft, or have a draft
     half = math.ceil((len(found) + num_others) / 2)
     if in_halves and half < len(found):
@@ -259,43 +235,3 @@ def with_trial(
         if baseline.allows_trial(name, running, steps):
             trials[request], found[request] = steps, length
     return found, rate
-
-
-def add_calls(s: Snapshot, drafts: Drafts, lengths: dict[Request, int]) -> None:
-    by_lane: dict[Lane, dict[Request, int]] = {}
-    tokens = rows = 0.0
-    for request, length in lengths.items():
-        lane = s.home(request)
-        assert lane is not None
-        by_lane.setdefault(lane, {})[request] = length
-        accepted, nodes = request.expectation.verified_at(length)
-        tokens += 1 + accepted
-        rows += 1 + nodes
-    positions = sum(lengths.values())
-    drafts.batch = drafts.batch.plus(Batch(rows, len(lengths), 0, tokens, positions))
-    for lane, some in by_lane.items():
-        call = new_call(s, lane, some)
-        drafts.calls.append(call)
-        drafts.seconds = max(drafts.seconds, call.ends_at - s.now - _saved_reading(s, call))
-
-
-def _saved_reading(s: Snapshot, call: DraftCall) -> float:
-    """Seconds of reading prompts in a call that benefit later drafts, by the tokens left."""
-    if not call.num_unread:
-        return 0.0
-    tokens = sum([1 + one.expectation.at(k) for one, k in call.lengths.items()])
-    left = 1 - min(tokens / sum([1 + one.room for one in call.lengths]), 1.0)
-    costs = s.costs.drafters[call.lane.chosen_by]
-    return left * costs.reading_seconds(call.num_unread, call.num_positions, len(call.lengths))
-
-
-def new_call(s: Snapshot, lane: Lane, lengths: dict[Request, int]) -> DraftCall:
-    """Return a call that begins now, with its expected end."""
-    unread = sum([one.num_tokens for one in lengths if one not in lane.known])
-    costs = s.costs.drafters[lane.chosen_by]
-    seconds = costs.seconds(sum(lengths.values()), len(lengths), unread)
-    rest = s.verification.ends_at - s.now if s.verification is not None else 0.0
-    seconds, _ = costs.interference.ends(seconds, max(rest, 0.0))
-    return DraftCall(
-        lane, lengths, lengths.copy(), started_at=s.now, ends_at=s.now + seconds, num_unread=unread
-    )

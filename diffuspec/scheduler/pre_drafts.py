@@ -15,7 +15,7 @@ from diffuspec.core.params import MAX_OUTCOMES
 from diffuspec.core.types import MAX_PRE_DRAFTS
 from diffuspec.scheduler.calls import PreDraftJob
 from diffuspec.scheduler.cost_model import DraftCosts
-from diffuspec.scheduler.draft_sizes import load_of, new_call, sized
+from diffuspec.scheduler.draft_calls import load_of, new_call, sized
 from diffuspec.scheduler.plan import Plan, Snapshot
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import PreDraft, PreDrafts

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from diffuspec.scheduler.acceptance import nodes_to_verify
 from diffuspec.scheduler.cost_model import DraftCosts
-from diffuspec.scheduler.draft_sizes import add_calls, load_of, sized
+from diffuspec.scheduler.draft_calls import add_calls, load_of, sized
 from diffuspec.scheduler.plan import (
     Batch,
     Drafts,

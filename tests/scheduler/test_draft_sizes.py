@@ -150,6 +150,20 @@ def test_prompts_that_are_read_between_steps_leave_drafts_less_to_gain():
     assert choose_lengths(requests, replace(load, reading_seconds=1e-3)).rate < without
 
 
+@pytest.mark.parametrize(
+    ("room", "exposed", "pays"), [(10, 1.0, False), (100, 1.0, True), (10, 0.1, True)]
+)
+def test_a_drafter_reads_a_prompt_if_drafts_save_that_time_in_the_tokens_to_come(
+    room, exposed, pays
+):
+    costs = cost_model(verify=(0.01, 0.0), draft=(0.002, 0.001))
+    load = Load(costs, UNNAMED, 1, 1, 1, exposed_reading=exposed)
+    assert load.plain_rate == pytest.approx(100)
+    assert costs.drafters[UNNAMED].reading_seconds(100) == pytest.approx(0.1)
+    assert load.pays_for(100, room, rate=200) == pays  # a token takes 5 ms less
+    assert load.pays_for(0, room, rate=100), "its prompt is read"
+
+
 @pytest.mark.parametrize("max_tokens", [1, 3, 100])
 def test_no_draft_is_longer_than_what_its_request_may_still_commit(max_tokens):
     request = decoding(rightness=0.99)

@@ -1,0 +1,84 @@
+"""The draft calls that idle drafters could make now, with their sizes and expected ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from diffuspec.scheduler.calls import DraftCall, Lane
+from diffuspec.scheduler.draft_sizes import Load, with_trial
+from diffuspec.scheduler.plan import Batch, Drafts, Snapshot
+from diffuspec.scheduler.request import Request
+
+
+def load_of(s: Snapshot, name: str, requests: Sequence[Request]) -> Load:
+    lanes = [one for one in s.lanes if one.chosen_by == name and one.is_available]
+    running = max(s.num_running, len(requests))
+    number = running if len(s.costs.drafters) == 1 else len(requests)
+    reading = s.costs.drafters[name].reading_seconds(_num_unread(s, requests))
+    reading /= sum([1 + one.room for one in requests])
+    load = Load(s.costs, name, running, number, max(len(lanes), 1), reading)
+    if s.overlap:  # prompts are read beside the target
+        load.exposed_reading = s.costs.drafters[name].interference.value
+    return load
+
+
+def _num_unread(s: Snapshot, requests: Iterable[Request]) -> int:
+    """Number of prompt tokens that drafters have to read for these requests."""
+    found = 0
+    for request in requests:
+        lane = s.home(request)
+        found += request.num_tokens if lane is not None and request not in lane.known else 0
+    return found
+
+
+def sized(
+    s: Snapshot, requests: Sequence[Request], load: Load, trials: dict[Request, float]
+) -> tuple[dict[Request, int], float]:
+    """Return draft lengths, and tokens per second; add any trial among them to `trials`."""
+    given = {one: one.policy.num_draft_tokens for one in requests}
+    lengths = {one: min(number, one.room) for one, number in given.items() if number}
+    free = [one for one in requests if given[one] is None]
+    if not free:
+        return lengths, load.rate_of(lengths)
+    found, rate = with_trial(free, load, s.baseline, trials, lambda one: _num_unread(s, [one]))
+    return lengths | found, rate
+
+
+def add_calls(s: Snapshot, drafts: Drafts, lengths: dict[Request, int]) -> None:
+    by_lane: dict[Lane, dict[Request, int]] = {}
+    tokens = rows = 0.0
+    for request, length in lengths.items():
+        lane = s.home(request)
+        assert lane is not None
+        by_lane.setdefault(lane, {})[request] = length
+        accepted, nodes = request.expectation.verified_at(length)
+        tokens += 1 + accepted
+        rows += 1 + nodes
+    positions = sum(lengths.values())
+    drafts.batch = drafts.batch.plus(Batch(rows, len(lengths), 0, tokens, positions))
+    for lane, some in by_lane.items():
+        call = new_call(s, lane, some)
+        drafts.calls.append(call)
+        drafts.seconds = max(drafts.seconds, call.ends_at - s.now - _saved_reading(s, call))
+
+
+def _saved_reading(s: Snapshot, call: DraftCall) -> float:
+    """Seconds of reading prompts in a call that benefit later drafts, by the tokens left."""
+    if not call.num_unread:
+        return 0.0
+    tokens = sum([1 + one.expectation.at(k) for one, k in call.lengths.items()])
+    left = 1 - min(tokens / sum([1 + one.room for one in call.lengths]), 1.0)
+    costs = s.costs.drafters[call.lane.chosen_by]
+    return left * costs.reading_seconds(call.num_unread, call.num_positions, len(call.lengths))
+
+
+def new_call(s: Snapshot, lane: Lane, lengths: dict[Request, int]) -> DraftCall:
+    """Return a call that begins now, with its expected end."""
+    unread = sum([one.num_tokens for one in lengths if one not in lane.known])
+    costs = s.costs.drafters[lane.chosen_by]
+    seconds = costs.seconds(sum(lengths.values()), len(lengths), unread)
+    rest = s.verification.ends_at - s.now if s.verification is not None else 0.0
+    seconds, _ = costs.interference.ends(seconds, max(rest, 0.0))
+    return DraftCall(
+        lane, lengths, lengths.copy(), started_at=s.now, ends_at=s.now + seconds, num_unread=unread
+    )
