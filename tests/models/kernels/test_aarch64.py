@@ -26,12 +26,12 @@ FLAGS = (  # the second has products and sums fused
     *("-std=c++17", "-static", "-Wno-psabi", f"-I{SOURCES}"),
 )
 SHARED = ("level", "numbers", "tiles")
+QUANTIZED = ("bfloat16_products", "dynamic_products", "quantized_products")
 PRODUCTS = (
     *("products", "neon_products", "narrow_products", "vector_products"),
-    *("dynamic_products", "quantized_products", "tile_products"),
+    *(*QUANTIZED, "tile_products"),
 )
 ATTENTION = ("attention", "block_sums", "columns", "elementwise", "tile_attention", "tile_sums")
-QUANTIZED = ("dynamic_products", "quantized_products")
 # What `native/checksums.cpp` writes on x86-64-v3 and on x86-64-v4.
 CHECKSUMS = """\
 norm a9deafc4a5b8596b
