@@ -208,9 +208,10 @@ class Expectation:
             self._offers = self._make_offers()
         found = self._offers
         if found.lengths[-1] > room:
-            most = self.at(room)
+            most, nodes = self.verified_at(room)
             lengths = [min(length, room) for length in found.lengths]
-            found = self._offers_of(lengths, [min(tokens, most) for tokens in found.tokens])
+            tokens = [min(one, most) for one in found.tokens]
+            found = Offers(lengths, tokens, [min(one, nodes) for one in found.rows])
         return found
 
     def length_at(self, price: float, room: int) -> int:
@@ -230,12 +231,10 @@ class Expectation:
                 price = next(prices)
             before, last = tokens, length
         num_left = len(PRICES) - len(lengths)
-        return self._offers_of(lengths + num_left * [last], accepted + num_left * [before])
-
-    def _offers_of(self, lengths: list[int], tokens: list[float]) -> Offers:
+        lengths, accepted = lengths + num_left * [last], accepted + num_left * [before]
         verified = self.verified
         share, rows = verified.tokens / verified.whole, verified.nodes / verified.whole
-        return Offers(lengths, [share * one for one in tokens], [rows * one for one in tokens])
+        return Offers(lengths, [share * one for one in accepted], [rows * one for one in accepted])
 
     def at(self, length: int) -> float:
         """Expected accepted tokens of a draft of this length that is verified whole."""

@@ -179,6 +179,9 @@ def test_what_cuts_leave_of_drafts_is_expected_of_the_next_ones():
     offers = one.offers(32)
     assert offers.tokens == pytest.approx([0.75 * one.at(length) for length in offers.lengths])
     assert offers.rows == pytest.approx([2 * tokens for tokens in offers.tokens])
+    cut_short = one.offers(5)  # the answer has room for so many tokens
+    most = 0.75 * one.at(5)
+    assert cut_short.tokens == pytest.approx([min(tokens, most) for tokens in offers.tokens])
 
 
 def test_drafts_are_the_longer_the_cheaper_a_position_is_and_end_with_the_request():
