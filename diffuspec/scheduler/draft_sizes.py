@@ -223,7 +223,9 @@ def with_trial(
     if not baseline.allows(name, running) or baseline.wants_plain(running):
         return {}, load.plain_rate
     found, rate, in_halves = choose_lengths(requests, load)
-    found = {one: k for one, k in found.items() if load.pays_for(num_unread(one), one.room, rate)}
+    if load.reading_seconds:
+        pays = load.pays_for
+        found = {one: k for one, k in found.items() if pays(num_unread(one), one.room, rate)}
     num_others = load.num_drafting - len(requests)  # they draft, or have a draft
     half = math.ceil((len(found) + num_others) / 2)
     if in_halves and half < len(found):

@@ -156,8 +156,8 @@ def _verifying_plan(s: Snapshot, groups: _Groups, drafts: Drafts) -> Plan:
         plan = Plan(verify=[*prompts, *groups.plain, *free])
         found.append((scorer.score("prompts first", first, left, then), plan))
     if coming.num_requests and may_defer:
-        ready = plain_batch(len(groups.plain) - groups.num_later)
-        then = prompt_batch.plus(drafted, ready, opened, coming)
+        settled = plain_batch(len(groups.plain) - groups.num_later)
+        then = prompt_batch.plus(drafted, settled, opened, coming)
         wait = scorer.score("wait for drafts", Batch(), left, then, groups.num_later)
         found.append((wait, Plan()))
     if drafts.calls:
