@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,7 +67,11 @@ def test_a_group_names_the_ranks_that_did_not_join() -> None:
         VerifierUnavailableError, match=r"rank 0 waited 0\.5 seconds at .* for rank 1"
     ):
         RankGroup(store, 0, 2, CPU, limits)
-    port = store.port
-    del store
-    with pytest.raises(VerifierUnavailableError, match=f"no.* answer at {HOST}:{port} within"):
-        find_meeting_point(HOST, port, limits)
+
+
+def test_a_rank_names_the_address_at_which_rank_0_does_not_answer() -> None:
+    with socket.socket() as silent:
+        silent.bind((HOST, 0))  # the port stays this test's, and nothing listens there
+        port = silent.getsockname()[1]
+        with pytest.raises(VerifierUnavailableError, match=f"no.* answer at {HOST}:{port} within"):
+            find_meeting_point(HOST, port, RankLimits(meet_seconds=0.5))
