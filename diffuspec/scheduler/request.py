@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
@@ -218,13 +219,20 @@ class Request:
             prefix=prefix,
             num_draft_tokens=min(length + looks_ahead, MAX_DRAFT_TOKENS),
             tree_shape=speculation.tree_shape,
-            max_nodes=speculation.max_nodes,
+            max_nodes=self._max_nodes(length),
             drafter_weight=self._weight.value,
             sampling=self.sampling,
             num_alternatives=MAX_ALTERNATIVES if looks_ahead else 0,
             num_prompt_tokens=self.num_prompt_tokens,
             prediction=self._prediction,
         )
+
+    def _max_nodes(self, length: int) -> int:
+        """Return the most nodes of a draft; none that there is hardly a chance of verifying."""
+        most = self.speculation.max_nodes
+        if self.policy.num_draft_tokens is None:
+            most = min(most, 2 * max(length + 1, math.ceil(self.expectation.verified.nodes)))
+        return most
 
     def note_states(self, draft: Draft) -> None:
         """Record which hidden states the drafter lacks; let the target recompute lost ones."""
