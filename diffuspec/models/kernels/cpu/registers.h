@@ -18,6 +18,13 @@ namespace kernels {
 // The size of a register; the most rows whose sums fit, and with how many groups of kLanes columns
 // those of some rows do; and the most rows for which quantised weights are unpacked into registers
 // only, with how many vectors of outputs.
+struct OtherRegisters {
+  static constexpr int kNumbers = 4, kRows = 4, kFusedRows = 1;
+  static constexpr int vectors(int) { return 1; }
+  static constexpr int fused_vectors(int) { return 4; }
+};
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 struct WideRegisters {
   static constexpr int kNumbers = 16, kRows = 6, kFusedRows = 12;
   static constexpr int vectors(int) { return 4; }
@@ -31,12 +38,10 @@ struct NarrowRegisters {
     return num_rows == 1 ? 4 : num_rows <= 4 ? 2 : 1;
   }
 };
-
-struct OtherRegisters {
-  static constexpr int kNumbers = 4, kRows = 4, kFusedRows = 1;
-  static constexpr int vectors(int) { return 1; }
-  static constexpr int fused_vectors(int) { return 4; }
-};
+#else
+using WideRegisters = OtherRegisters;  // there is one level
+using NarrowRegisters = OtherRegisters;
+#endif
 
 // Returns the one of three functions that is compiled for the level in use.
 template <class Function>
