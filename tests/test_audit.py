@@ -38,7 +38,7 @@ class WrongVerifier(FakeVerifier):
 
 
 def make_engine(target: Path, verifier: FakeVerifier) -> Engine:
-    config = parse_config({"target": {"path": target}})
+    config = parse_config({"target": {"path": target}, "speculation": {"policy": "fixed"}})
     drafter = FakeDrafter(oracle_of(verifier), always_right)
     return Engine(config, verifier, drafter, load_tokenizer(target))
 

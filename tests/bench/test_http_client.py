@@ -1,5 +1,8 @@
 """The load client against the HTTP application."""
 
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
 import httpx2
 import pytest
 
@@ -15,16 +18,18 @@ from tests.support.service import MODEL, fake_engine
 
 CHAT: Prompt = [{"role": "user", "content": "Hi"}]
 URL = "http://127.0.0.1"
+FIXED = {"policy": "fixed"}  # whatever drafts cost on a busy machine
+Speculation: TypeAlias = Mapping[str, Any] | str | None
 
 
-def client_of(engine: Engine, speculation: str | None = None) -> HttpClient:
+def client_of(engine: Engine, speculation: Speculation = None) -> HttpClient:
     app = create_app(EngineBackend(engine, MODEL), ServeSettings())
     return HttpClient(URL, None, speculation, httpx2.ASGITransport(app))
 
 
 async def test_tokens_are_counted_with_and_without_speculation():
     engine = fake_engine()
-    async with client_of(engine) as drafted, client_of(engine, "off") as plain:
+    async with client_of(engine, FIXED) as drafted, client_of(engine, "off") as plain:
         assert await drafted.model() == MODEL
         runs = [await ask_all(client, [CHAT], 1, max_tokens=12) for client in (drafted, plain)]
     [[one], [other]] = [run.answers for run in runs]

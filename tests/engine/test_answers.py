@@ -272,8 +272,8 @@ def test_a_drafter_with_other_meanings_of_token_ids_is_refused(target_path, draf
 
 
 async def test_an_engine_drives_any_verifier_and_drafter(target_path):
-    config = parse_config({"target": {"path": target_path("qwen2")}})
-    verifier, closed = FakeVerifier(), []
+    sections = {"target": {"path": target_path("qwen2")}, "speculation": {"policy": "fixed"}}
+    config, verifier, closed = parse_config(sections), FakeVerifier(), []
 
     class Part:
         def __init__(self, name: str) -> None:

@@ -374,7 +374,7 @@ async def test_waiting_calls_fail_at_once_when_their_server_is_killed(process, s
     started = time.monotonic()
     for result in await asyncio.gather(*calls, return_exceptions=True):
         assert isinstance(result, VerifierUnavailableError)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 10  # long before a deadline
     assert not await remote.check_health(1)
     await remote.close()
 

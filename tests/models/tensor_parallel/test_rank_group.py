@@ -42,7 +42,7 @@ async def test_the_loss_of_a_rank_is_noticed_at_once(other: Ranks) -> None:
     started = time.monotonic()
     with pytest.raises(VerifierUnavailableError, match="rank 0 lost another rank"):
         await other.target.verify([request(PROMPT)])
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 10  # not the half hour of gloo
     with pytest.raises(VerifierUnavailableError, match="lost"):
         await other.target.verify([request(PROMPT)])
     with pytest.raises(VerifierUnavailableError, match="lost"):
