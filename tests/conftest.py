@@ -47,6 +47,8 @@ _LONGEST = (  # files, so that none of them begins when the others are over
     "test_memory.py",
 )
 _TESTS = Path(__file__).parent
+_cluster = contextlib.ExitStack()  # which stops the Ray cluster, if there is one
+_on_cluster: set[Path] = set()  # files that share it
 
 settings.register_profile(
     "diffuspec", derandomize=True, deadline=None, database=None, max_examples=50
@@ -106,9 +108,31 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first; all others stay in their order after them."""
+    """Put the files that share a cluster first, then the longest; the others keep their order."""
     places = {_TESTS / name: place for place, name in enumerate(_LONGEST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+    _on_cluster.update(item.path for item in items if "cluster" in _fixtures_of(item))
+    items.sort(key=lambda i: (i.path not in _on_cluster, places.get(i.path, len(places))))
+
+
+def _fixtures_of(item: pytest.Item) -> Sequence[str]:
+    return item.fixturenames if isinstance(item, pytest.Function) else ()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Stop the cluster after the last file that shares it: idle, it takes a tenth of a core."""
+    if item.path not in _on_cluster:
+        _stop_cluster()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    _stop_cluster()
+
+
+def _stop_cluster() -> None:
+    _cluster.close()
+    _start_cluster.cache_clear()
 
 
 def pytest_collection_finish() -> None:
@@ -151,13 +175,17 @@ def drafter_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_drafter(tmp_path_factory.mktemp("drafter"))
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator["Cluster"]:
-    """Start a Ray cluster; tests may add nodes, and remove the nodes that they added."""
+@pytest.fixture(scope="module")
+def cluster() -> "Cluster":
+    """A Ray cluster, shared by all files that use one; tests may add nodes, and remove those."""
+    return _start_cluster()
+
+
+@cache
+def _start_cluster() -> "Cluster":
     from tests.support.ray_cluster import local_cluster  # takes a second to import
 
-    with local_cluster() as cluster:
-        yield cluster
+    return _cluster.enter_context(local_cluster())
 
 
 @pytest.fixture
