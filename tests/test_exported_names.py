@@ -70,6 +70,6 @@ def parts(hint: typing.Any) -> Iterator[typing.Any]:
         yield from parts(one)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_module_says_what_it_is(path: Path):
-    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+def test_every_module_says_what_it_is():
+    silent = [path for path in MODULES if not ast.get_docstring(ast.parse(path.read_bytes()))]
+    assert silent == []

@@ -23,11 +23,11 @@ from tests.support.virtual_time import VirtualTimeLoop
 
 
 class ShortCell(Cell):
-    """A cell with a quarter of the answers."""
+    """A cell with an eighth of the answers."""
 
     @property
     def answers(self) -> tuple[Answer, ...]:
-        return make_answers(REGIMES[self.regime], 16)
+        return make_answers(REGIMES[self.regime], 8)
 
 
 async def seconds_of(*jobs: tuple[float, float], interference: float) -> list[float]:

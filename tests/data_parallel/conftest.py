@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from deploy.forked import forked
-from diffuspec.data_parallel import process
+from diffuspec.data_parallel import member, process
 from diffuspec.data_parallel.engine import DataParallelEngine
 from diffuspec.engine import Engine
 from diffuspec.pairs.tiny import tiny_config
@@ -13,8 +13,9 @@ from diffuspec.pairs.tiny import tiny_config
 
 @pytest.fixture(scope="package", autouse=True)
 def forked_processes() -> Iterator[None]:
-    """Fork the processes: to import torch takes seconds."""
+    """Fork the processes, for to import torch takes seconds, and replace each soon."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(member, "_MAX_PAUSE_SECONDS", 0.25)
         patch.setattr(process, "PYTHON", tuple(forked()))
         yield
 

@@ -8,7 +8,7 @@ from deploy.ports import reserved_port
 
 def test_a_reserved_port_is_given_once_although_nothing_listens_there_yet():
     with contextlib.ExitStack() as stack:
-        ports = [stack.enter_context(reserved_port()) for _ in range(200)]
+        ports = [stack.enter_context(reserved_port()) for _ in range(50)]
         assert len(set(ports)) == len(ports)
         for _ in range(2):
             socket.create_server(("127.0.0.1", ports[0])).close()
