@@ -27,11 +27,19 @@ void multiply_some(const Type& type, const Product& call, int num_threads) {
   else multiply_by_neon_vectors(type, call, num_threads);
 }
 
-// Indexed by whether a product has several rows, and whether its weights are quantised.
-Trials fetchings[2][2];
+// Kinds of weights, which are computed at different speeds.
+enum Kind { kWhole, kInt8, kQuantised, kNumKinds };
+
+Kind kind_of(const Matrix& matrix) {
+  return matrix.num_parts ? kQuantised : matrix.scales ? kInt8 : kWhole;
+}
+
+// Indexed by the number of rows: while memory takes longer than sums, a processor may fetch best by
+// itself; from some number of rows on it does not.
+Trials fetchings[kNumKinds][kFewRows + 1];
 // Indexed by the power of two of the number of multiplications. Waking other threads takes longer
 // than computing a small product, on some machines a hundred times as long as on others.
-Trials threadings[2][kSizes];
+Trials threadings[kNumKinds][kSizes];
 
 void multiply_in_threads(const Type& type, const Product& call, int num_threads) {
   if (num_threads == 1) return multiply_some(type, call, 1);
@@ -39,7 +47,7 @@ void multiply_in_threads(const Type& type, const Product& call, int num_threads)
   const int64_t size = int64_t{matrix.num_inputs} * matrix.num_outputs * call.num_rows;
   const int doublings = 63 - __builtin_clzll(size | 1);
   if (doublings >= kSizes) return multiply_some(type, call, num_threads);
-  threadings[matrix.num_parts > 0][doublings].run(size, [&](bool in_threads) {
+  threadings[kind_of(matrix)][doublings].run(size, [&](bool in_threads) {
     multiply_some(type, call, in_threads ? num_threads : 1);
   });
 }
@@ -48,9 +56,11 @@ void multiply_fetching(const Type& type, Product call, int num_threads) {
   const Matrix& matrix = call.matrix;
   const int64_t num_weights = int64_t{matrix.num_inputs} * matrix.num_outputs;
   call.fetches = call.num_rows > kFewRows;
-  if (call.fetches || num_weights < kWorthFetching) 
+  if (call.fetches || num_weights < kWorthFetching)
     return multiply_in_threads(type, call, num_threads);
-  fetchings[matrix.num_parts > 0][call.num_rows > 1].run(num_weights, [&](bool fetches) {
+  Trials& trials = fetchings[kind_of(matrix)][call.num_rows];
+  if (!trials.are_over()) num_threads = 1;  // one trial at a time: their results would mix
+  trials.run(num_weights, [&](bool fetches) {
     call.fetches = fetches;
     multiply_in_threads(type, call, num_threads);
   });
