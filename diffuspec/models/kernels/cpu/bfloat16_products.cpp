@@ -1,10 +1,9 @@
 #include "bfloat16_products.h"
 
-#include <vector>
-
 #include "block_products.h"
 #include "level.h"
 #include "quantized_groups.h"
+#include "registers.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define HAS_LEVEL 1
@@ -183,31 +182,41 @@ ON_LEVEL_INLINE void add_many_rows(
   }
 }
 
+// Whether a part's weights have offsets, which sums of rows multiply.
+bool has_offsets(const Part& part) {
+  return part.super_offsets || part.zeros || (part.bits == 8 && part.zero);
+}
+
 class Bfloat16Rows : public PartRows {
  public:
-  Bfloat16Rows(const Part& part, const float* inputs, const Product& call)
+  Bfloat16Rows(const Part& part, const Product& call)
       : bits_(part.bits),
         group_(part.group),
         num_groups_(call.matrix.num_inputs / group_),
         num_pairs_(call.matrix.num_inputs / 2),
-        pairs_(call.num_rows * num_pairs_),
-        totals_(call.num_rows * num_groups_) {
-    const char* from = call.inputs;
-    for (size_t i = 0; i < pairs_.size(); i += 4, from += sizeof(Shorts)) {
-      const Shorts eight = read<Shorts>(from);
-      const Shorts moved = picked<0, 4, 1, 5, 2, 6, 3, 7>(eight, eight);
-      write(&pairs_[i], bits_ == 4 ? moved : eight);
-    }
-    for (float& total : totals_) {
-      Half parts[2] = {};
-      for (int i = 0; i < group_; i += 8) parts[i / 8 % 2] += read<Half>(inputs + i);
-      total = sum_of(parts);
-      inputs += group_;
-    }
+        pairs_(new int32_t[call.num_rows * num_pairs_]),
+        totals_(has_offsets(part) ? call.num_rows * num_groups_ : 0) {
+    on_level([&]() ALWAYS_INLINE {
+      const char* from = call.inputs;
+      for (int64_t i = 0; i < call.num_rows * num_pairs_; i += 4, from += sizeof(Shorts)) {
+        const Shorts eight = read<Shorts>(from);
+        const Shorts moved = picked<0, 4, 1, 5, 2, 6, 3, 7>(eight, eight);
+        write(&pairs_[i], bits_ == 4 ? moved : eight);
+      }
+      from = call.inputs;
+      for (float& total : totals_) {
+        Half parts[2] = {};
+        for (int i = 0; i < group_; i += 8, from += sizeof(Shorts)) {
+          const Whole bits = __builtin_convertvector(read<Shorts>(from), Whole) << 16;
+          parts[i / 8 % 2] += read<Half>(&bits);
+        }
+        total = sum_of(parts);
+      }
+    });
   }
 
   bool fits(const Part& part) const override {
-    return part.bits == bits_ && part.group == group_;
+    return part.bits == bits_ && part.group == group_ && has_offsets(part) == !totals_.empty();
   }
 
   void add(const Part& part, int block, const Product& call, float* sums) const override {
@@ -218,24 +227,24 @@ class Bfloat16Rows : public PartRows {
  private:
   typedef int16_t Shorts __attribute__((vector_size(16)));
   using Half = VectorOf<8>::Floats;
+  using Whole = VectorOf<8>::Ints;
 
   template <int kBits>
   ON_LEVEL void add_all(const Part& part, int block, const Product& call, float* sums) const {
     Groups groups(part, call.matrix.num_inputs, block);
-    const bool has_offsets = groups.has_offsets() || (kBits == 8 && part.zero);
     const bool is_fused = call.num_rows <= kFusedRows;
     float scales[kBlock];
-    Group group{group_ * kBits / 32, pairs_.data(), num_pairs_, scales,
+    Group group{group_ * kBits / 32, pairs_.get(), num_pairs_, scales,
                 nullptr, totals_.data(), num_groups_};
     for (int i = 0; i < groups.count(); ++i, group.pairs += group_ / 2, ++group.totals) {
       groups.read_next(i);
-      if (has_offsets) {
+      if (has_offsets(part)) {
         groups.complete_offsets();
         group.offsets = groups.offsets;
       }
       for (int k = 0; k < kBlock; ++k) scales[k] = groups.scales[k] * Packed<kBits>::kFactor;
       Ahead ahead = groups.ahead(i, call.fetches, is_fused && call.num_rows > 1 ? 2 : 1);
-      const Packed<kBits> weights(groups.weights(i), has_offsets ? 0 : part.zero);
+      const Packed<kBits> weights(groups.weights(i), has_offsets(part) ? 0 : part.zero);
       if (is_fused) add_few_rows<kFusedRows, 2>(group, weights, 0, call.num_rows, ahead, sums);
       else add_many_rows(group, weights, call.num_rows, ahead, sums);
     }
@@ -243,20 +252,20 @@ class Bfloat16Rows : public PartRows {
 
   const int bits_, group_;
   const int64_t num_groups_, num_pairs_;
-  std::vector<int32_t> pairs_;
-  Numbers totals_;
+  const std::unique_ptr<int32_t[]> pairs_;
+  Numbers totals_;  // empty if no weights have offsets
 };
 
 }  // namespace
 #endif
 
 std::shared_ptr<const PartRows> bfloat16_rows(
-    [[maybe_unused]] const Part& part, [[maybe_unused]] const float* inputs,
-    [[maybe_unused]] const Product& call) {
+    [[maybe_unused]] const Part& part, [[maybe_unused]] const Product& call) {
 #if HAS_LEVEL
-  if (has_bfloat16_vectors()) return std::make_shared<Bfloat16Rows>(part, inputs, call);
-#endif
+  return std::make_shared<Bfloat16Rows>(part, call);
+#else
   return nullptr;
+#endif
 }
 
 }  // namespace kernels

@@ -9,10 +9,8 @@
 
 namespace kernels {
 
-// Returns rows for a part and all that are `fits` to it, or null if this processor does not multiply
-// bfloat16. `inputs`: the rows in float32. A row's sums add the groups in order, whatever the other
-// rows.
-std::shared_ptr<const PartRows> bfloat16_rows(
-    const Part& part, const float* inputs, const Product& call);
+// Returns rows for a part and all that are `fits` to it, if `has_bfloat16_vectors`. A row's sums add
+// the groups in order, whatever the other rows.
+std::shared_ptr<const PartRows> bfloat16_rows(const Part& part, const Product& call);
 
 }  // namespace kernels

@@ -122,9 +122,9 @@ QuantizedRows::QuantizedRows(const Part& part, const float* inputs, const Produc
       bits_(part.bits),
       num_words_(call.matrix.num_inputs / 4),
       num_runs_(call.matrix.num_inputs / run),
-      words_(call.num_rows * num_words_),
-      sums_(call.num_rows * num_runs_),
-      scales_(call.num_rows * num_runs_) {
+      words_(new int32_t[call.num_rows * num_words_]),
+      sums_(new int32_t[call.num_rows * num_runs_]),
+      scales_(new float[call.num_rows * num_runs_]) {
   const int num_inputs = call.matrix.num_inputs;
   on_level([&]() ALWAYS_INLINE {
     for (int row = 0; row < call.num_rows; ++row)

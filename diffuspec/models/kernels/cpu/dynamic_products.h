@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include <vector>
+#include <memory>
 
 #include "quantized_products.h"
 
@@ -16,7 +16,7 @@ class QuantizedRows : public PartRows {
 
   // Four numbers per word, in the order of the weights' words: for 4 bits, first the even numbers
   // of every eight, then the odd ones.
-  const int32_t* words(int row) const { return words_.data() + row * num_words_; }
+  const int32_t* words(int row) const { return words_.get() + row * num_words_; }
   const float* scales(int row) const { return &scales_[size_t(row) * num_runs_]; }
   // sums of the numbers of each run
   const int32_t* sums(int row) const { return &sums_[size_t(row) * num_runs_]; }
@@ -33,8 +33,8 @@ class QuantizedRows : public PartRows {
 
   const int bits_;
   const int64_t num_words_, num_runs_;
-  std::vector<int32_t> words_, sums_;
-  Numbers scales_;
+  const std::unique_ptr<int32_t[]> words_, sums_;
+  const std::unique_ptr<float[]> scales_;
 };
 
 }  // namespace kernels

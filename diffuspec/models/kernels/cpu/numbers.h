@@ -27,10 +27,11 @@ inline char* at(void* array, const Type& type, int64_t index) {
   return static_cast<char*>(array) + index * static_cast<int64_t>(type.size);
 }
 
-// An array's numbers in float32: the array itself if it has that type, else widened into `room`.
+// An array's numbers in float32: the array itself if it has that type, else widened into `room`,
+// which only grows, since new numbers are first cleared.
 inline const float* widened(const Type& type, const void* from, int count, Numbers& room) {
   if (&type == &kTypes[kFloat32]) return static_cast<const float*>(from);
-  room.resize(count);
+  if (room.size() < size_t(count)) room.resize(count);
   type.widen(from, room.data(), count);
   return room.data();
 }

@@ -195,20 +195,22 @@ void compute(const Type& type, const Product& call, const Part& part, int block,
                 at(call.outputs, type, int64_t{row} * matrix.num_outputs + first), count);
 }
 
-// Returns rows in the form that a part reads, or null for float32.
+// Returns rows in the form that a part reads, or null for float32, in which `inputs` are then.
 std::shared_ptr<const PartRows> rows_of(
-    const Type& type, const Part& part, const float* inputs, const Product& call) {
+    const Part& part, const float* inputs, const Product& call) {
   if (part.quantizes_rows) return std::make_shared<QuantizedRows>(part, inputs, call);
-  return &type == &kTypes[kBfloat16] ? bfloat16_rows(part, inputs, call) : nullptr;
+  return inputs ? nullptr : bfloat16_rows(part, call);
 }
 
 }  // namespace
 
 void multiply_quantized(const Type& type, const Product& call, int num_threads) {
   const Matrix& matrix = call.matrix;
-  Numbers room;
+  thread_local Numbers room;
+  const bool in_bfloat16 = &type == &kTypes[kBfloat16] && has_bfloat16_vectors() &&
+                           !matrix.parts[0].quantizes_rows;
   const float* inputs =
-      widened(type, call.inputs, call.num_rows * matrix.num_inputs, room);
+      in_bfloat16 ? nullptr : widened(type, call.inputs, call.num_rows * matrix.num_inputs, room);
   const int64_t num_weights = int64_t{matrix.num_inputs} * matrix.num_outputs;
   const int num_working = std::min<int64_t>(num_threads, 1 + num_weights / kWorthAThread);
   std::vector<std::shared_ptr<const PartRows>> rows(matrix.num_parts);
@@ -216,7 +218,7 @@ void multiply_quantized(const Type& type, const Product& call, int num_threads) 
   for (int i = 0; i < matrix.num_parts; ++i) {
     const Part& part = matrix.parts[i];
     rows[i] = i && rows[i - 1] && rows[i - 1]->fits(part) ? rows[i - 1]
-                                                          : rows_of(type, part, inputs, call);
+                                                          : rows_of(part, inputs, call);
     const int num_blocks = divided_up(part.num_outputs, kBlock);
     for (int block = 0; block < num_blocks; ++block) blocks.emplace_back(i, block);
   }
