@@ -48,7 +48,7 @@ all-tests: serve-test
 	$(PYTEST) $(ARGS)
 
 serve-test: $(STAMP)  # before the others: Ray gives a node 30 s to start, few beside other clusters
-	$(BIN)/python -m pytest tests/deploy/test_serve_command.py
+	$(BIN)/python -m pytest tests/deploy/test_serve_command.py -k it_answers_until
 
 chaos: $(STAMP) ## 200 requests while processes and nodes are killed, stopped or slowed down
 	$(BIN)/python -m pytest tests/actors/test_chaos.py --chaos-requests 200 $(ARGS)

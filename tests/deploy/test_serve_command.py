@@ -20,14 +20,7 @@ from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.skipif(
-        "PYTEST_XDIST_WORKER" in os.environ,
-        reason="Ray gives a node 30 s to start, few beside other clusters: make test runs it alone",
-    ),
-    pytest.mark.timeout(300),
-]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
 def serve(*arguments: object, **variables: str) -> subprocess.Popen[str]:
@@ -64,6 +57,10 @@ def kinds_below(raylet: psutil.Process | None) -> set[Kind]:
     }
 
 
+@pytest.mark.skipif(
+    "PYTEST_XDIST_WORKER" in os.environ,
+    reason="Ray gives a node 30 s to start, few beside other clusters: make test runs it alone",
+)
 def test_it_answers_until_it_is_interrupted_and_leaves_nothing():
     pipeline = {
         "engine": {"preset": "tiny", "target": {"device": "cpu"}, "drafter": None},
