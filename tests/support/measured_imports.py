@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
@@ -23,7 +24,7 @@ def measured_imports(coverage: Coverage | None) -> Iterator[None]:
 
     def measure(loader: SourceFileLoader, module: ModuleType) -> None:
         nonlocal depth
-        is_measured = module.__name__.partition(".")[0] in _MEASURED
+        is_measured = _is_measured(module.__name__)
         if is_measured and not depth:
             coverage.start()
         depth += is_measured
@@ -40,4 +41,17 @@ def measured_imports(coverage: Coverage | None) -> Iterator[None]:
         try:
             yield
         finally:
+            _clear_caches()
             coverage.start()
+
+
+def _is_measured(module: str) -> bool:
+    return module.partition(".")[0] in _MEASURED
+
+
+def _clear_caches() -> None:
+    """Forget what functions have returned unmeasured, so that they run again."""
+    for module in [one for name, one in sys.modules.items() if _is_measured(name)]:
+        for function in [*vars(module).values()]:
+            if hasattr(function, "cache_clear"):
+                function.cache_clear()
