@@ -122,6 +122,11 @@ class Baseline:
         """Return whether the guard lets requests draft; `choose_lengths` still decides how much."""
         return not self._account(drafter, num_running).is_stopped
 
+    def steps_to_read(self, drafter: str, num_running: int) -> float:
+        """Plain steps that reading prompts may take, even if no draft ever pays for them."""
+        account = self._account(drafter, num_running)
+        return account.balance + account.scale * _FIRST_BALANCE - account.debt
+
     def num_stopped_steps(self, drafter: str, num_running: int) -> float:
         """Plain steps until requests may draft again; 0: they may draft now."""
         return self._account(drafter, num_running).missing / _TRIAL_SHARE

@@ -62,6 +62,21 @@ def add_calls(s: Snapshot, drafts: Drafts, lengths: dict[Request, int]) -> None:
         drafts.seconds = max(drafts.seconds, call.ends_at - s.now - _saved_reading(s, call))
 
 
+def may_read(s: Snapshot, lane: Lane, begun: Iterable[Request], request: Request) -> bool:
+    """Return whether a drafter may read a request's prompt in one call with those of `begun` ones.
+
+    It may as long as the guard would not stop drafts if none of them paid, and for a quarter of the
+    time after which the call is given up. One prompt is always read.
+    """
+    if request in lane.known:
+        return True
+    unread = [one.num_tokens for one in begun if one not in lane.known and s.home(one) is lane]
+    name, running = lane.chosen_by, s.num_running
+    seconds = s.costs.drafters[name].reading_seconds(sum(unread) + request.num_tokens)
+    allowed = s.baseline.steps_to_read(name, running) * s.costs.plain_seconds(running)
+    return not unread or seconds < min(allowed, s.max_draft_seconds / 4)
+
+
 def _saved_reading(s: Snapshot, call: DraftCall) -> float:
     """Seconds of reading prompts in a call that benefit later drafts, by the tokens left."""
     if not call.num_unread:
@@ -70,6 +85,18 @@ def _saved_reading(s: Snapshot, call: DraftCall) -> float:
     left = 1 - min(tokens / sum([1 + one.room for one in call.lengths]), 1.0)
     costs = s.costs.drafters[call.lane.chosen_by]
     return left * costs.reading_seconds(call.num_unread, call.num_positions, len(call.lengths))
+
+
+def planned_calls(s: Snapshot) -> list[DraftCall]:
+    """Return the calls that the last plan left for now, as far as their requests still wait."""
+    found = []
+    for call in s.next_drafts:
+        lengths = {one: k for one, k in call.lengths.items() if s.home(one) is call.lane}
+        if lengths and call.lane.is_idle:
+            planned = new_call(s, call.lane, lengths)
+            planned.awaited = {one: k for one, k in lengths.items() if one in call.awaited}
+            found.append(planned)
+    return found
 
 
 def new_call(s: Snapshot, lane: Lane, lengths: dict[Request, int]) -> DraftCall:

@@ -11,6 +11,9 @@ from diffuspec.scheduler.acceptance import Expectation, Offers
 from diffuspec.scheduler.baseline import Baseline
 from diffuspec.scheduler.cost_model import CostModel
 
+# Rates above this share of the best one count as equal: predictions are no more exact. Its value
+# hardly matters: machines whose roles work side by side are as fast with 0.9 and 0.99.
+_NEARLY = 0.98
 _TRIAL_TOKENS = 8  # length of a trial: a draft's first tokens reveal most and cost least
 
 
@@ -48,6 +51,7 @@ class Load:
     num_lanes: int  # drafters with this name
     reading_seconds: float = 0.0  # seconds of reading prompts, per token to be committed
     may_split: bool = True  # whether one half may draft while the other is verified
+    is_early: bool = False  # whether it drafts while the target reads the prompt
     exposed_share: float = 1.0  # share of a draft call for which its requests wait
     exposed_reading: float = 1.0  # share of a prompt's reading by which it delays the target
 
@@ -124,6 +128,10 @@ class Load:
         costs, running, verify = self.costs, self.num_running, self.costs.verify_seconds
         own, plain = costs.drafters[self.drafter], costs.plain_seconds(running)
         drafting = own.seconds(length, 1, num_unread)
+        if self.is_early:
+            reading = verify(running + num_unread, running)
+            waiting = max(drafting - reading, 0.0) / running
+            return (own.interference.value * min(drafting, reading) + waiting) / plain
         beside = max(own.interference.ends(drafting, plain)) - plain + plain / running
         rows = verify(running + length, running) - verify(running, running)
         return (min(drafting, beside) + rows) / plain
@@ -134,8 +142,8 @@ def choose_lengths(requests: Sequence[R], load: Load) -> Lengths[R]:
 
     At each price of a drafted position, a request drafts as long as the next token's chance of
     being accepted is above the price: if positions are expensive, only requests with good chances
-    draft. The price with the most tokens per second is chosen. No request drafts if plain decoding
-    commits more.
+    draft. The price with the most tokens per second is chosen, or a higher one that is as good. No
+    request drafts if plain decoding commits more.
     """
     costs, lengths = load.costs, requests[0].expectation.lengths
     if not (costs.drafters[load.drafter].is_known and costs.verification.curve.is_known):
@@ -146,19 +154,25 @@ def choose_lengths(requests: Sequence[R], load: Load) -> Lengths[R]:
     rates = _joint_rates(offers, load)
     if max(rates) > best:
         best, least = max(rates), 0.0
-        place = rates.index(best)
+        place = _shortest(rates)
     may_split = load.may_split and costs.drafters[load.drafter].interference.value < 1
     if load.num_drafting > 1 and may_split:
         rates = _halves_rates(offers, load)
         if max(rates) > best:
             best, least = max(rates), 1.0
-            place = rates.index(best)
+            place = _shortest(rates)
     found = {
         one: offer.lengths[place]
         for one, offer in zip(requests, offers, strict=True)
         if place >= 0 and offer.tokens[place] > least
     }
     return Lengths(found, best, in_halves=least > 0)
+
+
+def _shortest(rates: Sequence[float]) -> int:
+    """Return the place of the shortest drafts that are as fast as any; `rates` are by length."""
+    best = max(rates)
+    return next(place for place, rate in enumerate(rates) if rate >= _NEARLY * best)
 
 
 def _joint_rates(offers: Sequence[Offers], load: Load) -> list[float]:

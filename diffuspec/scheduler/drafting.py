@@ -112,7 +112,7 @@ class Drafting:
                 request.progress.waits_for = call.lane.name
                 request.step.trial_steps = steps
             else:
-                request.early = EarlyDraft(request.num_tokens, length, trial_steps=steps)
+                request.early = EarlyDraft(request.num_tokens, length)
             if steps:
                 self._learner.baseline.take_trial(request.drafter, num_running, steps)
         for job in call.jobs:

@@ -47,7 +47,7 @@ class Learner:
         seconds -= costs.interference.lost_seconds(min(beside, seconds))
         number = len(call.lengths) + len(call.jobs)
         costs.observe(call.num_positions, number, call.num_unread, seconds)
-        if call.num_unread:
+        if call.num_unread and call.awaited:
             name = call.lane.chosen_by
             reading = costs.reading_seconds(call.num_unread, call.num_positions, number)
             self._reading[name] = self._reading.get(name, 0.0) + min(reading, seconds)

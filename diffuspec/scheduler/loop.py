@@ -126,8 +126,11 @@ class Loop:
             overlap=config.overlap,
             max_prefill_seconds=config.max_prefill_seconds,
             max_prefill_tokens=config.prefill_chunk_tokens,
+            max_draft_seconds=config.max_draft_seconds,
             rate=self._plan.rate,
             may_begin=not self._turns_left,
+            next_drafts=self._plan.next_drafts,
+            trials=self._plan.trials,
         )
 
     def linger(self) -> None:

@@ -31,6 +31,7 @@ def add_early_drafts(s: Snapshot, plan: Plan) -> None:
         if lane is None or not lane.is_idle or lane in taken:
             continue
         load = load_of(s, request.drafter, [request])
+        load.is_early = True
         lengths, _ = sized(s, [request], load, plan.trials)
         if lengths:
             early = new_call(s, lane, lengths)
@@ -61,7 +62,7 @@ def add_pre_drafts(s: Snapshot, plan: Plan) -> None:
     call = s.verification
     if call is None:
         if plan.verify:  # first the verification, then its outcomes and the drafts in one call
-            plan.drafts, plan.trials, plan.wait_until = [], {}, s.now
+            plan.next_drafts, plan.drafts, plan.wait_until = plan.drafts, [], s.now
         return
     begun = {one.lane: one for one in plan.drafts}
     for lane in s.lanes:

@@ -265,7 +265,9 @@ class Request:
         if rest.tree.num_nodes:
             length = max(early.length - (self.num_tokens - early.num_tokens), 1)
             self.take_draft(rest, min(length, self.room), target)
-            self.step.trial_steps = early.trial_steps
+        elif self.policy.num_draft_tokens is None and early.draft.tree.num_nodes:
+            # Even a draft that does not fit tells how sure of this request the drafter is.
+            self.expectation.observe_draft(early.draft, early.length)
         return rest.tree.num_nodes > 0
 
     def keep_nodes(self, num_nodes: int) -> None:

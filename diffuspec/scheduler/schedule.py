@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from diffuspec.scheduler.acceptance import nodes_to_verify
 from diffuspec.scheduler.cost_model import DraftCosts
-from diffuspec.scheduler.draft_calls import add_calls, load_of, sized
+from diffuspec.scheduler.draft_calls import add_calls, load_of, may_read, planned_calls, sized
 from diffuspec.scheduler.plan import (
     Batch,
     Drafts,
@@ -63,15 +63,18 @@ def _best_plan(s: Snapshot) -> Plan:
     can_verify = s.verification is None and s.now >= s.verifier_at
     if can_verify and s.isolated:
         return Plan(verify=s.isolated, rate=s.rate)
-    groups = _grouped(s)
-    drafts = _drafts(s, groups)
-    make_plan = _verifying_plan if can_verify else _drafting_plan
-    plan = make_plan(s, groups, drafts)
-    plan.rate = drafts.rate
-    if plan.verify:
-        plan.prefill_chunk_tokens = s.prefill_chunk_tokens
-    plan.trials = drafts.trials if plan.drafts else {}
-    _cut(s, plan)
+    if s.next_drafts and s.verification is not None:
+        plan = Plan(drafts=planned_calls(s), trials={**s.trials}, rate=s.rate)
+    else:
+        groups = _grouped(s)
+        drafts = _drafts(s, groups)
+        make_plan = _verifying_plan if can_verify else _drafting_plan
+        plan = make_plan(s, groups, drafts)
+        plan.rate = drafts.rate
+        if plan.verify:
+            plan.prefill_chunk_tokens = s.prefill_chunk_tokens
+        plan.trials = drafts.trials if plan.drafts else {}
+        _cut(s, plan)
     if s.overlap:
         add_early_drafts(s, plan)
         add_pre_drafts(s, plan)
@@ -116,7 +119,7 @@ def _drafts(s: Snapshot, groups: _Groups) -> Drafts:
             lane = s.home(request)
             if request not in lengths or lane is None:
                 groups.plain.append(request)
-            elif lane.is_idle:
+            elif lane.is_idle and may_read(s, lane, begun, request):
                 groups.open.append(request)
                 begun[request] = lengths[request]
             else:

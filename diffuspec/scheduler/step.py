@@ -184,7 +184,6 @@ class EarlyDraft:
     num_tokens: int  # length of the prefix for which it was requested
     length: int  # requested number of tokens
     draft: Draft | None = None  # None: on its way
-    trial_steps: float = 0.0  # see Step
 
 
 @dataclass(slots=True, eq=False)

@@ -89,9 +89,15 @@ def test_the_rate_comes_near_that_of_the_best_constant_length(world):
 
 
 def test_drafts_are_as_long_as_allowed_if_further_tokens_cost_nothing():
-    world = World(0.9, draft=(1e-3, 0), verify=(5e-3, 0))
+    world = World(0.99, draft=(1e-3, 0), verify=(5e-3, 0))
     [request] = world.requests()
     assert choose_lengths([request], load_of(world.costs(), 1)).by_request == {request: 32}
+
+
+def test_drafts_are_no_longer_than_makes_a_difference_even_if_further_tokens_cost_nothing():
+    world = World(0.7, draft=(1e-3, 0), verify=(5e-3, 0))
+    [request] = world.requests()
+    assert choose_lengths([request], load_of(world.costs(), 1)).by_request[request] <= 12
 
 
 @pytest.mark.parametrize("num_requests", [1, 8])
@@ -185,6 +191,15 @@ def test_a_trial_beside_the_verification_of_the_others_costs_a_token():
     rows, plain = 8 * 0.001, 0.104
     cost = rows + plain / 4
     assert load_of(costs, 4).trial_steps(8) == pytest.approx(cost / plain, rel=1e-6)
+
+
+@pytest.mark.parametrize(("interference", "steps"), [(0.0, 0.0), (0.5, 0.2)])
+def test_a_trial_while_the_target_reads_the_prompt_costs_what_it_slows_that_down(
+    interference, steps
+):
+    costs = cost_model((0.1, 0.0), (0.04, 0.0), interference=interference)
+    load = replace(load_of(costs, 4), is_early=True)
+    assert load.trial_steps(8) == pytest.approx(steps, rel=1e-6)
 
 
 def test_lengths_that_requests_chose_themselves_are_rated_like_others():

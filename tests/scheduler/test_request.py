@@ -235,6 +235,15 @@ def test_an_early_draft_serves_as_far_as_it_agrees_with_the_first_token():
         assert request.step.draft.tree == rest and request.early is None
 
 
+def test_an_early_draft_that_does_not_fit_tells_what_others_of_its_request_are_worth():
+    request = make(length=None)
+    before = request.expectation.at(8)
+    request.early = EarlyDraft(request.num_tokens, 3, Draft(chain([5, 6, 7]), (-3.0,) * 3, 3))
+    commit(request, 9)
+    assert not request.take_early_draft(TARGET)
+    assert request.expectation.at(8) < 0.6 * before
+
+
 def test_a_draft_for_an_outcome_is_asked_for_behind_its_tokens():
     request = make(num_outcomes=4)
     asked = request.draft_request_after([7, 8], 4)

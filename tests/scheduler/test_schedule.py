@@ -32,6 +32,7 @@ from tests.support.snapshots import (
     stop_drafts,
     verifying_call,
 )
+from tests.support.stage import PROMPT
 
 OFF = SpeculationParams(policy="off", num_outcomes=0)
 FIXED = SpeculationParams(policy="fixed", num_draft_tokens=4, num_outcomes=0)
@@ -343,6 +344,17 @@ def test_a_draft_is_not_put_off_for_prompts_for_ever() -> None:
     assert request in plan.verify
 
 
+@pytest.mark.parametrize(("max_draft_seconds", "number"), [(10.0, 1), (60.0, 2), (1e4, 3)])
+def test_a_draft_call_reads_no_more_prompts_than_it_has_time_for(max_draft_seconds, number) -> None:
+    requests = [decoding() for _ in range(3)]
+    seconds_per_prompt = 6.0
+    costs = cost_model(verify=(100.0, 0.0), draft=(0.01, seconds_per_prompt / len(PROMPT)))
+    state = snapshot(requests, costs, max_draft_seconds=max_draft_seconds)
+    for lane in state.lanes:
+        lane.known.clear()
+    assert len(drafted_for(schedule(state))) == number
+
+
 # ---- drafts ahead
 
 
@@ -388,6 +400,21 @@ def test_nothing_is_drafted_ahead_of_a_verification_that_is_yet_to_begin() -> No
     plan = schedule(snapshot([request], cost_model(interference=0.0), overlap=True))
     assert plan.verify == [request] and not plan.drafts
     assert plan.wait_until == NOW, "they are looked for once it has begun"
+
+
+def test_the_drafts_of_a_plan_begin_once_its_verification_has() -> None:
+    requests = [decoding(rightness=0.9 + n / 100) for n in range(6)]
+    costs, pool = cost_model(draft=(0.018, 0.0), interference=0.0), pool_of_names()
+    drafts = [drafted() for _ in range(6)]
+    before = schedule(snapshot([*drafts, *requests], costs, pool, overlap=True))
+    assert before.verify and not before.drafts and before.wait_until == NOW
+    call = verifying_call(before.verify, 0.02)
+    state = snapshot(requests, costs, pool, verification=call, overlap=True)
+    state.next_drafts, state.trials = before.next_drafts, before.trials
+    lengths = [one.lengths for one in before.next_drafts]
+    assert lengths and [one.lengths for one in schedule(state).drafts] == lengths
+    state.home = lambda _: None
+    assert not schedule(state).drafts, "their drafter is gone"
 
 
 @pytest.mark.parametrize("number", [0, 1, 4])

@@ -198,6 +198,7 @@ def snapshot(
         overlap=False,
         max_prefill_seconds=math.inf,
         max_prefill_tokens=256,
+        max_draft_seconds=math.inf,
         rate=400.0,
     )
     return replace(state, **changes)
