@@ -166,18 +166,6 @@ class Scorer:
         """
         rows, number = first.num_rows, first.num_requests
         seconds = self._s.costs.verify_seconds(rows, number) if number else 0.0
-        return self.score_beside(name, first, seconds, drafting_seconds, then, num_later)
-
-    def score_beside(
-        self,
-        name: str,
-        first: Batch,
-        seconds: float,
-        drafting_seconds: float,
-        then: Batch,
-        num_later: int = 0,
-    ) -> Score:
-        """Score drafting beside a verification of `first` that takes `seconds` more; see above."""
         first_ends, drafts_end = self._drafting.interference.ends(seconds, drafting_seconds)
         tokens, ends_at = first.tokens + then.tokens, max(first_ends, drafts_end)
         if then.num_requests:
@@ -202,20 +190,6 @@ class Scorer:
             beside = max(self._drafting.interference.ends(alone, drafting))
             options.append((self._rate * drafting, beside))
         return max(options, key=lambda option: option[0] - self._rate * option[1])
-
-    def score_after(
-        self, name: str, seconds: float, drafts: Batch, num_more: int, num_plain: int
-    ) -> Score:
-        """Score waiting `seconds`, then drafting `drafts` and for `num_more` requests like them.
-
-        All are then verified together, with `num_plain` requests that have no draft.
-        """
-        scale = 1 + num_more / drafts.num_requests
-        batch = Batch(*[scale * value for value in drafts])
-        seconds += self._drafting.seconds(batch.positions, batch.num_requests)
-        batch = batch.plus(plain_batch(num_plain))
-        seconds += self._s.costs.verify_seconds(batch.num_rows, batch.num_requests)
-        return self._scored(name, batch.tokens, seconds, 0.0)
 
     def _scored(self, name: str, tokens: float, seconds: float, delay: float) -> Score:
         price = seconds + self._s.first_token_price * delay

@@ -68,8 +68,7 @@ def _best_plan(s: Snapshot) -> Plan:
     else:
         groups = _grouped(s)
         drafts = _drafts(s, groups)
-        make_plan = _verifying_plan if can_verify else _drafting_plan
-        plan = make_plan(s, groups, drafts)
+        plan = _verifying_plan(s, groups, drafts) if can_verify else Plan(drafts=drafts.calls)
         plan.rate = drafts.rate
         if plan.verify:
             plan.prefill_chunk_tokens = s.prefill_chunk_tokens
@@ -223,27 +222,6 @@ def _rates(s: Snapshot, drafts: Drafts) -> Iterator[Score]:
     seconds = s.costs.plain_seconds(number)
     yield Score("draft", tokens, tokens / drafts.rate, 0.0, 0.0)
     yield Score("verify", number, seconds, 0.0, number - drafts.rate * seconds)
-
-
-def _drafting_plan(s: Snapshot, groups: _Groups, drafts: Drafts) -> Plan:
-    """Choose what to do while the verifier is busy or unavailable."""
-    call = s.verification
-    if call is None or not drafts.calls:
-        return Plan(drafts=drafts.calls)
-    coming, left = _coming(s)
-    scorer = Scorer(s, drafts.rate, _drafting(s, drafts))
-    rest, number = max(call.ends_at - s.now, 0.0), call.num_decoding
-    prompts = len(call.requests) - number
-    ready = batch_of(s, groups.drafted).plus(plain_batch(len(groups.plain)), coming)
-    seconds = max(left, drafts.seconds)
-    first = Batch(0, number, prompts)
-    beside = scorer.score_beside("draft beside", first, rest, seconds, drafts.batch.plus(ready))
-    num_drafted = sum([one.step.draft.tree.num_nodes > 0 for one in call.requests])
-    after = scorer.score_after(
-        "draft after", max(rest, left), drafts.batch, num_drafted, number - num_drafted
-    )
-    after = after.plus(-drafts.rate * s.first_token_price * prompts * rest)
-    return _winner(s, [(beside, Plan(drafts=drafts.calls)), (after, Plan())], math.inf)
 
 
 def _drafting(s: Snapshot, drafts: Drafts) -> DraftCosts:
