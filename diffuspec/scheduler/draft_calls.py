@@ -65,16 +65,19 @@ def add_calls(s: Snapshot, drafts: Drafts, lengths: dict[Request, int]) -> None:
 def may_read(s: Snapshot, lane: Lane, begun: Iterable[Request], request: Request) -> bool:
     """Return whether a drafter may read a request's prompt in one call with those of `begun` ones.
 
-    It may as long as the guard would not stop drafts if none of them paid, and for a quarter of the
-    time after which the call is given up. One prompt is always read.
+    It may for a quarter of the time after which the call is given up, and, unless clients chose to
+    draft, as long as the guard could bear it if no draft paid. One prompt is always read.
     """
     if request in lane.known:
         return True
     unread = [one.num_tokens for one in begun if one not in lane.known and s.home(one) is lane]
     name, running = lane.chosen_by, s.num_running
     seconds = s.costs.drafters[name].reading_seconds(sum(unread) + request.num_tokens)
-    allowed = s.baseline.steps_to_read(name, running) * s.costs.plain_seconds(running)
-    return not unread or seconds < min(allowed, s.max_draft_seconds / 4)
+    most = s.max_draft_seconds / 4
+    if request.policy.num_draft_tokens is None:
+        steps = s.baseline.steps_to_read(name, running)
+        most = min(most, steps * s.costs.plain_seconds(running))
+    return not unread or seconds < most
 
 
 def _saved_reading(s: Snapshot, call: DraftCall) -> float:

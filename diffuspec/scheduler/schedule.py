@@ -53,7 +53,6 @@ class _Groups:
     drafted: list[Request] = field(default_factory=list)
     plain: list[Request] = field(default_factory=list)  # without a draft in this step
     open: list[Request] = field(default_factory=list)  # may draft, or be verified without
-    bound: list[Request] = field(default_factory=list)  # wait for their drafter
     num_later: int = 0  # plain ones that may draft once their drafter is idle
 
 
@@ -121,10 +120,9 @@ def _drafts(s: Snapshot, groups: _Groups) -> Drafts:
             elif lane.is_idle and may_read(s, lane, begun, request):
                 groups.open.append(request)
                 begun[request] = lengths[request]
-            else:
-                is_free = request.policy.num_draft_tokens is None
-                (groups.plain if is_free else groups.bound).append(request)
-                groups.num_later += is_free
+            elif request.policy.num_draft_tokens is None:
+                groups.plain.append(request)
+                groups.num_later += 1
         if begun:
             add_calls(s, drafts, begun)
     if rates:

@@ -351,6 +351,18 @@ def test_a_draft_call_reads_no_more_prompts_than_it_has_time_for(max_draft_secon
     assert len(drafted_for(schedule(state))) == number
 
 
+@pytest.mark.parametrize(("speculation", "number"), [(SpeculationParams(), 2), (FIXED, 4)])
+def test_a_draft_call_reads_no_more_prompts_than_the_guard_could_bear(speculation, number) -> None:
+    requests = [decoding(speculation) for _ in range(4)]
+    costs = cost_model()
+    for num_prompts in (1, 100):
+        costs.drafters[UNNAMED].reading.observe(num_prompts * len(PROMPT), num_prompts * 0.045)
+    state = snapshot(requests, costs)
+    for lane in state.lanes:
+        lane.known.clear()
+    assert len(drafted_for(schedule(state))) == number
+
+
 # ---- drafts ahead
 
 
