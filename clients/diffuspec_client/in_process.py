@@ -120,6 +120,7 @@ class LocalConnection:
         try:
             while (step := await self._steps.get()) is not None:
                 self._take(ConnectResponse(drafts=await session.step(step)))
+                session.draft_ahead()
         except DiffuspecError as error:
             logger.warning("diffuspec: no drafts in this step: %s", error)
             return True

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diffuspec.draft_server.request import EngineRequest
-from diffuspec.scheduler.acceptance import PRICES, nodes_to_verify
+from diffuspec.scheduler.acceptance import PRICES, nodes_to_verify, place_of
 from diffuspec.scheduler.baseline import NUM_PLAIN, Baseline, Interval
 from diffuspec.scheduler.cost_curve import MAX_JUMP
 from diffuspec.scheduler.cost_model import CostModel, DraftCosts
@@ -159,26 +159,37 @@ class Planner:
         the verification. Outcomes whose drafts gain less than one for which the engine would wait
         have none.
         """
-        requests = {one for _, one, _ in outcomes}
-        now = {one: self._worth_now(one, num_requests) for one in requests}
         # The first tokens of an answer share the cost of reading its prompt.
-        reading = {one: self.reading_seconds([one]) / (1 + one.room) for one in requests}
+        reading = {
+            one: self.reading_seconds([one]) / (1 + one.room) for one in {r for _, r, _ in outcomes}
+        }
+        pairs = {(request, room) for _, request, room in outcomes}
+        choices = {pair: self._choices_ahead(*pair, num_requests) for pair in pairs}
         best, chosen = 0.0, [0] * len(outcomes)
         for price in _AHEAD_PRICES:
-            lengths, gained = list[int](), 0.0
-            for chance, request, room in outcomes:
-                length = request.expectation.length_at(price / max(chance, 1e-6), room)
-                gain = self._worth(request, length, num_requests) - now[request]
-                lengths.append(length if gain > 0 else 0)
-                gained += chance * max(gain, 0.0)
+            found = [
+                (chance, *choices[request, room][place_of(price / max(chance, 1e-6))])
+                for chance, request, room in outcomes
+            ]
+            lengths = [length for _, length, _ in found]
             number = len(lengths) - lengths.count(0)
             seconds = self._mine.seconds(sum(lengths) + number, number)
             drafted = {one for length, (_, one, _) in zip(lengths, outcomes, strict=True) if length}
             seconds += sum([reading[one] for one in drafted])
+            gained = sum([chance * gain for chance, _, gain in found])
             gained -= self._rate * self._lost_seconds(seconds, seconds_left)
             if gained > best:
                 best, chosen = gained, lengths
         return self._with_trials(chosen, outcomes)
+
+    def _choices_ahead(
+        self, request: EngineRequest, room: int, num_requests: int
+    ) -> list[tuple[int, float]]:
+        """Return length and gain of a pre-draft at each price of a position; 0, 0: none gains."""
+        now = self._worth_now(request, num_requests)
+        lengths = request.expectation.offers(room).lengths
+        gains = {k: self._worth(request, k, num_requests) - now for k in set(lengths)}
+        return [(k, gains[k]) if gains[k] > 0 else (0, 0.0) for k in lengths]
 
     def _lost_seconds(self, seconds: float, seconds_left: float) -> float:
         """Seconds that a draft call costs an engine whose verification takes seconds_left more."""

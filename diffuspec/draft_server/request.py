@@ -24,6 +24,7 @@ from diffuspec.core.types import (
 from diffuspec.scheduler.acceptance import Expectation, SharedExpectation
 
 _MAX_MADE = 32  # drafts kept for one request
+_GREEDY = SamplingParams()
 
 
 @dataclass(slots=True, eq=False)
@@ -152,7 +153,7 @@ class EngineRequest:
             tree_shape="best_first",
             max_nodes=min(2 * (length + 1), MAX_TREE_NODES),
             drafter_weight=self._weight.value,
-            sampling=SamplingParams(),
+            sampling=_GREEDY,
             num_alternatives=MAX_ALTERNATIVES,
             num_prompt_tokens=self.num_prompt_tokens,
         )

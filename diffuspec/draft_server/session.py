@@ -88,9 +88,13 @@ class Session:
     # ---- a step
 
     async def step(self, step: EngineStep) -> StepDrafts:
-        """Answer a step, within its deadline. Raises InvalidRequestError before any work."""
+        """Return the answer to a step, within its deadline; call `draft_ahead` once it is sent.
+
+        Raises InvalidRequestError before any work.
+        """
         received = time.monotonic()
         check_step(step, self._hello, self._info, self._step_id)
+        self._verifying = []  # until the answer, there is nothing to pre-draft for
         self.requests.end(step.ended_request_ids)
         found = self.requests.take(step.rows)
         self.stats.count_accepted(found.num_accepted)
@@ -106,8 +110,11 @@ class Session:
         answer = self._answer(step, rows, received, waited, min(reading, waited))
         self._sent_at = time.monotonic()
         self.stats.count_step(self._sent_at - received)
-        self._dispatcher.wake()
         return answer
+
+    def draft_ahead(self) -> None:
+        """Begin to pre-draft: the answer has been sent, so that drafting cannot delay it."""
+        self._dispatcher.wake()
 
     def _learn(self, sent: Sent, step: EngineStep, found: Advance, received: float) -> None:
         """Learn from what the engine has done since the last answer."""
@@ -135,7 +142,6 @@ class Session:
         lengths = self.planner.lengths([row.request for row in rows])
         missing: list[_Row] = []
         at_hand: list[float] = []
-        self._verifying = [*lengths]
         for row in rows:
             row.request.length = lengths.get(row.request, 0)
             if row.request.length:
@@ -225,6 +231,7 @@ class Session:
                 row.request.send(EMPTY_DRAFT, 0.0)
         busy = self._dispatcher.busy.seconds(now)
         self._sent = Sent(len(rows), num_nodes, num_expected, waited, reading, busy)
+        self._verifying = [row.request for row in rows if row.request.length]
         self._sent_at = now
         self._pushed.clear()
         self._step_id = step.step_id

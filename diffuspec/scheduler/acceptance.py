@@ -23,6 +23,7 @@ _LENGTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
 # Prices of a drafted position, in tokens: from one that only nearly certain tokens are worth, down
 # to 0, at which drafts are as long as possible.
 PRICES = (0.9, 0.75, 0.6, 0.45, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03, 0.015, 0.0)
+_RISING = [-price for price in PRICES]
 _SMOOTHING = 0.4  # weight of a draft in its request's averages: easy stretches last a few steps
 # weight of a draft in its request's long-term averages, and of these in a step without a draft
 _USUAL_SMOOTHING = 0.1
@@ -196,11 +197,6 @@ class Expectation:
             found = Offers(lengths, tokens, [min(one, nodes) for one in found.rows])
         return found
 
-    def length_at(self, price: float, room: int) -> int:
-        """Return how far to draft if a position costs this many tokens."""
-        place = bisect_left(PRICES, -price, key=lambda one: -one)
-        return self.offers(room).lengths[min(place, len(PRICES) - 1)]
-
     def _make_offers(self) -> Offers:
         before, last = 0.0, 0
         lengths, accepted, prices = [], [], iter(PRICES)
@@ -226,6 +222,11 @@ class Expectation:
         place = bisect_left(lengths, length)
         low, before = (lengths[place - 1], tokens[place - 1]) if place else (0, 0.0)
         return before + (tokens[place] - before) * (length - low) / (lengths[place] - low)
+
+
+def place_of(price: float) -> int:
+    """Return the index of the highest of the PRICES that is not above this one."""
+    return min(bisect_left(_RISING, -price), len(PRICES) - 1)
 
 
 def best_num_nodes(reach: Sequence[float], seconds: Sequence[float], rate: float) -> int:

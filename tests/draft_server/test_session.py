@@ -94,6 +94,7 @@ async def send(session: Session, step_id: int, **row: Any) -> RowDraft:
     """Report a step with a single request."""
     step = EngineStep(step_id=step_id, rows=[RequestRow(**row)], deadline_seconds=0.1)
     [found] = (await session.step(step)).rows
+    session.draft_ahead()
     return found
 
 
@@ -119,6 +120,23 @@ def test_what_an_engine_commits_does_not_depend_on_the_drafts():
         for strategy in (always_right, never_right, sometimes_right, bushy)
     ]
     assert texts.count(texts[0]) == 4
+
+
+def test_pre_drafts_begin_once_the_answer_is_sent(monkeypatch: pytest.MonkeyPatch):
+    drafter = TimedDrafter(right_and_sure, 0.002)
+
+    async def work(_: DraftService, session: Session) -> tuple[int, int]:
+        engine, counts = FakeEngine(session, {"a": [3, 4, 5]}), list[int]()
+        await engine.run(20)
+        monkeypatch.setattr(session, "draft_ahead", lambda: counts.append(drafter.num_calls))
+        await engine.step()
+        unsent = drafter.num_calls - counts[0]
+        monkeypatch.undo()
+        await engine.step()
+        return unsent, drafter.num_calls - counts[0]
+
+    unsent, sent = run(drafter, work)
+    assert unsent == 0 < sent
 
 
 def test_drafts_that_do_not_pay_stop():

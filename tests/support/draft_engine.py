@@ -124,6 +124,7 @@ class FakeEngine:
                 num_silent_steps=self._num_silent,
             )
         )
+        self.session.draft_ahead()
         self._ended = []
         self._num_silent, self._num_left = 0, answer.num_silent_steps
         self._wait = clock() - started

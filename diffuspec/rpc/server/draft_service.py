@@ -39,6 +39,8 @@ class EngineSession(Protocol):
 
     def step(self, step: EngineStep) -> Awaitable[StepDrafts]: ...
 
+    def draft_ahead(self) -> None: ...
+
 
 class EngineSessions(Protocol):
     """Opens sessions for engines."""
@@ -133,6 +135,7 @@ class _Stream:
                 if message.WhichOneof("message") != "step":
                     raise InvalidRequestError("a message after the hello must be a step")
                 await self._write(ConnectResponse(drafts=await self._session.step(message.step)))
+                self._session.draft_ahead()
         finally:
             self._session.on_outcomes = None
             if pushing is not None:
