@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffuspec.core.types import TokenIds
-from diffuspec.models.attention.segment import Segment, Visible
-from diffuspec.models.loading.families import DiffusionAttention, DiffusionSettings
+from diffuspec.models.attention.segment import Segment
+from diffuspec.models.loading.families import DiffusionSettings
 from diffuspec.models.runner import ModelRunner
 
 
@@ -147,55 +147,85 @@ def _lay_out(drafts: SlotDrafts, settings: DiffusionSettings) -> Iterator[Segmen
     """Lay out drafts in one segment.
 
     If shifted, a token's row predicts the next token: the logits of draft position 1 come from the
-    row of the last prefix token, those of position i from the row of block token i - 1. The other
-    rows see the row of the last block token, but its logits are not used. If not shifted, the
-    logits of position i come from the row of block token i. With block-causal attention, prefix
-    rows see the rows before them, and block rows see the prefix and all of their block. With full
-    attention, every row sees all of its draft, so no new prefix row can be shared (num_shared is
-    start).
+    row of the last prefix token, those of position i from the row of block token i - 1. If not
+    shifted, the logits of position i come from the row of block token i. With block-causal
+    attention, prefix rows see the rows before them, and block rows see the prefix and all of their
+    block. With full attention, every row sees all of its draft, so no new prefix row can be shared
+    (num_shared is start).
     """
-    if len(drafts.prefixes) == 1:
-        yield _lay_out_one(drafts, settings)
-        return
-    rows = drafts.joined(drafts.masks, settings.is_shifted)
-    visible = _visible_rows(drafts.num_common, rows.spans, settings.attention)
-    slot, start = drafts.slot, drafts.start
-    yield Segment(slot, start, rows.token_ids, rows.positions, visible, rows.logit_rows)
+    blocks = [_fed(block, settings) for block in drafts.masks]
+    if len(blocks) == 1:
+        yield _lay_out_one(drafts, blocks[0], settings)
+    elif settings.attention == "block_causal":
+        yield _lay_out_tree(drafts, blocks, settings)
+    else:
+        rows = drafts.joined(blocks, settings.is_shifted)
+        visible = np.zeros((len(rows.token_ids), len(rows.token_ids)), np.bool_)
+        for tail, _, end in rows.spans:
+            visible[tail:end, tail:end] = True
+        slot, start = drafts.slot, drafts.start
+        yield Segment(slot, start, rows.token_ids, rows.positions, visible, rows.logit_rows)
 
 
-def _lay_out_one(drafts: SlotDrafts, settings: DiffusionSettings) -> Segment:
-    [prefix], [block], start = drafts.prefixes, drafts.masks, drafts.start
-    num_tail, num_masks = len(prefix) - start, len(block)
+def _fed(block: TokenIds, settings: DiffusionSettings) -> TokenIds:
+    """Return the tokens of a block that have a row.
+
+    If a causal LM was trained on to predict the token after each mask, as many masks as predictions
+    are one more than it ever saw: the last one, whose row predicts nothing, is left out.
+    """
+    is_extra = settings.continues_text and block[-1] == settings.mask_token_id
+    return block[:-1] if is_extra else block
+
+
+def _lay_out_one(drafts: SlotDrafts, block: TokenIds, settings: DiffusionSettings) -> Segment:
+    [prefix], [masks], start = drafts.prefixes, drafts.masks, drafts.start
+    num_tail = len(prefix) - start
     first = num_tail - settings.is_shifted
     return Segment(
         drafts.slot,
         start,
         np.concatenate([prefix[start:], block]),
-        np.arange(start, len(prefix) + num_masks),
+        np.arange(start, len(prefix) + len(block)),
         "full" if settings.attention == "full" else num_tail,
-        np.arange(first, first + num_masks),
+        np.arange(first, first + len(masks)),
     )
 
 
-def _visible_rows(
-    num_common: int, spans: Sequence[DraftSpan], attention: DiffusionAttention
-) -> Visible:
-    """Return the visibility matrix of several drafts."""
-    num_rows = spans[-1].end
-    visible = np.zeros((num_rows, num_rows), np.bool_)
-    visible[:, :num_common] = True
-    _make_causal(visible, 0, num_common, num_common)
-    for tail, block, end in spans:
-        visible[tail:end, tail:end] = True
-        if attention == "block_causal":
-            _make_causal(visible, tail, block, end)
-    return visible
-
-
-def _make_causal(visible: NDArray[np.bool_], first: int, last: int, end: int) -> None:
-    """For rows first to last, hide the columns after the row itself, up to column `end`."""
-    for row in range(first, last):
-        visible[row, row + 1 : end] = False
+def _lay_out_tree(
+    drafts: SlotDrafts, blocks: Sequence[TokenIds], settings: DiffusionSettings
+) -> Segment:
+    """Lay out prefixes as a tree, in which each token is laid out once, followed by the blocks."""
+    num_common, is_shifted = drafts.num_common, settings.is_shifted
+    token_ids = drafts.prefixes[0][drafts.start : drafts.num_shared].tolist()
+    parents = [*range(-1, num_common - 1)]  # by row
+    rows = dict[tuple[int, int], int]()  # by parent and token
+    ends = []  # last row of each prefix
+    for prefix in drafts.prefixes:
+        row = num_common - 1
+        for token_id in prefix[drafts.num_shared :].tolist():
+            found = rows.setdefault((row, token_id), len(token_ids))
+            if found == len(token_ids):
+                token_ids.append(token_id)
+                parents.append(row)
+            row = found
+        ends.append(row)
+    num_rows = len(token_ids) + sum(map(len, blocks))
+    visible, positions = np.zeros((num_rows, num_rows), np.bool_), np.zeros(num_rows, np.int64)
+    for row, parent in enumerate(parents):
+        visible[row] = visible[parent] if parent >= 0 else False
+        visible[row, row] = True
+        positions[row] = positions[parent] + 1 if parent >= 0 else drafts.start
+    logit_rows, first = list[int](), len(token_ids)
+    for end, prefix, masks, block in zip(ends, drafts.prefixes, drafts.masks, blocks, strict=True):
+        last = first + len(block)
+        visible[first:last] = visible[end] if end >= 0 else False
+        visible[first:last, first:last] = True
+        positions[first:last] = np.arange(len(prefix), len(prefix) + len(block))
+        predicting = [end, *range(first, last)] if is_shifted else [*range(first, last)]
+        logit_rows += predicting[: len(masks)]
+        first = last
+    fed = np.concatenate([np.array(token_ids, np.int32), *blocks])
+    return Segment(drafts.slot, drafts.start, fed, positions, visible, logit_rows)
 
 
 def fill_block(num_known: int, masks: TokenIds, settings: DiffusionSettings) -> TokenIds:

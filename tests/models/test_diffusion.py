@@ -73,15 +73,22 @@ def request(
 def reference_logits(
     kind: str, prefix: Sequence[int], block: Sequence[int] = (MASK_TOKEN_ID,) * K
 ) -> torch.Tensor:
-    """Logits of the draft positions, by the definition: row n predicts token n + 1; LLaDA's, n."""
+    """Logits of the draft positions, by the definition: row n predicts token n + 1; LLaDA's, n.
+
+    A block-causal drafter does not see the last mask, whose row would predict nothing.
+    """
     model = make_drafter_model()
+    num_positions = len(block)
+    if kind == "block_causal" and block[-1] == MASK_TOKEN_ID:
+        block = block[:-1]
     length = len(prefix) + len(block)
     visible = torch.ones(length, length, dtype=torch.bool)
     if kind == "block_causal":
         visible[: len(prefix)] = visible.tril()[: len(prefix)]
     token_ids = torch.tensor([[*prefix, *block]])
     logits = model(token_ids, attention_mask=visible[None, None]).logits[0]
-    predicted = (logits[len(prefix) :] if kind == "llada" else logits[len(prefix) - 1 : -1]).clone()
+    first = len(prefix) - (kind != "llada")
+    predicted = logits[first : first + num_positions].clone()
     predicted[:, NUM_KNOWN_IDS:] = -torch.inf
     predicted[:, MASK_TOKEN_ID] = -torch.inf
     return predicted
@@ -124,6 +131,24 @@ async def test_block_causal_prefix_is_computed_once(load: Load) -> None:
     await drafter.lattices([request(PREFIX[:30])])
     _, cached = drafter.runner.cache.acquire("a", np.array(PREFIX, np.int32))
     assert cached == 30
+
+
+async def test_hypotheses_share_the_rows_of_equal_tokens(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = load("block_causal")
+    await drafter.lattices([request(PREFIX)])
+    num_rows = []
+    forward = drafter.runner.forward_columns
+
+    def spy(segments: Sequence[Segment]) -> torch.Tensor:
+        num_rows.append(sum([segment.num_rows for segment in segments]))
+        return forward(segments)
+
+    monkeypatch.setattr(drafter.runner, "forward_columns", spy)
+    prefixes = [[*PREFIX, *tokens] for tokens in ([5], [7, 9], [7, 9, 4], [7, 8], [5])]
+    assert_drafted("block_causal", prefixes, await drafter.lattices(list(map(request, prefixes))))
+    assert num_rows == [len([5, 7, 9, 4, 8]) + len(prefixes) * (K - 1)]
 
 
 async def test_a_long_prefix_is_prefilled_in_pieces_while_others_are_drafted(
