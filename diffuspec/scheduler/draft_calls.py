@@ -66,14 +66,17 @@ def may_read(s: Snapshot, lane: Lane, begun: Iterable[Request], request: Request
     """Return whether a drafter may read a request's prompt in one call with those of `begun` ones.
 
     It may for a quarter of the time after which the call is given up, and, unless clients chose to
-    draft, as long as the guard could bear it if no draft paid. One prompt is always read.
+    draft, as long as the guard could bear it if no draft paid. If costs are unknown, it may read as
+    much as the target in one verification. One prompt is always read.
     """
     if request in lane.known:
         return True
     unread = [one.num_tokens for one in begun if one not in lane.known and s.home(one) is lane]
     name, running = lane.chosen_by, s.num_running
-    seconds = s.costs.drafters[name].reading_seconds(sum(unread) + request.num_tokens)
-    most = s.max_draft_seconds / 4
+    num_tokens, costs = sum(unread) + request.num_tokens, s.costs.drafters[name]
+    if not costs.is_known:
+        return not unread or num_tokens <= s.max_prefill_tokens
+    seconds, most = costs.reading_seconds(num_tokens), s.max_draft_seconds / 4
     if request.policy.num_draft_tokens is None:
         steps = s.baseline.steps_to_read(name, running)
         most = min(most, steps * s.costs.plain_seconds(running))

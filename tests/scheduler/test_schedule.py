@@ -14,6 +14,7 @@ from diffuspec.core.types import Draft, Verdict
 from diffuspec.scheduler import schedule as schedule_module
 from diffuspec.scheduler.baseline import Baseline
 from diffuspec.scheduler.calls import UNNAMED
+from diffuspec.scheduler.cost_model import DraftCosts
 from diffuspec.scheduler.plan import Plan, Snapshot
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.schedule import schedule
@@ -346,6 +347,19 @@ def test_a_draft_call_reads_no_more_prompts_than_it_has_time_for(max_draft_secon
     seconds_per_prompt = 6.0
     costs = cost_model(verify=(100.0, 0.0), draft=(0.01, seconds_per_prompt / len(PROMPT)))
     state = snapshot(requests, costs, max_draft_seconds=max_draft_seconds)
+    for lane in state.lanes:
+        lane.known.clear()
+    assert len(drafted_for(schedule(state))) == number
+
+
+@pytest.mark.parametrize(("max_prefill_tokens", "number"), [(2, 1), (10, 2), (256, 3)])
+def test_a_drafter_of_unknown_costs_reads_no_more_than_the_target(
+    max_prefill_tokens, number
+) -> None:
+    requests = [decoding() for _ in range(3)]
+    costs = cost_model()
+    costs.drafters[UNNAMED] = DraftCosts(1.0)
+    state = snapshot(requests, costs, max_prefill_tokens=max_prefill_tokens)
     for lane in state.lanes:
         lane.known.clear()
     assert len(drafted_for(schedule(state))) == number
