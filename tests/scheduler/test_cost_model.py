@@ -261,6 +261,15 @@ def test_steps_with_drafts_say_nothing_of_plain_decoding():
     assert costs.verify_seconds(1, 1) < 0.03 and costs.plain_seconds(1) < 0.03
 
 
+def test_plain_steps_of_more_requests_than_ever_before_tell_of_their_costs_not_of_the_machine():
+    costs = CostModel(["one"], 0.0)
+    for number in (1, 8, 32, 1):
+        for _ in range(20):
+            costs.observe_verification(number, number, 0.03 + 0.003 * number, {}, is_plain=True)
+    found = [costs.verify_seconds(number, number) for number in (1, 8, 16, 32)]
+    assert found == pytest.approx([0.033, 0.054, 0.078, 0.126], rel=0.05)
+
+
 def test_a_plain_step_stands_for_the_drafted_ones_since_the_latest():
     costs = machine_that_sped_up(1.0)
     for _ in range(50):
