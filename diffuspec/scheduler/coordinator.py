@@ -20,13 +20,7 @@ from diffuspec.scheduler.admission import Admission, Beginnings
 from diffuspec.scheduler.calls import VerifyCall
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.loop import Loop
-from diffuspec.scheduler.observe import (
-    bind_gauges,
-    observe_step,
-    step_output,
-    step_stats,
-    trace_step,
-)
+from diffuspec.scheduler.observe import bind_gauges, report_step
 from diffuspec.scheduler.profile import Profile
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import Step
@@ -178,16 +172,14 @@ class Coordinator:
         """
         self.loop.drafting.resolve(request, verdict)
         request.adapt(verdict)
-        token_ids, pieces = request.commit(verdict)
+        committed = request.commit(verdict)
         following = self.loop.next_step()
-        now = following.started_at
-        step = step_stats(request, verdict, len(token_ids), following)
-        request.outputs.put(step_output(request, verdict, step, token_ids, pieces))
-        observe_step(self.metrics, request, step, now)
+        times = call.started_at, call.ended_at
+        step = report_step(
+            request, verdict, committed, times, following, self.metrics, self._tracer
+        )
         if request.choice is not None and not (step.num_tree_nodes and request.is_first_draft):
             request.choice.observe(request.drafter, step.num_committed_tokens, step.step_seconds)
-        if self._tracer is not None:
-            trace_step(self._tracer, request, (call.started_at, call.ended_at), step, now)
         return following
 
     # ---- the end of a request

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from diffuspec.algorithm.draft_tree import depth_of
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.core.types import RequestOutput, StepStats, Verdict
+from diffuspec.core.types import EMPTY_DRAFT, RequestOutput, StepStats, Verdict, VerifiedDraft
 from diffuspec.scheduler.admission import Admission
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.request import Request
@@ -17,10 +17,32 @@ from diffuspec.telemetry.metrics import Metrics
 from diffuspec.telemetry.trace import Argument, Colour, Tracer
 
 
-def step_stats(
+def report_step(
+    request: Request,
+    verdict: Verdict,
+    committed: tuple[tuple[int, ...], tuple[str, ...]],
+    call: tuple[float, float],
+    following: Step,
+    metrics: Metrics,
+    tracer: Tracer | None,
+) -> StepStats:
+    """Emit the output of a request's step, which ended when `following` began; report the step.
+
+    committed: its tokens, and the text that each one released. call: start and end of its
+    verification. Returns its statistics.
+    """
+    now = following.started_at
+    step = _step_stats(request, verdict, len(committed[0]), following)
+    request.outputs.put(_step_output(request, verdict, step, *committed))
+    _observe_step(metrics, request, step, now)
+    if tracer is not None:
+        _trace_step(tracer, request, call, step, now)
+    return step
+
+
+def _step_stats(
     request: Request, verdict: Verdict, num_committed: int, following: Step
 ) -> StepStats:
-    """Return the statistics of a request's step, which ended when `following` began."""
     step, draft, pre_drafts = request.step, request.step.draft, request.pre_drafts
     seconds = following.started_at - step.started_at
     verify_busy = following.verify_busy_seconds - step.verify_busy_seconds
@@ -48,14 +70,13 @@ def step_stats(
     )
 
 
-def step_output(
+def _step_output(
     request: Request,
     verdict: Verdict,
     step: StepStats,
     token_ids: tuple[int, ...],
     pieces: tuple[str, ...],
 ) -> RequestOutput:
-    """Return a step's output: these tokens, and the text that each one released."""
     return RequestOutput(
         token_ids=token_ids,
         num_accepted_tokens=step.num_accepted_tokens,
@@ -64,14 +85,21 @@ def step_output(
         logprobs=verdict.logprobs and verdict.logprobs[: len(token_ids)],
         finish_reason=request.finish_reason,
         step=step,
-        draft=request.verified_draft(verdict),
+        draft=_verified_draft(request, verdict),
         prompt_logprobs=request.prefill.prompt_logprobs if request.num_steps == 1 else (),
         stop_reason=request.stop_reason,
     )
 
 
-def observe_step(metrics: Metrics, request: Request, step: StepStats, now: float) -> None:
-    """Report a finished step to the metrics."""
+def _verified_draft(request: Request, verdict: Verdict) -> VerifiedDraft | None:
+    """Return the verified draft, if there was one and it should be reported."""
+    draft = request.step.draft
+    if not request.speculation.report_drafts or draft is EMPTY_DRAFT:
+        return None
+    return VerifiedDraft(draft.tree, draft.confidences, verdict.accepted_nodes)
+
+
+def _observe_step(metrics: Metrics, request: Request, step: StepStats, now: float) -> None:
     is_first = request.num_steps == 1
     metrics.observe_step(step, is_first=is_first)
     if request.choice is not None and step.num_draft_tokens:
@@ -83,7 +111,7 @@ def observe_step(metrics: Metrics, request: Request, step: StepStats, now: float
         metrics.observe_first_token(*seconds, request.num_prompt_tokens, step.num_cached_tokens)
 
 
-def trace_step(
+def _trace_step(
     tracer: Tracer, request: Request, call: tuple[float, float], step: StepStats, now: float
 ) -> None:
     """Trace a step in the lane of its request's slot. `call`: start and end of its verification."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
@@ -26,7 +25,6 @@ from diffuspec.core.types import (
     FinishReason,
     TokenIds,
     Verdict,
-    VerifiedDraft,
     VerifyRequest,
 )
 from diffuspec.scheduler.acceptance import Expectation
@@ -213,26 +211,21 @@ class Request:
     def _draft_request(self, prefix: TokenIds, length: int) -> DraftRequest:
         """Return a draft request. With pre-drafting it also drafts the position of the bonus."""
         speculation = self.speculation
-        looks_ahead = speculation.num_outcomes != 0
+        looks_ahead, max_nodes = speculation.num_outcomes != 0, speculation.max_nodes
+        if self.policy.num_draft_tokens is None:
+            max_nodes = min(max_nodes, self.expectation.most_nodes(length))
         return DraftRequest(
             request_id=self.request_id,
             prefix=prefix,
             num_draft_tokens=min(length + looks_ahead, MAX_DRAFT_TOKENS),
             tree_shape=speculation.tree_shape,
-            max_nodes=self._max_nodes(length),
+            max_nodes=max_nodes,
             drafter_weight=self._weight.value,
             sampling=self.sampling,
             num_alternatives=MAX_ALTERNATIVES if looks_ahead else 0,
             num_prompt_tokens=self.num_prompt_tokens,
             prediction=self._prediction,
         )
-
-    def _max_nodes(self, length: int) -> int:
-        """Return the most nodes of a draft; none that there is hardly a chance of verifying."""
-        most = self.speculation.max_nodes
-        if self.policy.num_draft_tokens is None:
-            most = min(most, 2 * max(length + 1, math.ceil(self.expectation.verified.nodes)))
-        return most
 
     def note_states(self, draft: Draft) -> None:
         """Record which hidden states the drafter lacks; let the target recompute lost ones."""
@@ -289,13 +282,6 @@ class Request:
             self.feed.wanted,
             self.prefill.limit(max_read_tokens),
         )
-
-    def verified_draft(self, verdict: Verdict) -> VerifiedDraft | None:
-        """Return the verified draft, if there was one and it should be reported."""
-        draft = self.step.draft
-        if not self.speculation.report_drafts or draft is EMPTY_DRAFT:
-            return None
-        return VerifiedDraft(draft.tree, draft.confidences, verdict.accepted_nodes)
 
     def adapt(self, verdict: Verdict) -> None:
         """Let policy, expectation and weight learn from the outcome of a step."""

@@ -195,7 +195,7 @@ async def test_costs_are_learnt_from_decoding_steps_and_not_from_prompts():
 async def test_a_bug_in_the_loop_ends_its_requests_and_not_the_loop(quiet, monkeypatch):
     async with on_stage() as stage:
         with monkeypatch.context() as patch:
-            patch.setattr(coordinator_module, "step_stats", lambda *_: 1 / 0)
+            patch.setattr(coordinator_module, "report_step", lambda *_: 1 / 0)
             with pytest.raises(VerifierError, match="division by zero"):
                 await stage.tokens()
         assert await stage.tokens() == stage.plain()
@@ -204,7 +204,7 @@ async def test_a_bug_in_the_loop_ends_its_requests_and_not_the_loop(quiet, monke
 async def test_a_bug_in_how_requests_end_leaves_no_stream_waiting(quiet, monkeypatch):
     async with on_stage(max_sequences=2) as stage:
         with monkeypatch.context() as patch:
-            patch.setattr(coordinator_module, "step_stats", lambda *_: 1 / 0)
+            patch.setattr(coordinator_module, "report_step", lambda *_: 1 / 0)
             patch.setattr(coordinator_module.Coordinator, "_free", lambda *_: [][0])
             for task in [stage.start([n]) for n in range(4)]:
                 with pytest.raises(VerifierError, match=r"broke off|failed: division"):
