@@ -176,10 +176,6 @@ class Expectation:
         nodes = whole * verified.nodes / verified.whole
         return whole * verified.tokens / verified.whole, min(nodes, 2.0 * length)
 
-    def most_nodes(self, length: int) -> int:
-        """Return how many nodes a draft of this length may have; more would hardly be verified."""
-        return 2 * max(length + 1, math.ceil(self.verified.nodes))
-
     def need_of_trial(self, room: int) -> tuple[bool, int]:
         """Return a sort key: the larger, the more is gained by a trial of this request.
 

@@ -211,15 +211,13 @@ class Request:
     def _draft_request(self, prefix: TokenIds, length: int) -> DraftRequest:
         """Return a draft request. With pre-drafting it also drafts the position of the bonus."""
         speculation = self.speculation
-        looks_ahead, max_nodes = speculation.num_outcomes != 0, speculation.max_nodes
-        if self.policy.num_draft_tokens is None:
-            max_nodes = min(max_nodes, self.expectation.most_nodes(length))
+        looks_ahead = speculation.num_outcomes != 0
         return DraftRequest(
             request_id=self.request_id,
             prefix=prefix,
             num_draft_tokens=min(length + looks_ahead, MAX_DRAFT_TOKENS),
             tree_shape=speculation.tree_shape,
-            max_nodes=max_nodes,
+            max_nodes=speculation.max_nodes,
             drafter_weight=self._weight.value,
             sampling=self.sampling,
             num_alternatives=MAX_ALTERNATIVES if looks_ahead else 0,

@@ -203,15 +203,6 @@ def test_a_step_that_skips_its_draft_says_why():
     assert (request.step.num_draft_tokens, request.step.fallback) == (0, "drafter_error")
 
 
-def test_a_draft_has_few_more_nodes_than_are_verified():
-    request = make(length=None)
-    assert [request.draft_request(k).max_nodes for k in (3, 8, 20)] == [16, 18, 32]
-    for _ in range(20):  # verification has use for all of them
-        request.expectation.observe_cut(16, 2.0, 2.0)
-    assert request.draft_request(3).max_nodes == 32
-    assert make(length=3).draft_request(3).max_nodes == 32
-
-
 def test_only_the_likeliest_nodes_of_a_draft_are_verified():
     request = make(length=None)
     request.take_draft(make_draft(chain([5, 6, 7])), 3, TARGET)
