@@ -174,10 +174,7 @@ class Coordinator:
         request.adapt(verdict)
         committed = request.commit(verdict)
         following = self.loop.next_step()
-        times = call.started_at, call.ended_at
-        step = report_step(
-            request, verdict, committed, times, following, self.metrics, self._tracer
-        )
+        step = report_step(request, verdict, committed, call, following, self.metrics, self._tracer)
         if request.choice is not None and not (step.num_tree_nodes and request.is_first_draft):
             request.choice.observe(request.drafter, step.num_committed_tokens, step.step_seconds)
         return following

@@ -90,13 +90,13 @@ class CostCurve:
         Returns the log ratio of actual to expected seconds; nearly all of it is attributed to the
         machine. If it were wrongly attributed to the size, a size that seems too expensive might
         never be measured again; if wrongly to the machine, other costs are only wrong until they
-        are measured. Only the first measurement of a size unlike any before tells of the size.
+        are measured. The first measurement of a size with no other between its half and its double
+        is attributed to the size alone.
         """
         seconds, bucket, point = self._find(size, seconds)
         if point is None:
-            expected = seconds
-            if self.is_known_near(size):
-                expected = self.at(size) / self._speed.slowness
+            is_known = self.is_known_near(size)
+            expected = self.at(size) / self._speed.slowness if is_known else seconds
             self._add(bucket, size, expected)
             return _surprise(seconds, expected)
         surprise = self._surprise(point, size, seconds)

@@ -24,11 +24,13 @@ def load_of(s: Snapshot, name: str, requests: Sequence[Request]) -> Load:
 
 def _num_unread(s: Snapshot, requests: Iterable[Request]) -> int:
     """Number of prompt tokens that drafters have to read for these requests."""
-    found = 0
-    for request in requests:
-        lane = s.home(request)
-        found += request.num_tokens if lane is not None and request not in lane.known else 0
-    return found
+    homes = [(s.home(request), request) for request in requests]
+    return sum([tokens_to_read(lane, request) for lane, request in homes if lane is not None])
+
+
+def tokens_to_read(lane: Lane, request: Request) -> int:
+    """Number of prompt tokens that a drafter has to read for a request."""
+    return 0 if request in lane.known else request.num_tokens
 
 
 def sized(
@@ -62,25 +64,24 @@ def add_calls(s: Snapshot, drafts: Drafts, lengths: dict[Request, int]) -> None:
         drafts.seconds = max(drafts.seconds, call.ends_at - s.now - _saved_reading(s, call))
 
 
-def may_read(s: Snapshot, lane: Lane, begun: Iterable[Request], request: Request) -> bool:
-    """Return whether a drafter may read a request's prompt in one call with those of `begun` ones.
+def may_read(s: Snapshot, lane: Lane, num_others: int, request: Request) -> bool:
+    """Return whether a drafter may read a prompt in a call that reads `num_others` other tokens.
 
     It may for a quarter of the time after which the call is given up, and, unless clients chose to
     draft, as long as the guard could bear it if no draft paid. If costs are unknown, it may read as
     much as the target in one verification. One prompt is always read.
     """
-    if request in lane.known:
+    if request in lane.known or not num_others:
         return True
-    unread = [one.num_tokens for one in begun if one not in lane.known and s.home(one) is lane]
     name, running = lane.chosen_by, s.num_running
-    num_tokens, costs = sum(unread) + request.num_tokens, s.costs.drafters[name]
+    num_tokens, costs = num_others + request.num_tokens, s.costs.drafters[name]
     if not costs.is_known:
-        return not unread or num_tokens <= s.max_prefill_tokens
+        return num_tokens <= s.max_prefill_tokens
     seconds, most = costs.reading_seconds(num_tokens), s.max_draft_seconds / 4
     if request.policy.num_draft_tokens is None:
         steps = s.baseline.steps_to_read(name, running)
         most = min(most, steps * s.costs.plain_seconds(running))
-    return not unread or seconds < most
+    return seconds < most
 
 
 def _saved_reading(s: Snapshot, call: DraftCall) -> float:
@@ -107,7 +108,7 @@ def planned_calls(s: Snapshot) -> list[DraftCall]:
 
 def new_call(s: Snapshot, lane: Lane, lengths: dict[Request, int]) -> DraftCall:
     """Return a call that begins now, with its expected end."""
-    unread = sum([one.num_tokens for one in lengths if one not in lane.known])
+    unread = sum([tokens_to_read(lane, one) for one in lengths])
     costs = s.costs.drafters[lane.chosen_by]
     seconds = costs.seconds(sum(lengths.values()), len(lengths), unread)
     rest = s.verification.ends_at - s.now if s.verification is not None else 0.0

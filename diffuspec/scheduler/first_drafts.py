@@ -56,7 +56,7 @@ class FirstDrafts:
         self._within += rate * (difference**2 / 2 - self._within)
 
     def credibility(self, num_drafts: int) -> float:
-        """Weight of the average of so many drafts of a request, relative to that of all requests.
+        """Weight of the mean of a request's `num_drafts` drafts, against the mean of all requests.
 
         This is Bühlmann's credibility: drafts of one request share `kept` of their variance.
         """

@@ -9,6 +9,7 @@ from diffuspec.algorithm.draft_tree import depth_of
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import EMPTY_DRAFT, RequestOutput, StepStats, Verdict, VerifiedDraft
 from diffuspec.scheduler.admission import Admission
+from diffuspec.scheduler.calls import VerifyCall
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import Step
@@ -21,15 +22,14 @@ def report_step(
     request: Request,
     verdict: Verdict,
     committed: tuple[tuple[int, ...], tuple[str, ...]],
-    call: tuple[float, float],
+    call: VerifyCall,
     following: Step,
     metrics: Metrics,
     tracer: Tracer | None,
 ) -> StepStats:
     """Emit the output of a request's step, which ended when `following` began; report the step.
 
-    committed: its tokens, and the text that each one released. call: start and end of its
-    verification. Returns its statistics.
+    committed: its tokens, and the text that each one released. Returns its statistics.
     """
     now = following.started_at
     step = _step_stats(request, verdict, len(committed[0]), following)
@@ -112,10 +112,10 @@ def _observe_step(metrics: Metrics, request: Request, step: StepStats, now: floa
 
 
 def _trace_step(
-    tracer: Tracer, request: Request, call: tuple[float, float], step: StepStats, now: float
+    tracer: Tracer, request: Request, call: VerifyCall, step: StepStats, now: float
 ) -> None:
-    """Trace a step in the lane of its request's slot. `call`: start and end of its verification."""
-    lane, (started, ended) = f"request slot {request.slot}", call
+    """Trace a step in the lane of its request's slot."""
+    lane, started, ended = f"request slot {request.slot}", call.started_at, call.ended_at
     about: dict[str, Argument] = {
         "request": request.request_id,
         "draft_tokens": step.num_draft_tokens,

@@ -11,12 +11,21 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from diffuspec.scheduler.acceptance import nodes_to_verify
+from diffuspec.scheduler.calls import Lane
 from diffuspec.scheduler.cost_model import DraftCosts
-from diffuspec.scheduler.draft_calls import add_calls, load_of, may_read, planned_calls, sized
+from diffuspec.scheduler.draft_calls import (
+    add_calls,
+    load_of,
+    may_read,
+    planned_calls,
+    sized,
+    tokens_to_read,
+)
 from diffuspec.scheduler.plan import (
     Batch,
     Drafts,
@@ -100,7 +109,10 @@ def _grouped(s: Snapshot) -> _Groups:
 
 
 def _drafts(s: Snapshot, groups: _Groups) -> Drafts:
-    """Size the drafts of open requests. Requests that do not draft become plain ones."""
+    """Size the drafts of open requests. Those that do not draft become plain ones.
+
+    Requests whose clients chose to draft are in no group while they wait for their drafter.
+    """
     drafts = Drafts(rate=s.rate)
     by_drafter: dict[str, list[Request]] = {}
     for request in groups.open:
@@ -113,11 +125,13 @@ def _drafts(s: Snapshot, groups: _Groups) -> Drafts:
             drafts.prepaid += rate * steps * s.costs.plain_seconds(load.num_running)
         rates.append(rate)
         begun: dict[Request, int] = {}
+        reading = Counter[Lane]()  # prompt tokens to read in each drafter's call
         for request in requests:
             lane = s.home(request)
             if request not in lengths or lane is None:
                 groups.plain.append(request)
-            elif lane.is_idle and may_read(s, lane, begun, request):
+            elif lane.is_idle and may_read(s, lane, reading[lane], request):
+                reading[lane] += tokens_to_read(lane, request)
                 groups.open.append(request)
                 begun[request] = lengths[request]
             elif request.policy.num_draft_tokens is None:

@@ -179,7 +179,7 @@ def test_what_cuts_leave_of_drafts_is_expected_of_the_next_ones():
     offers = one.offers(32)
     assert offers.tokens == pytest.approx([0.75 * one.at(length) for length in offers.lengths])
     assert offers.rows == pytest.approx([2 * tokens for tokens in offers.tokens])
-    cut_short = one.offers(5)  # the answer has room for so many tokens
+    cut_short = one.offers(5)  # the answer has room for five tokens
     most = 0.75 * one.at(5)
     assert cut_short.tokens == pytest.approx([min(tokens, most) for tokens in offers.tokens])
 

@@ -19,7 +19,9 @@ struct Part {
   int bits, zero, group, ratio;  // group: inputs of a group; ratio: groups that share a super scale
   int scale_type;                // TypeIndex of supers
   int first_output, num_outputs;
-  int quantizes_rows;  // whether rows are quantised to 8 bits first: see `dynamic_products.h`
+  // whether rows are quantised to 8 bits first, the same for all parts of a matrix: see
+  // `dynamic_products.h`
+  int quantizes_rows;
 };
 
 // Rows in the form in which products of some parts read them.
