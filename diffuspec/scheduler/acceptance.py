@@ -45,7 +45,27 @@ class SharedExpectation:
         self.tokens = [sum(0.85**depth for depth in range(1, k + 1)) for k in self.lengths]
         self.verified = _Verified()
         self._num_learnt = 0
-        self.firsts = FirstDrafts(self.tokens[-1], self.lengths[-1], _SHARED_SMOOTHING)
+        self._firsts = FirstDrafts(self.tokens[-1], self.lengths[-1], _SHARED_SMOOTHING)
+        # Sums of squares and products of the excess of requests' first and later drafts over the
+        # average: how much of the excess lasts. The prior is one half, with the weight of the prior
+        # drafts.
+        typical = _PRIOR_DRAFTS * (self.tokens[-1] / 2) ** 2
+        self._squares, self._products = typical, typical / 2
+
+    def observe_later(self, first: Sequence[float], tokens: Sequence[float]) -> None:
+        """Learn from a request's first and a later draft how much they have in common."""
+        one, other = first[-1] - self.tokens[-1], tokens[-1] - self.tokens[-1]
+        rate = 1 - _SHARED_SMOOTHING / 4
+        self._squares = rate * self._squares + (one * one + other * other) / 2
+        self._products = rate * self._products + one * other
+
+    def credibility(self, num_drafts: int) -> float:
+        """Weight of the average over a request's drafts, relative to that of all requests.
+
+        This is Bühlmann's credibility: drafts of one request share `kept` of their variance.
+        """
+        kept = min(max(self._products / self._squares, 0.02), 0.98)
+        return num_drafts * kept / (1 + (num_drafts - 1) * kept)
 
     def observe(self, tokens: Sequence[float], *, is_first: bool) -> float:
         """Learn how many tokens of a draft of each length are expected to be accepted.
@@ -55,7 +75,7 @@ class SharedExpectation:
         """
         self._num_learnt += 1
         rate = max(_SHARED_SMOOTHING, 1 / (self._num_learnt + _PRIOR_DRAFTS))
-        changed = self.firsts.observe(tokens[-1]) if is_first else 0.0
+        changed = self._firsts.observe(tokens[-1]) if is_first else 0.0
         if changed > rate:
             prior, self._num_learnt = _Verified(), round((1 - changed) * self._num_learnt)
             self.verified.add(prior.nodes, prior.tokens, prior.whole, changed)
@@ -96,7 +116,7 @@ class Expectation:
         self._acceptance = AcceptanceModel(shared.acceptance)
         self.lengths = shared.lengths
         self.tokens: Sequence[float] = shared.tokens  # recent value of a draft of each length
-        self._first = 0.0  # expected accepted tokens of its first draft
+        self._first: Sequence[float] = ()  # expected accepted tokens of its first draft
         self._mean: Sequence[float] = ()  # their long-term average
         self._usual = shared.tokens  # expected after many steps without a draft
         self.verified = replace(shared.verified)
@@ -128,15 +148,13 @@ class Expectation:
     def _learn(self, found: Sequence[float]) -> None:
         shared, self._num_found = self._shared, self._num_found + 1
         if self._num_found == 1:
-            self._mean, self._first = found, found[-1]
+            self._mean = self._first = found
         else:
-            shared.firsts.observe_later(self._first, found[-1])
+            shared.observe_later(self._first, found)
             rate = max(_USUAL_SMOOTHING, 1 / self._num_found)
             self._mean = _moved(self._mean, found, rate)
-        # The first drafts of a request count as much as they say of the later ones.
-        credibility = shared.firsts.credibility(self._num_found)
-        rate = max(_SMOOTHING, credibility / self._num_found)
-        self.tokens = _moved(self.tokens, found, rate)
+        self.tokens = _moved(self.tokens, found, _SMOOTHING)
+        credibility = shared.credibility(self._num_found)
         self._usual = _moved(shared.tokens, self._mean, credibility)
 
     def take_change(self) -> float:

@@ -1,7 +1,4 @@
-"""What a request's first draft tells: of its later drafts, and of all traffic.
-
-A first draft that is unlikely after those of earlier requests indicates a change of the traffic.
-"""
+"""Detects a change of the traffic, from a first draft that is unlikely after the earlier ones."""
 
 from __future__ import annotations
 
@@ -32,12 +29,10 @@ class FirstDrafts:
         # As long as nothing is known, the variance is that of the uniform distribution.
         self._variance = self._unknown = self._range**2 / 12
         self._number = 0.0  # drafts since the traffic changed
-        # Variance inside a request; the prior is a half of the whole.
-        self._within, self._num_later = self._variance / 2, 0
 
     def observe(self, tokens: float) -> float:
         """Learn from a draft; return the probability that the traffic changed before it."""
-        error = self._log(tokens) - self._mean
+        error = math.log(min(max(tokens, _LEAST_TOKENS), self._most)) - self._mean
         changed = self._chance_of_change(error)
         kept = 1 - changed
         rate = kept * max(self._rate, 1 / (self._number + 1 + _PRIOR_DRAFTS))
@@ -47,24 +42,6 @@ class FirstDrafts:
         self._variance += changed * (self._unknown - self._variance)
         self._variance = max(self._variance, _LEAST_SPREAD**2)
         return changed
-
-    def observe_later(self, first: float, later: float) -> None:
-        """Learn from a request's first and a later draft how much they have in common."""
-        self._num_later += 1
-        rate = max(self._rate / 4, 1 / (self._num_later + _PRIOR_DRAFTS))
-        difference = self._log(later) - self._log(first)
-        self._within += rate * (difference**2 / 2 - self._within)
-
-    def credibility(self, num_drafts: int) -> float:
-        """Weight of the mean of a request's `num_drafts` drafts, against the mean of all requests.
-
-        This is Bühlmann's credibility: drafts of one request share `kept` of their variance.
-        """
-        kept = min(max(1 - self._within / self._variance, 0.02), 0.98)
-        return num_drafts * kept / (1 + (num_drafts - 1) * kept)
-
-    def _log(self, tokens: float) -> float:
-        return math.log(min(max(tokens, _LEAST_TOKENS), self._most))
 
     def _chance_of_change(self, error: float) -> float:
         """Return the probability of a change, by Bayes' rule.

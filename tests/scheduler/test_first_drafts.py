@@ -40,18 +40,3 @@ def test_drafts_that_have_always_been_the_same_may_differ_a_little():
 @pytest.mark.parametrize("tokens", [0.0, 100.0])
 def test_the_first_draft_of_all_is_no_change(tokens):
     assert FirstDrafts(5.0, 32.0, 0.04).observe(tokens) < 0.5
-
-
-@pytest.mark.parametrize(
-    ("pairs", "least", "most"),
-    [
-        ([(0.2, 0.3), (9.0, 7.0)], 0.8, 1.0),
-        ([(0.2, 9.0), (9.0, 0.3), (0.2, 0.3), (9.0, 7.0)], 0.0, 0.2),
-    ],
-)
-def test_what_lasts_in_a_request_is_what_its_drafts_have_in_common(pairs, least, most):
-    found = FirstDrafts(5.0, 32.0, 0.04)
-    for first, later in islice(cycle(pairs), 100):
-        found.observe(first)
-        found.observe_later(first, later)
-    assert least < found.credibility(1) < most
