@@ -81,10 +81,10 @@ class AcceptanceModel:
             reached.append(reached[parent + 1] * probability)
         return reached[1:]
 
-    def observe(self, draft: Draft, verdict: Verdict, is_shared: bool = True) -> None:
-        """Count the nodes whose parents were accepted. is_shared: in the wider model too."""
+    def observe(self, draft: Draft, verdict: Verdict) -> None:
+        """Count the nodes whose parents were accepted, in the wider model too."""
         accepted = {-1, *verdict.accepted_nodes}
-        wider = self._wider._nodes if is_shared and self._wider is not None else None
+        wider = None if self._wider is None else self._wider._nodes
         for node, parent in enumerate(draft.tree.parents):
             if parent in accepted:
                 confidence, is_right = draft.confidences[node], node in accepted

@@ -260,7 +260,7 @@ class Planner:
         interval = Interval(num_requests, spent, plain, plain, num_steps=num_steps)
         if self._baseline.observe(interval):
             costs.observe_verification(num_requests, num_requests, each, {}, is_plain=True)
-            costs.observe_plain(num_requests, each, each)
+            costs.plain.observe(num_requests, each)
 
     def observe(
         self, sent: Sent, accepted: float, verify: float, wait: float, busy_seconds: float
@@ -288,4 +288,4 @@ class Planner:
             interval.accepted = {name: accepted}
             interval.prepaid, self._prepaid = {name: self._prepaid}, 0.0
         if self._baseline.observe(interval):
-            costs.observe_plain(number, wait + verify, verify)
+            costs.plain.observe(number, wait + verify)

@@ -30,8 +30,6 @@ _USUAL_SMOOTHING = 0.1
 # weight of a draft in the averages of all requests: answers have about a dozen steps
 _SHARED_SMOOTHING = 0.04
 _PRIOR_DRAFTS = 4  # weight of the prior, in drafts
-# drafts counted per request, so that long answers do not dominate the averages
-_MAX_SHARED_DRAFTS = 12
 
 
 class SharedExpectation:
@@ -120,7 +118,6 @@ class Expectation:
         self._mean: Sequence[float] = ()  # their long-term average
         self._usual = shared.tokens  # expected after many steps without a draft
         self.verified = replace(shared.verified)
-        self.steps_without_draft = 0
         self._offers: Offers | None = None  # a cache; None: stale
         self._change = 0.0  # probability, by its first draft, that the traffic has changed
         self._num_drafts = self._num_found = 0  # verified drafts, and drafts received
@@ -140,9 +137,8 @@ class Expectation:
         accepted = [*accumulate(seen)]
         found = [accepted[k] for k in self.lengths]
         self._learn(found)
-        if self._num_drafts < _MAX_SHARED_DRAFTS:
-            self._change += self._shared.observe(found, is_first=self._num_found == 1)
-        self.steps_without_draft, self._offers = 0, None
+        self._change += self._shared.observe(found, is_first=self._num_found == 1)
+        self._offers = None
         return reach
 
     def _learn(self, found: Sequence[float]) -> None:
@@ -164,7 +160,6 @@ class Expectation:
 
     def observe_no_draft(self) -> None:
         """Record a step without a draft, which makes earlier observations less relevant."""
-        self.steps_without_draft += 1
         if self._num_found:
             self.tokens = _moved(self.tokens, self._usual, _USUAL_SMOOTHING)
         else:
@@ -173,8 +168,7 @@ class Expectation:
 
     def observe_verdict(self, draft: Draft, verdict: Verdict) -> None:
         """Learn from the verdict on a draft, as far as it was verified."""
-        is_shared = self._num_drafts < _MAX_SHARED_DRAFTS
-        self._acceptance.observe(draft, verdict, is_shared)
+        self._acceptance.observe(draft, verdict)
         self._num_drafts += 1
 
     def observe_cut(self, num_nodes: int, tokens: float, whole: float) -> None:
@@ -190,18 +184,15 @@ class Expectation:
 
     def verified_at(self, length: int) -> tuple[float, float]:
         """Expected accepted tokens and nodes of the verified part of a draft of this length."""
-        whole, verified = self.at(length), self.verified
-        nodes = whole * verified.nodes / verified.whole
-        return whole * verified.tokens / verified.whole, min(nodes, 2.0 * length)
+        share, verified = self.at(length) / self.verified.whole, self.verified
+        return share * verified.tokens, share * verified.nodes
 
     def need_of_trial(self, room: int) -> tuple[bool, int]:
         """Return a sort key: the larger, the more is gained by a trial of this request.
 
-        Requests whose drafts were never verified come first, by the number of tokens that are left;
-        then the others, by how long they have had no draft.
+        Requests whose drafts were never verified come first, then those with the most tokens left.
         """
-        is_new = not self._num_drafts
-        return is_new, room if is_new else self.steps_without_draft
+        return not self._num_drafts, room
 
     def offers(self, room: int) -> Offers:
         """Return how far to draft at each price, for at most `room` tokens."""

@@ -16,7 +16,6 @@ _BUCKET_STARTS = (
 SMOOTHING = 0.1  # weight of a new measurement: the mean of about the last twenty
 OWN_SMOOTHING = 0.02  # weight of a new measurement in the relative cost of its size
 MAX_JUMP = 3.0  # multiple of the mean to which outliers are clipped: another process was running
-_MAX_WEIGHT = 50  # measurements of a size that count relative to those of others
 MIN_SECONDS = 1e-9  # no call takes less, because callers divide by costs
 
 
@@ -154,7 +153,7 @@ class CostCurve:
         for point in self._points.values():
             size, seconds = point.size, point.seconds
             point.drawn = seconds
-            weight, sizes = min(point.count, _MAX_WEIGHT), [size]
+            weight, sizes = point.count, [size]
             while pools and pools[-1][0] >= seconds:
                 before, number, smaller = pools.pop()
                 seconds = (number * before + weight * seconds) / (number + weight)

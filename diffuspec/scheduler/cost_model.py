@@ -21,9 +21,6 @@ from diffuspec.scheduler.cost_curve import (
     Speed,
 )
 
-# Decay of the term for each further request of a batch: if it is so high that all calls are for
-# single requests, it halves in 350 calls, and batches are tried again.
-_KEPT_BY_SINGLE_CALLS = 0.998
 _LEAST_ROWS = 64
 
 
@@ -65,9 +62,7 @@ class CallCosts:
         reads: whether most of its time may be spent on prompts, which says little about requests.
         """
         others = num_requests - 1
-        if not others:
-            self._request_seconds *= _KEPT_BY_SINGLE_CALLS
-        elif self.curve.is_known_near(size) and not reads:
+        if others and self.curve.is_known_near(size) and not reads:
             self._num_batches += 1
             expected = self.seconds(size, num_requests)
             rate = max(OWN_SMOOTHING, 1 / self._num_batches**2)
@@ -88,8 +83,6 @@ class Interference:
     above 0 because of noise, and would keep a drafter idle that slows no verification down.
     """
 
-    # Calls that overlap for a smaller share of their time are ignored: noise exceeds the loss.
-    _LEAST_SHARE = 0.05
     _SMOOTHING = SMOOTHING / 4
     _ASSUMED = 4  # weight of the assumed value, in measurements
 
@@ -112,10 +105,11 @@ class Interference:
 
     def observe(self, seconds: float, expected: float, beside: float) -> None:
         """Learn from a verification of `seconds`, of which `beside` overlapped with drafting."""
-        if beside <= self._LEAST_SHARE * seconds or expected <= 0:
+        if beside <= 0 or expected <= 0:
             return
-        self._num_measured += 1
-        rate = max(self._SMOOTHING, 1 / self._num_measured)
+        share = beside / max(seconds, beside)  # short overlaps say little
+        self._num_measured += share
+        rate = share * max(self._SMOOTHING, 1 / self._num_measured)
         self._lost = _moved(self._lost, min(max((seconds - expected) / beside, -1.0), 1.0), rate)
 
     def lost_seconds(self, beside: float) -> float:
@@ -195,7 +189,6 @@ class CostModel:
         # size: rows, which are tokens to read, roots and nodes
         self.verification = CallCosts(speed)
         self.plain = CostCurve(speed)  # verdict to verdict without drafts; size: requests
-        self.plain_overhead_seconds = 0.0
         self.drafters = {name: DraftCosts(interference, speed) for name in drafters}
 
     def verify_seconds(self, num_rows: float, num_requests: float) -> float:
@@ -219,8 +212,7 @@ class CostModel:
         """Expected seconds from verdict to verdict if none of these requests drafts."""
         if self.plain.is_known_near(num_requests):
             return self.plain.at(num_requests)
-        seconds = self.verification.seconds(num_requests, num_requests)
-        return max(seconds + self.plain_overhead_seconds, MIN_SECONDS)
+        return max(self.verify_seconds(num_requests, num_requests), MIN_SECONDS)
 
     def lost_seconds(self, beside: Mapping[str, float]) -> float:
         """Seconds by which concurrent draft calls lengthen a verification, by drafter."""
@@ -257,12 +249,6 @@ class CostModel:
         self._speed.num_unmeasured += not is_plain
         seconds = max(seconds - self.lost_seconds(beside), 0.0)
         self.verification.observe(num_rows, num_requests, seconds, is_plain=is_plain, reads=reads)
-
-    def observe_plain(self, num_requests: int, seconds: float, verify_seconds: float) -> None:
-        """Learn from a step without drafts of all running requests, verdict to verdict."""
-        self.plain.observe(num_requests, seconds)
-        overhead = max(seconds - verify_seconds, 0.0)
-        self.plain_overhead_seconds = _moved(self.plain_overhead_seconds, overhead)
 
 
 def _moved(mean: float, value: float, rate: float = SMOOTHING) -> float:

@@ -118,7 +118,7 @@ class Learner:
             interval.reading, self._reading = self._reading, {}
         is_measured = self.baseline.observe(interval)
         if is_measured:
-            costs.observe_plain(number, seconds, call.ended_at - call.started_at)
+            costs.plain.observe(number, seconds)
         return is_measured
 
 

@@ -31,7 +31,6 @@ def add_early_drafts(s: Snapshot, plan: Plan) -> None:
         if lane is None or not lane.is_idle or lane in taken:
             continue
         load = load_of(s, request.drafter, [request])
-        load.is_early = True
         lengths, _ = sized(s, [request], load, plan.trials)
         if lengths:
             early = new_call(s, lane, lengths)
@@ -47,16 +46,6 @@ def _may_draft_early(s: Snapshot, request: Request) -> bool:
     return is_last_chunk and is_wanted and request.early is None and not request.is_finished
 
 
-def _may_go_on(request: Request) -> bool:
-    """Whether the request is expected to draft after this step; unknown after a trial."""
-    return not request.step.trial_steps
-
-
-def _may_go_without(request: Request) -> bool:
-    """Return whether the scheduler decides if a request drafts, and how much of that ahead."""
-    return request.policy.num_draft_tokens is None and request.speculation.num_outcomes == "auto"
-
-
 def add_pre_drafts(s: Snapshot, plan: Plan) -> None:
     """Let idle drafters draft for the likeliest outcomes of the verification in flight."""
     call = s.verification
@@ -70,9 +59,7 @@ def add_pre_drafts(s: Snapshot, plan: Plan) -> None:
         is_well = breaker.is_closed or breaker.is_trial_due(s.now)
         if not (lane.is_idle and lane.is_available and is_well):
             continue
-        verifying = [one for one in call.requests if s.home(one) is lane and _may_go_on(one)]
-        if s.baseline.wants_plain(s.num_running):
-            verifying = [one for one in verifying if not _may_go_without(one)]
+        verifying = [one for one in call.requests if s.home(one) is lane]
         draft = begun.get(lane)
         costs, waiting = s.costs.drafters[lane.chosen_by], draft.lengths if draft else {}
         left = max(call.ends_at - s.now, 0.0)

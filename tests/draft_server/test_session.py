@@ -401,7 +401,7 @@ def test_outcomes_are_pushed_with_the_draft_that_follows_them():
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("share", [1.0, 4.0])
+@pytest.mark.parametrize("share", [1.0, 16.0])
 def test_tenants_share_what_there_is_by_their_weights(share: float):
     async def work(service: DraftService, session: Session) -> list[int]:
         other, _ = service.open(make_hello(tenant="other"))
