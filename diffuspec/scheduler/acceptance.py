@@ -17,7 +17,7 @@ from diffuspec.algorithm.calibration import AcceptanceModel
 from diffuspec.algorithm.draft_tree import depths, is_chain
 from diffuspec.core.types import Draft, DraftTree, Verdict
 from diffuspec.scheduler.cost_curve import CostCurve
-from diffuspec.scheduler.first_drafts import FirstDrafts
+from diffuspec.scheduler.first_drafts import PRIOR_DRAFTS, FirstDrafts
 
 _LENGTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
 # Prices of a drafted position, in tokens: from one that only nearly certain tokens are worth, down
@@ -29,7 +29,6 @@ _SMOOTHING = 0.4  # weight of a draft in its request's averages: easy stretches 
 _USUAL_SMOOTHING = 0.1
 # weight of a draft in the averages of all requests: answers have about a dozen steps
 _SHARED_SMOOTHING = 0.04
-_PRIOR_DRAFTS = 4  # weight of the prior, in drafts
 
 
 class SharedExpectation:
@@ -47,7 +46,7 @@ class SharedExpectation:
         # Sums of squares and products of the excess of requests' first and later drafts over the
         # average: how much of the excess lasts. The prior is one half, with the weight of the prior
         # drafts.
-        typical = _PRIOR_DRAFTS * (self.tokens[-1] / 2) ** 2
+        typical = PRIOR_DRAFTS * (self.tokens[-1] / 2) ** 2
         self._squares, self._products = typical, typical / 2
 
     def observe_later(self, first: Sequence[float], tokens: Sequence[float]) -> None:
@@ -72,7 +71,7 @@ class SharedExpectation:
         Returns the probability that the traffic has changed before it.
         """
         self._num_learnt += 1
-        rate = max(_SHARED_SMOOTHING, 1 / (self._num_learnt + _PRIOR_DRAFTS))
+        rate = max(_SHARED_SMOOTHING, 1 / (self._num_learnt + PRIOR_DRAFTS))
         changed = self._firsts.observe(tokens[-1]) if is_first else 0.0
         if changed > rate:
             prior, self._num_learnt = _Verified(), round((1 - changed) * self._num_learnt)

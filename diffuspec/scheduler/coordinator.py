@@ -244,8 +244,8 @@ class Coordinator:
         A hanging role is given up after the configuration's `max_draft_seconds`.
         """
         max_wait_seconds = self._config.max_draft_seconds
-        profile = Profile(self._verifier, self.loop.costs, max_seconds, max_wait_seconds)
-        await profile.run(self.pool.lanes)
+        profile = Profile(self._info, max_seconds, max_wait_seconds)
+        await profile.run(self._verifier, self.pool.lanes, self.loop.costs)
 
     async def __aenter__(self) -> Coordinator:
         self.releases.open()

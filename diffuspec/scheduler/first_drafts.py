@@ -6,7 +6,7 @@ import math
 
 _LEAST_TOKENS = 0.05  # per draft; lower numbers are not distinguished
 _LEAST_SPREAD = 0.5  # standard deviation of the logarithms: similar requests differ by half
-_PRIOR_DRAFTS = 4  # weight of the prior, in drafts
+PRIOR_DRAFTS = 4  # weight of the prior, in drafts
 
 
 class FirstDrafts:
@@ -35,7 +35,7 @@ class FirstDrafts:
         error = math.log(min(max(tokens, _LEAST_TOKENS), self._most)) - self._mean
         changed = self._chance_of_change(error)
         kept = 1 - changed
-        rate = kept * max(self._rate, 1 / (self._number + 1 + _PRIOR_DRAFTS))
+        rate = kept * max(self._rate, 1 / (self._number + 1 + PRIOR_DRAFTS))
         self._number = kept * self._number + 1
         self._mean += (changed + rate) * error
         self._variance += rate * (error**2 - self._variance)

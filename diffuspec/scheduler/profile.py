@@ -41,15 +41,14 @@ async def profile_drafter(
 
     Takes at most about `max_seconds`. Raises the drafter's errors.
     """
-    profile = _Calls(info, max_seconds, max_wait_seconds=max(10 * max_seconds, 10.0))
+    profile = Profile(info, max_seconds, max_wait_seconds=max(10 * max_seconds, 10.0))
     try:
         await profile.measure_drafter(drafter, costs)
-        await profile.measure_reading(drafter, costs)
     finally:
         await profile.release([drafter])
 
 
-class _Calls:
+class Profile:
     """Calls measured while no request is running, for at most about `max_seconds`."""
 
     def __init__(self, info: TargetInfo, max_seconds: float, max_wait_seconds: float) -> None:
@@ -83,20 +82,62 @@ class _Calls:
     def _has_time_for(self, seconds: float) -> bool:
         return time.monotonic() + _REPEATS * seconds < self._ends_at
 
-    async def measure_drafter(self, drafter: Drafter, costs: DraftCosts) -> None:
-        """Measure calls for drafts of several lengths."""
+    async def run(self, verifier: Verifier, lanes: Sequence[Lane], costs: CostModel) -> None:
+        """Measure the verifier, then one drafter of each name, unless their costs are known.
+
+        A role that fails or hangs is skipped.
+        """
+        drafters: dict[str, Drafter] = {}
+        for lane in lanes:
+            if lane.is_available and not costs.drafters[lane.chosen_by].is_known:
+                drafters.setdefault(lane.chosen_by, lane.drafter)
+        if not costs.verification.curve.is_known:
+            await self._try("the verifier", self._measure_verifier(verifier, costs))
+        for name, drafter in drafters.items():
+            measuring = self.measure_drafter(drafter, costs.drafters[name], verifier)
+            await self._try(f"drafter {name}".strip(), measuring)
+        await self.release([verifier, *drafters.values()])
+
+    async def _try(self, what: str, work: Coroutine[None, None, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            message = "%s is not profiled, its costs are learnt while decoding: %s"
+            logger.warning(message, what, error)
+
+    async def _measure_verifier(self, verifier: Verifier, costs: CostModel) -> None:
         if not self._has_time_for(0.0):
             return
-        if await self._draft(drafter, len(self._names), 1) is None:  # reads the prompts
-            return  # it drafts from what it has seen of other requests or the target
-        for number, length in _LENGTHS:
-            fits = number <= len(self._names) and length <= self._room
-            if fits and self._has_time_for(costs.seconds(number * length, number)):
-                seconds = await self._draft(drafter, number, length)
-                if seconds is not None:
-                    costs.observe(number * length, number, 0, seconds)
+        await self._verify(verifier, len(self._names), 1)  # reads the prompts
+        most = min(self._info.max_tree_nodes + 1, self._room)
+        for number, num_rows in _SIZES:
+            seconds = costs.verify_seconds(number * num_rows, number)
+            fits = number <= len(self._names) and num_rows <= most
+            if fits and self._has_time_for(seconds):
+                seconds = await self._verify(verifier, number, num_rows)
+                costs.observe_verification(number * num_rows, number, seconds, {})
 
-    async def measure_reading(self, drafter: Drafter, costs: DraftCosts) -> None:
+    async def measure_drafter(
+        self, drafter: Drafter, costs: DraftCosts, verifier: Verifier | None = None
+    ) -> None:
+        """Measure drafts of several lengths, beside `verifier` too, and the reading of prompts."""
+        if not self._has_time_for(0.0):
+            return
+        # reads the prompts; some drafters draft only from what they have seen of other requests
+        if await self._draft(drafter, len(self._names), 1) is not None:
+            for number, length in _LENGTHS:
+                fits = number <= len(self._names) and length <= self._room
+                if fits and self._has_time_for(costs.seconds(number * length, number)):
+                    seconds = await self._draft(drafter, number, length)
+                    if seconds is not None:
+                        costs.observe(number * length, number, 0, seconds)
+        seconds = (1 + _ROUNDS_TOGETHER) * costs.seconds(16, 1)
+        is_possible = costs.is_known and self._room >= 16 and self._has_time_for(seconds)
+        if verifier is not None and is_possible:
+            await self._measure_interference(verifier, drafter, costs.interference)
+        await self._measure_reading(drafter, costs)
+
+    async def _measure_reading(self, drafter: Drafter, costs: DraftCosts) -> None:
         """Measure how much longer a call takes if the drafter has to read a prompt."""
         for size in _READING_SIZES:
             unread = min(size, self._info.max_model_len // 2)
@@ -141,56 +182,7 @@ class _Calls:
             num_prompt_tokens=len(prompt),
         )
 
-
-class Profile(_Calls):
-    """Measures all roles of an engine."""
-
-    def __init__(
-        self, verifier: Verifier, costs: CostModel, max_seconds: float, max_wait_seconds: float
-    ) -> None:
-        """max_wait_seconds: longest wait for a call."""
-        super().__init__(verifier.info, max_seconds, max_wait_seconds)
-        self._verifier = verifier
-        self._costs = costs
-
-    async def run(self, lanes: Sequence[Lane]) -> None:
-        """Measure the verifier, then one drafter of each name, unless their costs are known.
-
-        A role that fails or hangs is skipped.
-        """
-        drafters: dict[str, Drafter] = {}
-        for lane in lanes:
-            if lane.is_available and not self._costs.drafters[lane.chosen_by].is_known:
-                drafters.setdefault(lane.chosen_by, lane.drafter)
-        if not self._costs.verification.curve.is_known:
-            await self._try("the verifier", self._measure_verifier())
-        for name, drafter in drafters.items():
-            measuring = self._measure(drafter, self._costs.drafters[name])
-            await self._try(f"drafter {name}".strip(), measuring)
-        roles: list[Verifier | Drafter] = [self._verifier, *drafters.values()]
-        await self.release(roles)
-
-    async def _try(self, what: str, work: Coroutine[None, None, None]) -> None:
-        try:
-            await work
-        except Exception as error:
-            message = "%s is not profiled, its costs are learnt while decoding: %s"
-            logger.warning(message, what, error)
-
-    async def _measure_verifier(self) -> None:
-        info, costs = self._verifier.info, self._costs
-        if not self._has_time_for(0.0):
-            return
-        await self._verify(len(self._names), 1)  # reads the prompts
-        most = min(info.max_tree_nodes + 1, info.max_model_len - len(self._prompt))
-        for number, num_rows in _SIZES:
-            seconds = costs.verify_seconds(number * num_rows, number)
-            fits = number <= len(self._names) and num_rows <= most
-            if fits and self._has_time_for(seconds):
-                seconds = await self._verify(number, num_rows)
-                costs.observe_verification(number * num_rows, number, seconds, {})
-
-    async def _verify(self, number: int, num_rows: int) -> float:
+    async def _verify(self, verifier: Verifier, number: int, num_rows: int) -> float:
         """Return the minimum seconds of verifications of `number` requests, `num_rows` for each."""
         tree = chain([1] * (num_rows - 1))
         requests = [
@@ -200,30 +192,26 @@ class Profile(_Calls):
         found = []
         for _ in range(_REPEATS):
             started = time.monotonic()
-            await self._answer(self._verifier.verify(requests))
+            await self._answer(verifier.verify(requests))
             found.append(time.monotonic() - started)
         return min(found)
 
-    async def _measure(self, drafter: Drafter, costs: DraftCosts) -> None:
-        await self.measure_drafter(drafter, costs)
-        seconds = (1 + _ROUNDS_TOGETHER) * costs.seconds(16, 1)
-        if costs.is_known and self._room >= 16 and self._has_time_for(seconds):
-            await self._measure_interference(drafter, costs.interference)
-        await self.measure_reading(drafter, costs)
-
-    async def _measure_interference(self, drafter: Drafter, interference: Interference) -> None:
+    async def _measure_interference(
+        self, verifier: Verifier, drafter: Drafter, interference: Interference
+    ) -> None:
         """Measure how much a draft call and a concurrent verification slow each other down.
 
         It stays as assumed if they take no time, or there was no draft.
         """
-        verifying, drafting = await self._verify(1, 4), await self._draft(drafter, 1, 16)
+        verifying = await self._verify(verifier, 1, 4)
+        drafting = await self._draft(drafter, 1, 16)
         shorter = min(verifying, drafting or 0.0)
         if not shorter:
             return
         both = math.inf
         for _ in range(_ROUNDS_TOGETHER):
             started = time.monotonic()
-            await asyncio.gather(self._verify(1, 4), self._draft(drafter, 1, 16))
+            await asyncio.gather(self._verify(verifier, 1, 4), self._draft(drafter, 1, 16))
             both = min(both, (time.monotonic() - started) / _REPEATS)
         slower = (both - max(verifying, drafting or 0.0)) / shorter
         interference.set(min(max(slower, 0.0), 1.0))
