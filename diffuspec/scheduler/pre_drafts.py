@@ -31,10 +31,11 @@ def add_early_drafts(s: Snapshot, plan: Plan) -> None:
         if lane is None or not lane.is_idle or lane in taken:
             continue
         load = load_of(s, request.drafter, [request])
-        lengths, _ = sized(s, [request], load, plan.trials)
+        trials: dict[Request, float] = {}
+        lengths, _ = sized(s, [request], load, trials)
         if lengths:
             early = new_call(s, lane, lengths)
-            early.awaited = {}
+            early.awaited, early.trials = {}, trials
             plan.drafts.append(early)
             taken.add(lane)
 
