@@ -51,6 +51,7 @@ class Load:
     num_lanes: int  # drafters with this name
     reading_seconds: float = 0.0  # seconds of reading prompts, per token to be committed
     may_split: bool = True  # whether one half may draft while the other is verified
+    is_early: bool = False  # whether it drafts while the target reads the prompt
     exposed_share: float = 1.0  # share of a draft call for which its requests wait
     exposed_reading: float = 1.0  # share of a prompt's reading by which it delays the target
 
@@ -127,6 +128,10 @@ class Load:
         costs, running, verify = self.costs, self.num_running, self.costs.verify_seconds
         own, plain = costs.drafters[self.drafter], costs.plain_seconds(running)
         drafting = own.seconds(length, 1, num_unread)
+        if self.is_early:
+            reading = verify(running + num_unread, running)
+            waiting = max(drafting - reading, 0.0) / running
+            return (own.interference.value * min(drafting, reading) + waiting) / plain
         beside = max(own.interference.ends(drafting, plain)) - plain + plain / running
         rows = verify(running + length, running) - verify(running, running)
         return (min(drafting, beside) + rows) / plain

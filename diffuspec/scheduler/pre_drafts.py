@@ -31,6 +31,7 @@ def add_early_drafts(s: Snapshot, plan: Plan) -> None:
         if lane is None or not lane.is_idle or lane in taken:
             continue
         load = load_of(s, request.drafter, [request])
+        load.is_early = True
         trials: dict[Request, float] = {}
         lengths, _ = sized(s, [request], load, trials)
         if lengths:
@@ -47,6 +48,12 @@ def _may_draft_early(s: Snapshot, request: Request) -> bool:
     return is_last_chunk and is_wanted and request.early is None and not request.is_finished
 
 
+def _goes_on(s: Snapshot, request: Request) -> bool:
+    """Return whether a request is expected to draft after this step; unknown after a trial."""
+    is_free = request.policy.num_draft_tokens is None and request.speculation.num_outcomes == "auto"
+    return not request.step.trial_steps and not (is_free and s.baseline.wants_plain(s.num_running))
+
+
 def add_pre_drafts(s: Snapshot, plan: Plan) -> None:
     """Let idle drafters draft for the likeliest outcomes of the verification in flight."""
     call = s.verification
@@ -60,7 +67,7 @@ def add_pre_drafts(s: Snapshot, plan: Plan) -> None:
         is_well = breaker.is_closed or breaker.is_trial_due(s.now)
         if not (lane.is_idle and lane.is_available and is_well):
             continue
-        verifying = [one for one in call.requests if s.home(one) is lane]
+        verifying = [one for one in call.requests if s.home(one) is lane and _goes_on(s, one)]
         draft = begun.get(lane)
         costs, waiting = s.costs.drafters[lane.chosen_by], draft.lengths if draft else {}
         left = max(call.ends_at - s.now, 0.0)

@@ -193,6 +193,15 @@ def test_a_trial_beside_the_verification_of_the_others_costs_a_token():
     assert load_of(costs, 4).trial_steps(8) == pytest.approx(cost / plain, rel=1e-6)
 
 
+@pytest.mark.parametrize(("interference", "steps"), [(0.0, 0.0), (0.5, 0.2)])
+def test_a_trial_while_the_target_reads_the_prompt_costs_what_it_slows_that_down(
+    interference, steps
+):
+    costs = cost_model((0.1, 0.0), (0.04, 0.0), interference=interference)
+    load = replace(load_of(costs, 4), is_early=True)
+    assert load.trial_steps(8) == pytest.approx(steps, rel=1e-6)
+
+
 def test_lengths_that_requests_chose_themselves_are_rated_like_others():
     world = World(0.9)
     load = load_of(world.costs(), 1)

@@ -403,6 +403,13 @@ def test_an_idle_drafter_drafts_ahead_while_a_verification_is_in_flight() -> Non
     assert num_ahead(plan) > 0 and not drafted_for(plan)
 
 
+def test_nothing_is_drafted_ahead_of_a_trial_that_may_tell_that_drafts_do_not_pay() -> None:
+    state = verifying()
+    assert state.verification is not None
+    state.verification.requests[0].step.trial_steps = 0.5
+    assert not schedule(state).drafts
+
+
 def test_nothing_is_drafted_ahead_without_overlap() -> None:
     assert not schedule(verifying(overlap=False)).drafts
 
