@@ -117,6 +117,7 @@ class Expectation:
         self._mean: Sequence[float] = ()  # their long-term average
         self._usual = shared.tokens  # expected after many steps without a draft
         self.verified = replace(shared.verified)
+        self.steps_without_draft = 0
         self._offers: Offers | None = None  # a cache; None: stale
         self._change = 0.0  # probability, by its first draft, that the traffic has changed
         self._num_drafts = self._num_found = 0  # verified drafts, and drafts received
@@ -137,7 +138,7 @@ class Expectation:
         found = [accepted[k] for k in self.lengths]
         self._learn(found)
         self._change += self._shared.observe(found, is_first=self._num_found == 1)
-        self._offers = None
+        self.steps_without_draft, self._offers = 0, None
         return reach
 
     def _learn(self, found: Sequence[float]) -> None:
@@ -159,6 +160,7 @@ class Expectation:
 
     def observe_no_draft(self) -> None:
         """Record a step without a draft, which makes earlier observations less relevant."""
+        self.steps_without_draft += 1
         if self._num_found:
             self.tokens = _moved(self.tokens, self._usual, _USUAL_SMOOTHING)
         else:
@@ -189,9 +191,11 @@ class Expectation:
     def need_of_trial(self, room: int) -> tuple[bool, int]:
         """Return a sort key: the larger, the more is gained by a trial of this request.
 
-        Requests whose drafts were never verified come first, then those with the most tokens left.
+        Requests whose drafts were never verified come first, by the number of tokens that are left;
+        then the others, by how long they have had no draft.
         """
-        return not self._num_drafts, room
+        is_new = not self._num_drafts
+        return is_new, room if is_new else self.steps_without_draft
 
     def offers(self, room: int) -> Offers:
         """Return how far to draft at each price, for at most `room` tokens."""
