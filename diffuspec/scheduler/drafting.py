@@ -212,34 +212,28 @@ class Drafting:
                     self.seek(job.request)
 
     def _take(self, request: Request, draft: Draft, length: int) -> None:
-        now = time.monotonic()
         if not draft.tree.num_nodes:
             self._skip(request, None)  # a drafter may have nothing to propose: not a fallback
-            return
-        try:
-            request.take_draft(draft, length, self._target)
-        except InvalidRequestError as error:
-            self._drop_draft(request, error)
-            return
-        request.step.drafting_seconds = now - request.step.started_at
-        self._ready(request)
+        else:
+            self._store(request, lambda: request.take_draft(draft, length, self._target))
 
     def _take_early(self, request: Request) -> None:
+        self._store(request, lambda: request.take_early_draft(self._target))
+
+    def _store(self, request: Request, take: Callable[[], bool]) -> None:
+        """Store a draft for the next step; seek another one if `take` returns False."""
         try:
-            is_taken = request.take_early_draft(self._target)
+            is_taken = take()
         except InvalidRequestError as error:
-            self._drop_draft(request, error)
+            message = "a draft for %s is dropped: %s"
+            logger.warning(message, request.request_id, error, extra=request.about)
+            self._skip(request, "invalid_draft")
             return
         if is_taken:
             request.step.drafting_seconds = time.monotonic() - request.step.started_at
             self._ready(request)
         else:
             self.seek(request)
-
-    def _drop_draft(self, request: Request, error: InvalidRequestError) -> None:
-        message = "a draft for %s is dropped: %s"
-        logger.warning(message, request.request_id, error, extra=request.about)
-        self._skip(request, "invalid_draft")
 
     def _skip(self, request: Request, reason: str | None) -> None:
         request.early = None

@@ -231,8 +231,8 @@ class Request:
         if first_lost is not None:
             self.prefill.num_read = min(self.prefill.num_read, first_lost)
 
-    def take_draft(self, draft: Draft, length: int, target: TargetInfo) -> None:
-        """Store a draft of `length` tokens for the next step.
+    def take_draft(self, draft: Draft, length: int, target: TargetInfo) -> bool:
+        """Store a draft of `length` tokens for the next step; return True.
 
         Raises InvalidRequestError if it is invalid.
         """
@@ -243,6 +243,7 @@ class Request:
             step.reach = self.expectation.observe_draft(step.draft, length)
             step.num_expected = sum(step.reach)
         step.is_settled, step.fallback = True, None
+        return True
 
     def take_early_draft(self, target: TargetInfo) -> bool:
         """Store the part of an early draft after the tokens committed since; see take_draft.
@@ -255,11 +256,11 @@ class Request:
         rest = draft_after(early.draft, self.prefix[early.num_tokens :].tolist())
         if rest.tree.num_nodes:
             length = max(early.length - (self.num_tokens - early.num_tokens), 1)
-            self.take_draft(rest, min(length, self.room), target)
-        elif self.policy.num_draft_tokens is None and early.draft.tree.num_nodes:
+            return self.take_draft(rest, min(length, self.room), target)
+        if self.policy.num_draft_tokens is None and early.draft.tree.num_nodes:
             # Even a draft that does not fit tells how sure of this request the drafter is.
             self.expectation.observe_draft(early.draft, early.length)
-        return rest.tree.num_nodes > 0
+        return False
 
     def keep_nodes(self, num_nodes: int) -> None:
         """Verify only the likeliest nodes of the draft."""
