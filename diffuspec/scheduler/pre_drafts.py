@@ -32,11 +32,10 @@ def add_early_drafts(s: Snapshot, plan: Plan) -> None:
             continue
         load = load_of(s, request.drafter, [request])
         load.is_early = True
-        trials: dict[Request, float] = {}
-        lengths, _ = sized(s, [request], load, trials)
+        lengths, _ = sized(s, [request], load, plan.trials)
         if lengths:
             early = new_call(s, lane, lengths)
-            early.awaited, early.trials = {}, trials
+            early.awaited = {}
             plan.drafts.append(early)
             taken.add(lane)
 
