@@ -131,6 +131,10 @@ class Baseline:
         """Plain steps until requests may draft again; 0: they may draft now."""
         return self._account(drafter, num_running).missing / _TRIAL_SHARE
 
+    def saved_for_trials(self, drafter: str, num_running: int) -> float:
+        """Plain steps saved up for trials; 0 while a trial is being paid off."""
+        return max(self._account(drafter, num_running).credit, 0.0)
+
     def allows_trial(self, drafter: str, num_running: int, steps: float) -> bool:
         """Return whether a trial that costs this many plain steps may be made.
 

@@ -119,22 +119,26 @@ class Load:
         reading *= self.exposed_reading
         return reading < (1 + room) * (1 / self.plain_rate - 1 / max(rate, self.plain_rate))
 
-    def trial_steps(self, length: int, num_unread: int = 0) -> float:
-        """Cost of a trial of one request in steps of plain decoding.
+    def trial_steps(self, request: Drafted, num_unread: int = 0) -> float:
+        """Expected loss by a trial of one request, in steps of plain decoding.
 
         All others wait for its draft, or continue while the request skips a step. The
         drafter reads `num_unread` tokens of its prompt first.
         """
         costs, running, verify = self.costs, self.num_running, self.costs.verify_seconds
         own, plain = costs.drafters[self.drafter], costs.plain_seconds(running)
+        length = trial_length(request)
         drafting = own.seconds(length, 1, num_unread)
         if self.is_early:
             reading = verify(running + num_unread, running)
             waiting = max(drafting - reading, 0.0) / running
             return (own.interference.value * min(drafting, reading) + waiting) / plain
         beside = max(own.interference.ends(drafting, plain)) - plain + plain / running
-        rows = verify(running + length, running) - verify(running, running)
-        return (min(drafting, beside) + rows) / plain
+        # As many of its nodes are verified as pay, and at least one.
+        rows, *more = costs.verification.seconds_of(range(running, running + length + 1), running)
+        gains = [request.expectation.at(number) / running for number in range(1, length + 1)]
+        lost = min([(one - rows) / plain - gain for one, gain in zip(more, gains, strict=True)])
+        return max(min(drafting, beside) / plain + lost, 0.0)
 
 
 def choose_lengths(requests: Sequence[R], load: Load) -> Lengths[R]:
@@ -246,8 +250,7 @@ def with_trial(
         found = dict([*found.items()][:half])
     if idle := [one for one in requests if one not in found]:
         request = max(idle, key=lambda one: one.expectation.need_of_trial(one.room))
-        length = trial_length(request)
-        steps = load.trial_steps(length, num_unread(request))
+        steps = load.trial_steps(request, num_unread(request))
         if baseline.allows_trial(name, running, steps):
-            trials[request], found[request] = steps, length
+            trials[request], found[request] = steps, trial_length(request)
     return found, rate

@@ -121,8 +121,9 @@ def _drafts(s: Snapshot, groups: _Groups) -> Drafts:
     for name, requests in by_drafter.items():
         load = load_of(s, name, requests)
         lengths, rate = sized(s, requests, load, drafts.trials)
-        if steps := sum([drafts.trials.get(one, 0.0) for one in requests if drafts.trials]):
-            drafts.prepaid += rate * steps * s.costs.plain_seconds(load.num_running)
+        if not drafts.trials.keys().isdisjoint(requests):
+            saved = s.baseline.saved_for_trials(name, load.num_running)
+            drafts.prepaid += rate * saved * s.costs.plain_seconds(load.num_running)
         rates.append(rate)
         begun: dict[Request, int] = {}
         reading = Counter[Lane]()  # prompt tokens to read in each drafter's call
@@ -276,7 +277,7 @@ def _coming(s: Snapshot) -> tuple[Batch, float]:
 
 def _cut(s: Snapshot, plan: Plan) -> None:
     """Cut the drafts that are verified now to the nodes that are worth verifying."""
-    cut = [one for one in plan.verify if one.step.reach and not one.step.trial_steps]
+    cut = [one for one in plan.verify if one.step.reach]
     if not cut or not s.costs.verification.curve.is_known:
         return
     batch = batch_of(s, plan.verify)
@@ -284,4 +285,5 @@ def _cut(s: Snapshot, plan: Plan) -> None:
     num_others = round(batch.num_rows) - sum(map(len, reaches))
     rate = plan.rate * (1 + s.first_token_price * batch.num_prompts)
     kept = nodes_to_verify(reaches, num_others, s.costs.verification.curve, rate)
-    plan.num_nodes.update(zip(cut, kept, strict=True))
+    for request, number in zip(cut, kept, strict=True):  # the verdict on a trial calibrates others
+        plan.num_nodes[request] = max(number, int(request.step.trial_steps > 0))

@@ -180,17 +180,27 @@ def test_no_draft_is_longer_than_what_its_request_may_still_commit(max_tokens):
     assert trial_length(request) <= request.room
 
 
-def test_a_trial_of_one_request_costs_a_batch_its_wait_and_its_rows():
+def test_a_trial_of_a_hopeless_request_costs_a_batch_its_wait_and_one_row():
     costs = cost_model((0.1, 0.001), (0.04, 0.0005))
-    cost = 0.04 + 8 * 0.0005 + 8 * 0.001
-    assert load_of(costs, 4).trial_steps(8) == pytest.approx(cost / 0.104, rel=1e-6)
+    cost = 0.04 + 8 * 0.0005 + 0.001
+    steps = load_of(costs, 4).trial_steps(decoding(rightness=0.0))
+    assert steps == pytest.approx(cost / 0.104, rel=1e-6)
+
+
+def test_what_a_trial_is_expected_to_save_costs_nothing():
+    costs = cost_model((0.1, 0.03), (0.04, 0.0))
+    load, plain = load_of(costs, 1), 0.13
+    # The second token, right in 0.2 of the cases, is not worth its row.
+    expected = 0.04 / plain + 0.03 / plain - 0.45
+    assert load.trial_steps(decoding(rightness=0.45)) == pytest.approx(expected, rel=1e-6)
+    assert load.trial_steps(decoding(rightness=0.9)) == 0.0
 
 
 def test_a_trial_beside_the_verification_of_the_others_costs_a_token():
     costs = cost_model((0.1, 0.001), (0.04, 0.0), interference=0.0)
-    rows, plain = 8 * 0.001, 0.104
-    cost = rows + plain / 4
-    assert load_of(costs, 4).trial_steps(8) == pytest.approx(cost / plain, rel=1e-6)
+    row, plain = 0.001, 0.104
+    steps = load_of(costs, 4).trial_steps(decoding(rightness=0.0))
+    assert steps == pytest.approx((row + plain / 4) / plain, rel=1e-6)
 
 
 @pytest.mark.parametrize(("interference", "steps"), [(0.0, 0.0), (0.5, 0.2)])
@@ -199,7 +209,7 @@ def test_a_trial_while_the_target_reads_the_prompt_costs_what_it_slows_that_down
 ):
     costs = cost_model((0.1, 0.0), (0.04, 0.0), interference=interference)
     load = replace(load_of(costs, 4), is_early=True)
-    assert load.trial_steps(8) == pytest.approx(steps, rel=1e-6)
+    assert load.trial_steps(decoding(rightness=0.0)) == pytest.approx(steps, rel=1e-6)
 
 
 def test_lengths_that_requests_chose_themselves_are_rated_like_others():

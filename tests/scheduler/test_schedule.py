@@ -242,6 +242,14 @@ def test_a_draft_is_cut_to_the_nodes_that_are_worth_their_rows() -> None:
     assert 1 <= num_kept() < 20
 
 
+@pytest.mark.parametrize(("trial_steps", "num_nodes"), [(0.0, 0), (0.5, 1)])
+def test_of_a_trial_at_least_one_node_is_verified(trial_steps: float, num_nodes: int) -> None:
+    request = drafted(4, confidence=-4.0)
+    request.step.trial_steps = trial_steps
+    plan = schedule(snapshot([request], cost_model(verify=(0.02, 0.003)), rate=100))
+    assert plan.num_nodes == {request: num_nodes}
+
+
 def test_the_dearer_a_first_token_the_fewer_nodes_are_verified_beside_its_prompt() -> None:
     prices = (0, 0.1, 0.2)
     kept = [num_kept(reading(20), first_token_price=price) for price in prices]
