@@ -97,7 +97,7 @@ class Planner:
         if not may_draft:
             return {}
         reading = self.reading_seconds(may_draft) / sum([1 + one.room for one in may_draft])
-        load = Load(self._costs, self._drafter, number, len(may_draft), 1, reading, may_split=False)
+        load = Load(self._costs, self._drafter, number, len(may_draft), 1, reading)
         # what is done ahead is hidden; waiting is decided separately
         load.exposed_share = load.exposed_reading = 0.0
         trials: dict[EngineRequest, float] = {}

@@ -50,7 +50,6 @@ class Load:
     num_drafting: int  # requests that use this drafter
     num_lanes: int  # drafters with this name
     reading_seconds: float = 0.0  # seconds of reading prompts, per token to be committed
-    may_split: bool = True  # whether one half may draft while the other is verified
     is_early: bool = False  # whether it drafts while the target reads the prompt
     exposed_share: float = 1.0  # share of a draft call for which its requests wait
     exposed_reading: float = 1.0  # share of a prompt's reading by which it delays the target
@@ -159,8 +158,8 @@ def choose_lengths(requests: Sequence[R], load: Load) -> Lengths[R]:
     if max(rates) > best:
         best, least = max(rates), 0.0
         place = _shortest(rates)
-    may_split = load.may_split and costs.drafters[load.drafter].interference.value < 1
-    if load.num_drafting > 1 and may_split:
+    is_alone = costs.drafters[load.drafter].interference.value < 1
+    if load.num_drafting > 1 and load.exposed_share and is_alone:
         rates = _halves_rates(offers, load)
         if max(rates) > best:
             best, least = max(rates), 1.0

@@ -20,7 +20,6 @@ from diffuspec.core.types import Draft, Verdict
 from diffuspec.scheduler.calls import DraftCall
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.learner import Learner
-from diffuspec.scheduler.plan import Plan
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import EarlyDraft
 from diffuspec.scheduler.verifications import Verifications
@@ -103,10 +102,10 @@ class Drafting:
 
     # ---- a call
 
-    def begin(self, call: DraftCall, plan: Plan, num_running: int) -> None:
+    def begin(self, call: DraftCall, num_running: int) -> None:
         """Call a drafter for the drafts of a call."""
         for request, length in call.lengths.items():
-            steps = plan.trials.get(request, 0.0)
+            steps = call.trials.get(request, 0.0)
             if request in call.awaited:
                 self._verifications.ready.pop(request, None)
                 request.progress.waits_for = call.lane.name

@@ -130,7 +130,6 @@ class Loop:
             rate=self._plan.rate,
             may_begin=not self._turns_left,
             next_drafts=self._plan.next_drafts,
-            trials=self._plan.trials,
         )
 
     def linger(self) -> None:
@@ -146,7 +145,7 @@ class Loop:
             for trial in self._pool.trials(plan.verify, time.monotonic()):
                 self.drafting.start(trial)
         for call in plan.drafts:
-            self.drafting.begin(call, plan, running)
+            self.drafting.begin(call, running)
 
     @property
     def num_decoding(self) -> int:

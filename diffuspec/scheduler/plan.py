@@ -8,7 +8,7 @@ costs `first_token_price` times that.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -41,7 +41,6 @@ class Snapshot:
     # False: the client of an answer that has just ended may be about to send another request
     may_begin: bool = True
     next_drafts: Sequence[DraftCall] = ()  # calls of the last plan that were to begin now
-    trials: Mapping[Request, float] = field(default_factory=dict)  # those of the last plan
     _chunk_tokens: int = field(default=0, init=False)  # a cache; 0: not computed
 
     @property
@@ -78,7 +77,6 @@ class Plan:
     drafts: list[DraftCall] = field(default_factory=list)
     # calls to start as soon as the verification has begun, with pre-drafts for its outcomes
     next_drafts: list[DraftCall] = field(default_factory=list)
-    trials: dict[Request, float] = field(default_factory=dict)  # costs of trials, in plain steps
     wait_until: float = math.inf  # time.monotonic() of the next look
     prefill_chunk_tokens: int = 2**31 - 1  # most tokens of one prompt to read
     rate: float = 0.0  # best expected tokens per second of any plan

@@ -32,10 +32,11 @@ def add_early_drafts(s: Snapshot, plan: Plan) -> None:
             continue
         load = load_of(s, request.drafter, [request])
         load.is_early = True
-        lengths, _ = sized(s, [request], load, plan.trials)
+        trials: dict[Request, float] = {}
+        lengths, _ = sized(s, [request], load, trials)
         if lengths:
             early = new_call(s, lane, lengths)
-            early.awaited = {}
+            early.awaited, early.trials = {}, trials
             plan.drafts.append(early)
             taken.add(lane)
 

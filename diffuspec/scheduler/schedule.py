@@ -72,7 +72,7 @@ def _best_plan(s: Snapshot) -> Plan:
     if can_verify and s.isolated:
         return Plan(verify=s.isolated, rate=s.rate)
     if s.next_drafts and s.verification is not None:
-        plan = Plan(drafts=planned_calls(s), trials={**s.trials}, rate=s.rate)
+        plan = Plan(drafts=planned_calls(s), rate=s.rate)
     else:
         groups = _grouped(s)
         drafts = _drafts(s, groups)
@@ -80,7 +80,6 @@ def _best_plan(s: Snapshot) -> Plan:
         plan.rate = drafts.rate
         if plan.verify:
             plan.prefill_chunk_tokens = s.prefill_chunk_tokens
-        plan.trials = drafts.trials if plan.drafts else {}
         _cut(s, plan)
     if s.overlap:
         add_early_drafts(s, plan)
