@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from diffuspec.draft_server.engine_costs import EngineCosts
 from diffuspec.draft_server.request import EngineRequest
 from diffuspec.scheduler.acceptance import PRICES, nodes_to_verify, place_of
 from diffuspec.scheduler.baseline import NUM_PLAIN, Baseline, Interval
 from diffuspec.scheduler.cost_curve import MAX_JUMP
-from diffuspec.scheduler.cost_model import CostModel, DraftCosts
+from diffuspec.scheduler.cost_model import DraftCosts
 from diffuspec.scheduler.draft_sizes import Load, with_trial
 
 # Prices of a pre-drafted position, down to those at which unlikely outcomes have drafts.
@@ -22,6 +23,9 @@ _AHEAD_PRICES = (*PRICES[:-1], 0.01, 0.007, 0.005, 0.003, 0.002, 0.0)
 _LEAST_TOKENS = 3  # fewest tokens of a pre-draft
 _SHOWN_ROWS = (1, 2, 4, 8, 16)
 _MAX_SILENT_STEPS = 64  # number of steps over which the cost of an answer becomes negligible
+# Drafted steps between the first two measurements of plain decoding. An engine is not profiled, and
+# other programs may have been running during the first one.
+_FIRST_AFTER = 16
 _MAX_HELD = 8  # plain steps in a row that may include prefills, and so measure nothing
 
 
@@ -49,10 +53,10 @@ class Planner:
     def __init__(self, drafter: str, drafting: DraftCosts) -> None:
         """`drafting`: the cost of drafts, learnt from the calls of all engines."""
         self._drafter = drafter
-        self._costs = CostModel([drafter], 0.0)
+        self._costs = EngineCosts([drafter])
         self._mine = self._costs.drafters[drafter]
         self._mine.calls, self._mine.reading = drafting.calls, drafting.reading
-        self._baseline = Baseline([drafter])
+        self._baseline = Baseline([drafter], _FIRST_AFTER)
         self._rate = 0.0  # tokens per second of the best choice
         self._trials: dict[EngineRequest, int] = {}  # drafts made to find out whether they pay
         self._prepaid = 0.0  # plain steps of trials that no interval has accounted for yet

@@ -104,9 +104,14 @@ class Baseline:
     from drafts.
     """
 
-    def __init__(self, drafters: Collection[str]) -> None:
-        """`drafters`: their names."""
+    def __init__(self, drafters: Collection[str], first_after: int = _PLAIN_EVERY) -> None:
+        """`drafters`: their names.
+
+        first_after: drafted steps between the first two measurements of plain decoding under a
+        load. The number doubles, up to _PLAIN_EVERY.
+        """
         self._drafters = drafters
+        self._first_after = first_after
         self._accounts: dict[tuple[str, int], _Account] = {}
         self._plain: dict[int, _Plain] = defaultdict(_Plain)
         self._num_plain = 0  # consecutive plain steps of all requests, up to now
@@ -158,7 +163,8 @@ class Baseline:
         Gives up while requests with their own draft lengths keep drafting.
         """
         plain = self._plain[_bucket(num_running)]
-        is_due = not plain.num_measured or plain.num_since >= _PLAIN_EVERY
+        after = min(self._first_after << max(plain.num_measured - 1, 0), _PLAIN_EVERY)
+        is_due = not plain.num_measured or plain.num_since >= after
         return (is_due or len(plain.held) >= _NUM_SURPRISES) and plain.num_waits < _MAX_WAITS
 
     def skip(self, num_running: int) -> None:

@@ -35,6 +35,10 @@ class Speed:
         self.slowness *= math.exp(weight * surprise)
         self.num_unmeasured = 0
 
+    def follow(self, surprise: float) -> None:
+        """Learn from a drafted step whose time the machine changed by a factor exp(surprise)."""
+        self.slowness *= math.exp(SMOOTHING * surprise)
+
 
 @dataclass(slots=True)
 class _Point:
@@ -71,17 +75,21 @@ class CostCurve:
         place = bisect_left(self._sizes, size / 2)
         return place < len(self._sizes) and self._sizes[place] <= 2 * size
 
-    def observe(self, size: int, seconds: float) -> None:
-        """Add a measurement that reveals nothing about the machine's speed."""
+    def observe(self, size: int, seconds: float, share: float = 1.0) -> float:
+        """Add a measurement, and attribute `share` of what is unexpected to the size.
+
+        Returns the log ratio of actual to expected seconds; 0 for first measurements.
+        """
         seconds, bucket, point = self._find(size, seconds)
         if point is None:
             self._add(bucket, size, seconds)
-            return
+            return 0.0
         if point.count == 1 and seconds < point.seconds:  # the first call may have allocated memory
             self._move(point, math.log(seconds / point.seconds))
-        else:
-            rate = max(SMOOTHING, 1 / point.count)
-            self._move(point, rate * self._surprise(point, size, seconds))
+            return 0.0
+        surprise = self._surprise(point, size, seconds)
+        self._move(point, share * max(SMOOTHING, 1 / point.count) * surprise)
+        return surprise
 
     def explain(self, size: int, seconds: float) -> float:
         """Add a measurement that reveals the machine's speed.

@@ -101,7 +101,7 @@ async def send(session: Session, step_id: int, **row: Any) -> RowDraft:
 def test_good_drafts_are_made_ahead_and_answered_at_once():
     engine = decode(TimedDrafter(right_and_sure, 0.005), 60)
     late = sources(engine.answers[20:])
-    assert late.count(DRAFT_SOURCE_AHEAD) + late.count(DRAFT_SOURCE_REST) > 0.9 * len(late)
+    assert late.count(DRAFT_SOURCE_AHEAD) + late.count(DRAFT_SOURCE_REST) > 0.8 * len(late)
     assert sorted(engine.waits[20:])[30] == 0.0
     assert len(engine.output("a")) > 3 * 60
 
@@ -127,7 +127,7 @@ def test_pre_drafts_begin_once_the_answer_is_sent(monkeypatch: pytest.MonkeyPatc
 
     async def work(_: DraftService, session: Session) -> tuple[int, int]:
         engine, counts = FakeEngine(session, {"a": [3, 4, 5]}), list[int]()
-        await engine.run(20)
+        await engine.run(30)
         monkeypatch.setattr(session, "draft_ahead", lambda: counts.append(drafter.num_calls))
         await engine.step()
         unsent = drafter.num_calls - counts[0]
@@ -235,7 +235,8 @@ def test_an_answer_that_is_held_up_once_does_not_end_drafts():
 
 def test_an_engine_is_asked_to_report_a_draft_that_pays():
     engine = decode(TimedDrafter(right_and_sure, 0.005), 60, hello=SILENT)
-    assert not any(one.num_silent_steps for one in engine.answers[20:])
+    silent = [one.num_silent_steps for one in engine.answers[20:]]
+    assert sum([one > 0 for one in silent]) <= 2, "plain decoding is measured now and then"
     assert len(engine.output("a")) > 3 * 60
 
 

@@ -363,3 +363,16 @@ def test_prompts_that_a_drafter_has_read_are_paid_off_over_the_drafts_to_come():
         return baseline.allows(NAME, 1)
 
     assert allowed_after(4) and not allowed_after(40)
+
+
+def test_plain_decoding_is_measured_more_often_at_first_where_that_is_asked_for():
+    baseline, found = Baseline([NAME], 16), list[int]()
+    while len(found) < 6:
+        num_drafted = 0
+        while not baseline.wants_plain(1):
+            baseline.observe(Interval(1, PLAIN, PLAIN, PLAIN, {NAME: PLAIN}, {NAME: 1.0}))
+            num_drafted += 1
+        for _ in range(3):
+            baseline.observe(Interval(1, PLAIN, PLAIN, PLAIN))
+        found.append(num_drafted)
+    assert found == [0, 16, 32, 64, 128, 256]
