@@ -12,7 +12,7 @@ from tests.support.fakes import Strategy, never_right, sometimes_right
 from tests.support.virtual_time import run_in_virtual_time
 
 ROW_SECONDS = 0.003
-NUM_STEPS = 250
+NUM_STEPS = 400
 BURST = ((3.0, 1.0), (1.0, 3.0))  # slowness, and seconds for which it lasts
 
 
