@@ -14,6 +14,8 @@ from diffuspec.scheduler.cost_model import CostModel
 # Rates above this share of the best one count as equal: predictions are no more exact. Its value
 # hardly matters: machines whose roles work side by side are as fast with 0.9 and 0.99.
 _NEARLY = 0.98
+# Share of its wait that a trial costs at least: predictions are not so exact that it is free.
+_LEAST_PRICE = 0.25
 _TRIAL_TOKENS = 8  # length of a trial: a draft's first tokens reveal most and cost least
 
 
@@ -135,9 +137,11 @@ class Load:
         beside = max(own.interference.ends(drafting, plain)) - plain + plain / running
         # As many of its nodes are verified as pay, and at least one.
         rows, *more = costs.verification.seconds_of(range(running, running + length + 1), running)
-        gains = [request.expectation.at(number) / running for number in range(1, length + 1)]
+        share = 0.0 if num_unread else 1 / running  # of a new request's drafts nothing is known
+        gains = [share * request.expectation.at(number) for number in range(1, length + 1)]
         lost = min([(one - rows) / plain - gain for one, gain in zip(more, gains, strict=True)])
-        return max(min(drafting, beside) / plain + lost, 0.0)
+        waited = min(drafting, beside) / plain
+        return max(waited + lost, _LEAST_PRICE * waited)
 
 
 def choose_lengths(requests: Sequence[R], load: Load) -> Lengths[R]:

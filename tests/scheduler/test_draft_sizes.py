@@ -187,13 +187,20 @@ def test_a_trial_of_a_hopeless_request_costs_a_batch_its_wait_and_one_row():
     assert steps == pytest.approx(cost / 0.104, rel=1e-6)
 
 
-def test_what_a_trial_is_expected_to_save_costs_nothing():
+def test_what_a_trial_is_expected_to_save_is_not_charged_down_to_a_quarter_of_its_wait():
     costs = cost_model((0.1, 0.03), (0.04, 0.0))
     load, plain = load_of(costs, 1), 0.13
     # The second token, right in 0.2 of the cases, is not worth its row.
     expected = 0.04 / plain + 0.03 / plain - 0.45
     assert load.trial_steps(decoding(rightness=0.45)) == pytest.approx(expected, rel=1e-6)
-    assert load.trial_steps(decoding(rightness=0.9)) == 0.0
+    assert load.trial_steps(decoding(rightness=0.9)) == pytest.approx(0.25 * 0.04 / plain, rel=1e-6)
+
+
+def test_a_trial_of_a_request_that_the_drafter_has_not_read_yet_is_charged_in_full():
+    costs = cost_model((0.1, 0.0), (0.04, 0.0))
+    load = load_of(costs, 1)
+    in_full = load.trial_steps(decoding(rightness=0.0), num_unread=4)
+    assert load.trial_steps(decoding(rightness=0.9), num_unread=4) == in_full > 0.3
 
 
 def test_a_trial_beside_the_verification_of_the_others_costs_a_token():
