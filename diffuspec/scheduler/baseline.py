@@ -163,7 +163,8 @@ class Baseline:
         Gives up while requests with their own draft lengths keep drafting.
         """
         plain = self._plain[_bucket(num_running)]
-        after = min(self._first_after << max(plain.num_measured - 1, 0), _PLAIN_EVERY)
+        doublings = min(max(plain.num_measured - 1, 0), _PLAIN_EVERY.bit_length())
+        after = min(self._first_after << doublings, _PLAIN_EVERY)
         is_due = not plain.num_measured or plain.num_since >= after
         return (is_due or len(plain.held) >= _NUM_SURPRISES) and plain.num_waits < _MAX_WAITS
 

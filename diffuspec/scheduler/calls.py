@@ -75,7 +75,7 @@ class DraftCall:
     awaited: dict[Request, int] = field(default_factory=dict)
     jobs: Sequence[PreDraftJob] = ()
     # costs in plain steps of those drafts that test whether drafts pay
-    trials: dict[Request, float] = field(default_factory=dict)
+    trial_steps: dict[Request, float] = field(default_factory=dict)
     trial: Request | None = None  # a copy of this request's draft request tests the drafter
     started_at: float = 0.0
     ends_at: float = 0.0  # expected end; points in time are of time.monotonic()

@@ -60,7 +60,7 @@ def add_calls(s: Snapshot, drafts: Drafts, lengths: dict[Request, int]) -> None:
     drafts.batch = drafts.batch.plus(Batch(rows, len(lengths), 0, tokens, positions))
     for lane, some in by_lane.items():
         call = new_call(s, lane, some)
-        call.trials = {one: steps for one, steps in drafts.trials.items() if one in some}
+        call.trial_steps = {one: steps for one, steps in drafts.trials.items() if one in some}
         drafts.calls.append(call)
         drafts.seconds = max(drafts.seconds, call.ends_at - s.now - _saved_reading(s, call))
 
@@ -102,7 +102,7 @@ def planned_calls(s: Snapshot) -> list[DraftCall]:
         lengths = {one: k for one, k in call.lengths.items() if s.home(one) is call.lane}
         if lengths and call.lane.is_idle:
             planned = new_call(s, call.lane, lengths)
-            planned.trials = call.trials
+            planned.trial_steps = call.trial_steps
             planned.awaited = {one: k for one, k in lengths.items() if one in call.awaited}
             found.append(planned)
     return found

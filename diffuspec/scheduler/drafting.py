@@ -105,7 +105,7 @@ class Drafting:
     def begin(self, call: DraftCall, num_running: int) -> None:
         """Call a drafter for the drafts of a call."""
         for request, length in call.lengths.items():
-            steps = call.trials.get(request, 0.0)
+            steps = call.trial_steps.get(request, 0.0)
             if request in call.awaited:
                 self._verifications.ready.pop(request, None)
                 request.progress.waits_for = call.lane.name

@@ -36,7 +36,7 @@ def add_early_drafts(s: Snapshot, plan: Plan) -> None:
         lengths, _ = sized(s, [request], load, trials)
         if lengths:
             early = new_call(s, lane, lengths)
-            early.awaited, early.trials = {}, trials
+            early.awaited, early.trial_steps = {}, trials
             plan.drafts.append(early)
             taken.add(lane)
 

@@ -48,7 +48,7 @@ def lengths_of(plan: Plan) -> list[int]:
 
 
 def trials_in(plan: Plan) -> list[Request]:
-    return [request for call in plan.drafts for request in call.trials]
+    return [request for call in plan.drafts for request in call.trial_steps]
 
 
 def num_ahead(plan: Plan) -> int:
@@ -61,7 +61,7 @@ def figures_of(plan: Plan) -> dict[str, Any]:
         "verify": [*plan.verify],
         "nodes": plan.num_nodes,
         "drafts": [(one.lane, one.lengths, one.ends_at, len(one.jobs)) for one in plan.drafts],
-        "trials": [one.trials for one in plan.drafts],
+        "trials": [one.trial_steps for one in plan.drafts],
         "wait_until": plan.wait_until,
         "rate": plan.rate,
         "considered": [*plan.considered],
