@@ -11,7 +11,12 @@ _SAME_SPEED_STEPS = 8  # steps after which a machine's speed is as likely to hav
 
 
 class StepCosts(CallCosts):
-    """Seconds of the engine's steps, by rows and requests."""
+    """Seconds of the engine's steps, by rows and requests.
+
+    A time is divided between the curve and the request term in the expected proportion, since a
+    difference may be less than the noise. The longer the machine's speed has not been measured, the
+    more of an unexpected time is attributed to it, not to the size of the step.
+    """
 
     def __init__(self, speed: Speed) -> None:
         """`speed`: the speed of the engine's machine."""
@@ -20,28 +25,12 @@ class StepCosts(CallCosts):
         self._usual_others: dict[int, float] = {}
         self._squares = 0.0  # sum of squares of these numbers; earlier steps count less
 
-    def observe(
-        self,
-        size: int,
-        num_requests: int,
-        seconds: float,
-        *,
-        is_plain: bool = False,
-        reads: bool = False,
-    ) -> None:
-        """Learn from a step; see CallCosts.
+    def _without_requests(self, size: int, others: int, seconds: float, reads: bool) -> float:
+        self._explain_by_requests(size, others, seconds)
+        expected = self.seconds(size, others + 1)
+        return seconds * self.curve.at(size) / expected if expected > 0 else seconds
 
-        The time is divided between the curve and the request term in the expected proportion, since
-        a difference may be less than the noise. The longer the machine's speed has not been
-        measured, the more of an unexpected time is attributed to it, not to the size of the step.
-        """
-        self._explain_by_requests(size, num_requests - 1, seconds)
-        expected = self.seconds(size, num_requests)
-        if expected > 0:
-            seconds *= self.curve.at(size) / expected
-        if is_plain:
-            self._speed.observe(self.curve.explain(size, seconds))
-            return
+    def _observe_size(self, size: int, seconds: float) -> None:
         share = _SAME_SPEED_STEPS / (_SAME_SPEED_STEPS + self._speed.num_unmeasured)
         self._speed.follow((1 - share) * self.curve.observe(size, seconds, share))
 

@@ -61,19 +61,26 @@ class CallCosts:
         is_plain: whether it is a step of plain decoding, which reveals the machine's slowness.
         reads: whether most of its time may be spent on prompts, which says little about requests.
         """
-        others = num_requests - 1
+        seconds = self._without_requests(size, num_requests - 1, seconds, reads)
+        if is_plain:
+            self._speed.observe(self.curve.explain(size, seconds))
+        else:
+            self._observe_size(size, seconds)
+
+    def _without_requests(self, size: int, others: int, seconds: float, reads: bool) -> float:
+        """Learn the term of `others` requests after the first; return the seconds of the size."""
         if others and self.curve.is_known_near(size) and not reads:
             self._num_batches += 1
-            expected = self.seconds(size, num_requests)
+            expected = self.seconds(size, others + 1)
             rate = max(OWN_SMOOTHING, 1 / self._num_batches**2)
             seconds = min(seconds, expected * MAX_JUMP)
             error = rate * (seconds - expected) / others / self._speed.slowness
             self._request_seconds = max(self._request_seconds + error, 0.0)
-        seconds = max(seconds - self.request_seconds * others, 0.0)
-        if is_plain:
-            self._speed.observe(self.curve.explain(size, seconds))
-        else:
-            self.curve.observe(size, seconds)
+        return max(seconds - self.request_seconds * others, 0.0)
+
+    def _observe_size(self, size: int, seconds: float) -> None:
+        """Learn from a call that reveals nothing about the machine's speed."""
+        self.curve.observe(size, seconds)
 
 
 class Interference:

@@ -137,7 +137,8 @@ class Load:
         beside = max(own.interference.ends(drafting, plain)) - plain + plain / running
         # As many of its nodes are verified as pay, and at least one.
         rows, *more = costs.verification.seconds_of(range(running, running + length + 1), running)
-        share = 0.0 if num_unread else 1 / running  # of a new request's drafts nothing is known
+        # Nothing is known yet about the drafts of a request that the drafter has not read.
+        share = 0.0 if num_unread else 1 / running
         gains = [share * request.expectation.at(number) for number in range(1, length + 1)]
         lost = min([(one - rows) / plain - gain for one, gain in zip(more, gains, strict=True)])
         waited = min(drafting, beside) / plain
@@ -162,8 +163,9 @@ def choose_lengths(requests: Sequence[R], load: Load) -> Lengths[R]:
     if max(rates) > best:
         best, least = max(rates), 0.0
         place = _shortest(rates)
-    is_alone = costs.drafters[load.drafter].interference.value < 1
-    if load.num_drafting > 1 and load.exposed_share and is_alone:
+    # If both roles share one processor, or drafts are hidden anyway, halves gain nothing.
+    may_gain = costs.drafters[load.drafter].interference.value < 1 and load.exposed_share > 0
+    if load.num_drafting > 1 and may_gain:
         rates = _halves_rates(offers, load)
         if max(rates) > best:
             best, least = max(rates), 1.0

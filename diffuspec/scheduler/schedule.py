@@ -284,5 +284,6 @@ def _cut(s: Snapshot, plan: Plan) -> None:
     num_others = round(batch.num_rows) - sum(map(len, reaches))
     rate = plan.rate * (1 + s.first_token_price * batch.num_prompts)
     kept = nodes_to_verify(reaches, num_others, s.costs.verification.curve, rate)
-    for request, number in zip(cut, kept, strict=True):  # the verdict on a trial calibrates others
+    # At least one node of a trial is verified: its verdict calibrates the confidences of others.
+    for request, number in zip(cut, kept, strict=True):
         plan.num_nodes[request] = max(number, int(request.step.trial_steps > 0))
