@@ -20,7 +20,6 @@ class Advance:
     requests: list[EngineRequest] = field(default_factory=list)  # one for each row, in order
     unknown: set[int] = field(default_factory=set)  # rows whose base is unknown here
     num_accepted: int = 0  # drafted tokens accepted
-    num_expected: float = 0.0  # drafted tokens of these requests that were expected to be accepted
     is_whole: bool = True  # whether the engine only verified, without prefills
 
 
@@ -73,11 +72,9 @@ class EngineRequests:
                 found.unknown.add(number)
                 found.is_whole = False
                 continue
-            expected = request.num_expected
             verdict = request.advance(row.base_length, row.token_ids)
             if verdict is not None:
                 found.num_accepted += verdict.num_accepted_tokens
-                found.num_expected += expected
             request.priority = row.priority
             self._bound(request, row)
             # the most recent one last

@@ -35,7 +35,6 @@ class Sent:
 
     num_requests: int
     num_nodes: int
-    num_expected: float  # drafted tokens expected to be accepted
     draft_seconds: float  # time that the answer waited for the drafter
     reading_seconds: float  # the part of draft_seconds in which the drafter read prompts
     busy_seconds: float  # total busy seconds of the drafter when the answer was sent

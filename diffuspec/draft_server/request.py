@@ -56,7 +56,6 @@ class EngineRequest:
         self.max_draft_tokens = 0  # most draft tokens that the engine accepts now
         self.expectation = Expectation(shared)
         self.sent = EMPTY_DRAFT  # what the engine verifies
-        self.num_expected = 0.0  # tokens of `sent` expected to be accepted
         self.length = 0  # latest draft length
         self.num_accepted = 0  # drafted tokens accepted in the engine's latest step
         self.is_read = False  # whether the drafter holds the prompt
@@ -188,9 +187,9 @@ class EngineRequest:
             return self.expectation.reach(made.draft)
         return self.expectation.observe_draft(made.draft, made.length)
 
-    def send(self, draft: Draft, num_expected: float) -> None:
+    def send(self, draft: Draft) -> None:
         """Record what the engine verifies from now on."""
-        self.sent, self.num_expected, self._ranked = draft, num_expected, None
+        self.sent, self._ranked = draft, None
 
     def outcomes(self) -> list[tuple[float, tuple[int, ...]]]:
         """Return the likeliest outcomes of the verification that have no draft yet.

@@ -99,8 +99,9 @@ class Session:
         found = self.requests.take(step.rows)
         self.stats.count_accepted(found.num_accepted)
         self.stats.count_silent(step.num_silent_steps)
-        if self._sent is not None and found.is_whole and step.verify_seconds > 0:
-            self._learn(self._sent, step, found, received)
+        sent = self._sent
+        if sent is not None and found.is_whole and len(step.rows) == sent.num_requests:
+            self._learn(sent, step, found, received)
         rows = [_Row(one) for one in found.requests]
         for number in found.unknown:
             rows[number].source = DRAFT_SOURCE_UNKNOWN_BASE
@@ -117,15 +118,19 @@ class Session:
         self._dispatcher.wake()
 
     def _learn(self, sent: Sent, step: EngineStep, found: Advance, received: float) -> None:
-        """Learn from what the engine has done since the last answer."""
+        """Learn from what the engine has done since the last answer.
+
+        If the number of requests has changed, it is unknown how many of them were verified.
+        """
+        if not step.verify_seconds:
+            return
         if step.num_silent_steps:
             steps = 1 + step.num_silent_steps
             self.planner.observe_silence(sent.num_requests, steps, step.verify_seconds)
             return
         busy = self._dispatcher.busy.seconds(received)
-        # For requests that have ended, the expected number of accepted tokens is used.
-        accepted = found.num_accepted + max(sent.num_expected - found.num_expected, 0.0)
-        self.planner.observe(sent, accepted, step.verify_seconds, step.wait_seconds, busy)
+        accepted, seconds = found.num_accepted, step.verify_seconds
+        self.planner.observe(sent, accepted, seconds, step.wait_seconds, busy)
 
     def close(self) -> None:
         """Remove all requests: the engine has gone."""
@@ -210,27 +215,26 @@ class Session:
         drafted = [row for row in rows if row.made is not None]
         reaches = [self._reach(row) for row in drafted]
         kept = self.planner.num_nodes(reaches, len(rows))
-        answers, num_nodes, num_expected = dict[int, Draft](), 0, 0.0
+        answers, num_nodes = dict[int, Draft](), 0
         for row, reach, number in zip(drafted, reaches, kept, strict=True):
             assert row.made is not None
             limit = min(number, row.request.room)
             draft, tokens = likeliest(row.made.draft, reach, limit)
             row.request.expectation.observe_cut(draft.tree.num_nodes, tokens, sum(reach))
-            row.request.send(draft, tokens)
+            row.request.send(draft)
             if not draft.tree.num_nodes:
                 row.source = DRAFT_SOURCE_NOT_WORTH_IT
             answers[id(row)] = draft
             num_nodes += draft.tree.num_nodes
-            num_expected += tokens
         now = time.monotonic()
         for row in rows:
             draft = answers.get(id(row), EMPTY_DRAFT)
             self.stats.count_row(row.request, row.source, draft.tree.num_nodes, now - received)
             if row.made is None:
                 row.request.expectation.observe_no_draft()
-                row.request.send(EMPTY_DRAFT, 0.0)
+                row.request.send(EMPTY_DRAFT)
         busy = self._dispatcher.busy.seconds(now)
-        self._sent = Sent(len(rows), num_nodes, num_expected, waited, reading, busy)
+        self._sent = Sent(len(rows), num_nodes, waited, reading, busy)
         self._verifying = [row.request for row in rows if row.request.length]
         self._sent_at = now
         self._pushed.clear()

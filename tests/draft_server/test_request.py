@@ -34,7 +34,7 @@ def draft_of(*token_ids: int) -> Draft:
 def test_the_tokens_of_a_step_tell_what_was_accepted(
     request_: EngineRequest, committed: list[int], accepted: int
 ):
-    request_.send(draft_of(5, 6, 7), 2.0)
+    request_.send(draft_of(5, 6, 7))
     verdict = request_.advance(3, committed)
     assert verdict is not None and verdict.num_accepted_tokens == accepted
     assert verdict.token_ids == tuple(committed)
@@ -42,7 +42,7 @@ def test_the_tokens_of_a_step_tell_what_was_accepted(
 
 
 def test_the_branch_of_a_tree_that_was_accepted_is_found(request_: EngineRequest):
-    request_.send(Draft(DraftTree((5, 6, 7), (-1, -1, 1)), (-1.0, -1.0, -1.0), 2), 1.0)
+    request_.send(Draft(DraftTree((5, 6, 7), (-1, -1, 1)), (-1.0, -1.0, -1.0), 2))
     verdict = request_.advance(3, [6, 7, 4])
     assert verdict is not None and verdict.accepted_nodes == (1, 2)
 
@@ -97,7 +97,7 @@ def test_prefixes_are_read_only_and_stay_as_they_were(request_: EngineRequest):
 def test_an_adaptive_weight_moves_to_the_side_that_was_right():
     request = make_request("adaptive")
     before = request.draft_request((), 4).drafter_weight
-    request.send(Draft(chain([5]), (-0.1,), 1, (6,), (5,)), 0.9)
+    request.send(Draft(chain([5]), (-0.1,), 1, (6,), (5,)))
     request.advance(3, [5, 9])
     assert request.draft_request((), 4).drafter_weight < before
 
@@ -106,7 +106,7 @@ def test_outcomes_that_are_drafted_for_are_not_named_again(request_: EngineReque
     sent = Draft(
         chain([5]), (-0.1,), 1, alternatives=(((6, -1.0), (7, -2.0)), ((8, -0.5), (9, -3.0)))
     )
-    request_.send(sent, 0.9)
+    request_.send(sent)
     found = {tokens for _, tokens in request_.outcomes()}
     assert {(6,), (7,), (5, 8), (5, 9)} == found
     request_.keep(3, (5, 8), draft_of(1), 1)

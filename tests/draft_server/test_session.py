@@ -171,7 +171,7 @@ def test_an_engine_that_does_not_know_silence_is_not_asked_for_it():
 def test_plain_decoding_is_measured_without_the_wait_for_answers():
     asked, silent = [Planner("pld", DraftCosts(0.0)) for _ in range(2)]
     for _ in range(8):
-        asked.observe(Sent(1, 0, 0.0, 0.0, 0.0, 0.0), 0.0, 0.01, 0.002, 0.0)
+        asked.observe(Sent(1, 0, 0.0, 0.0, 0.0), 0.0, 0.01, 0.002, 0.0)
     silent.observe_silence(1, 8, 0.08)
     assert asked.plain_seconds(1) == pytest.approx(0.012)
     assert silent.plain_seconds(1) == pytest.approx(0.01)
@@ -185,7 +185,7 @@ def test_drafts_are_made_ahead_where_they_gain_more_than_their_verification_cost
     for num_nodes in (0, 8, 16, 0):
         verify = 0.03 + row_seconds * num_nodes
         for _ in range(8):
-            planner.observe(Sent(8, num_nodes, 0.0, 0.0, 0.0, 0.0), 0.0, verify, 0.0, 0.0)
+            planner.observe(Sent(8, num_nodes, 0.0, 0.0, 0.0), 0.0, verify, 0.0, 0.0)
     shared, outcomes = SharedExpectation(8), OutcomeModel()
     requests = [EngineRequest(name, 3, shared, outcomes, 0.5) for name in MANY]
     for one in requests:
@@ -201,7 +201,7 @@ def test_unlikely_outcomes_are_drafted_for_while_there_is_time():
     for num_nodes in (0, 4, 8, 16, 0):
         verify = 0.025 + 0.0003 * num_nodes
         for _ in range(8):
-            planner.observe(Sent(1, num_nodes, 0.0, 0.0, 0.0, 0.0), 0.0, verify, 0.0, 0.0)
+            planner.observe(Sent(1, num_nodes, 0.0, 0.0, 0.0), 0.0, verify, 0.0, 0.0)
     request = EngineRequest("a", 3, SharedExpectation(12), OutcomeModel(), 0.5)
     request.num_left, request.max_draft_tokens = 100, 12
     for size in (1, 4, 16, 64):
@@ -226,10 +226,25 @@ def test_trials_go_on_while_no_draft_is_worth_it():
     assert len(engine.answers) < 120
 
 
+def test_a_step_without_a_request_that_has_ended_is_not_taken_for_one_with_it():
+    async def work(_: DraftService, session: Session) -> tuple[float, float]:
+        engine = FakeEngine(session, PROMPTS, row_seconds=0.0)
+        await engine.run(30)
+        before = session.planner.verify_seconds(2, 2)
+        engine.step_seconds = 0.01  # the answer has two drafts, of which one is verified
+        await engine.step()
+        engine.end("a")
+        await engine.step()
+        return before, session.planner.verify_seconds(2, 2)
+
+    before, after = run(TimedDrafter(never_right), work)
+    assert after == pytest.approx(before)
+
+
 def test_an_answer_that_is_held_up_once_does_not_end_drafts():
     planner = Planner("pld", DraftCosts(0.0))
     for wait in (0.001, 2.0):
-        planner.observe(Sent(1, 3, 1.0, 0.0, 0.0, 0.0), 1.0, 0.01, wait, 0.0)
+        planner.observe(Sent(1, 3, 0.0, 0.0, 0.0), 1.0, 0.01, wait, 0.0)
     assert planner.costs.overhead_seconds < 0.002
 
 
