@@ -417,19 +417,29 @@ def test_outcomes_are_pushed_with_the_draft_that_follows_them():
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("share", [1.0, 16.0])
-def test_tenants_share_what_there_is_by_their_weights(share: float):
-    async def work(service: DraftService, session: Session) -> list[int]:
-        other, _ = service.open(make_hello(tenant="other"))
-        engines = [FakeEngine(one, {"a": [3, 4, 5]}, step_seconds=0.01) for one in (session, other)]
-        await asyncio.gather(*[engine.run(150) for engine in engines])
-        found = [sources(engine.answers).count(DRAFT_SOURCE_AHEAD) for engine in engines]
-        service.close(other)
-        return found
+@pytest.mark.parametrize("share", [1.0, 4.0])
+def test_tenants_with_more_work_than_time_draft_ahead_by_their_shares(
+    share: float, monkeypatch: pytest.MonkeyPatch
+):
+    used = {"mine": 0.0, "other": 0.0}  # seconds of pre-drafting
+
+    async def decode_for(service: DraftService, tenant: str) -> None:
+        session, _ = service.open(make_hello(tenant=tenant))
+        charge = session.charge
+
+        def count(seconds: float) -> None:
+            used[tenant] += seconds
+            charge(seconds)
+
+        monkeypatch.setattr(session, "charge", count)
+        await FakeEngine(session, {"a": [3, 4, 5]}, step_seconds=0.01).run(150)
+        service.close(session)
+
+    async def main() -> None:
+        async with make_service(drafter, tenants={"mine": share}) as service:
+            tenants = ("mine", "mine", "other", "other")
+            await asyncio.gather(*[decode_for(service, one) for one in tenants])
 
     drafter = TimedDrafter(sometimes_right, 0.008)
-    mine, theirs = run(drafter, work, {"tenant": "mine"}, tenants={"mine": share})
-    if share > 1:
-        assert mine >= theirs
-    else:
-        assert min(mine, theirs) > 0.5 * max(mine, theirs)
+    run_in_virtual_time(main())
+    assert share / 2 < used["mine"] / used["other"] < 2 * share
