@@ -114,10 +114,8 @@ class QuantizedMatrix:
 
     def rows(self, outputs: Tensor) -> Tensor:
         """Return the weights of some outputs in float32, [outputs, inputs]."""
-        picked = [
-            None if field is None else field[outputs // _BLOCK, :, outputs % _BLOCK]
-            for field in self._fields
-        ]
+        blocks, places = outputs // _BLOCK, outputs % _BLOCK
+        picked = [None if field is None else field[blocks, :, places] for field in self._fields]
         numbers, supers, codes, super_offsets, offset_codes, zeros = picked
         assert numbers is not None and supers is not None
         layout = self.layout

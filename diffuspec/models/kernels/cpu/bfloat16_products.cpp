@@ -242,7 +242,12 @@ class Bfloat16Rows : public PartRows {
         groups.complete_offsets();
         group.offsets = groups.offsets;
       }
-      for (int k = 0; k < kBlock; ++k) scales[k] = groups.scales[k] * Packed<kBits>::kFactor;
+      group.scales = groups.scales;
+      if constexpr (kBits == 8) {
+        for (int k = 0; k < kBlock; k += kLanes)
+          store(scales + k, load(groups.scales + k) * Packed<kBits>::kFactor);
+        group.scales = scales;
+      }
       Ahead ahead = groups.ahead(i, call.fetches, is_fused && call.num_rows > 1 ? 2 : 1);
       const Packed<kBits> weights(groups.weights(i), has_offsets(part) ? 0 : part.zero);
       if (is_fused) add_few_rows<kFusedRows, 2>(group, weights, 0, call.num_rows, ahead, sums);

@@ -58,11 +58,19 @@ ON_NARROW_REGISTERS void widen_float16_by_eight(const uint16_t* from, float* to,
     _mm256_storeu_ps(to + i, _mm256_cvtph_ps(read<__m128i>(from + i)));
   for (; i < count; ++i) to[i] = _cvtsh_ss(from[i]);
 }
+
+ON_WIDE_REGISTERS void widen_float16_by_sixteen(const uint16_t* from, float* to, int count) {
+  int i = 0;
+  for (; i + 16 <= count; i += 16)
+    _mm512_storeu_ps(to + i, _mm512_cvtph_ps(read<__m256i>(from + i)));
+  for (; i < count; ++i) to[i] = _cvtsh_ss(from[i]);
+}
 #endif
 
 void widen_float16(const void* from, float* to, int count) {
   const uint16_t* halves = static_cast<const uint16_t*>(from);
 #if HAS_F16C
+  if (level() >= kWide) return widen_float16_by_sixteen(halves, to, count);
   if (level() >= kNarrow) return widen_float16_by_eight(halves, to, count);
 #endif
   on_level([=]() ALWAYS_INLINE {

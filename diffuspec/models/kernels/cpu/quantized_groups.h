@@ -37,23 +37,23 @@ class Groups {
 
   // Reads the scales of the next group, and its offsets if there are any.
   INLINE void read_next(int group) {
-    const int super = group / part_.ratio, number = super % kSupers;
-    if (number == 0 && group % part_.ratio == 0) {
-      widen(part_.supers, super, supers_);
-      if (part_.super_offsets) widen(part_.super_offsets, super, super_offsets_);
+    if (num_left_ == 0) {
+      if (++number_ == kSupers) widen_next();
+      num_left_ = part_.ratio;
     }
-    scales = multiplied(supers_ + number * kBlock, part_.codes, group, scales_);
+    --num_left_;
+    scales = multiplied(supers_ + number_ * kBlock, part_.codes, group, scales_);
     if (part_.super_offsets)
-      offsets = multiplied(super_offsets_ + number * kBlock, part_.offset_codes, group, offsets_);
+      offsets = multiplied(super_offsets_ + number_ * kBlock, part_.offset_codes, group, offsets_);
     else if (part_.zeros)
-      for (int i = 0; i < kBlock; ++i)
-        offsets_[i] = scales[i] * -part_.zeros[(place_ + group) * kBlock + i];
+      multiply(scales, part_.zeros, group, -1, offsets_);
   }
 
   // Computes the offsets of a group without stored offsets.
   INLINE void complete_offsets() {
     if (has_offsets()) return;
-    for (int i = 0; i < kBlock; ++i) offsets_[i] = scales[i] * -part_.zero;
+    for (int i = 0; i < kBlock; i += kLanes)
+      store(offsets_ + i, load(scales + i) * float(-part_.zero));
   }
 
   const float* scales = nullptr;  // [kBlock]
@@ -62,23 +62,40 @@ class Groups {
  private:
   static constexpr int kSupers = 2;  // supers widened together
 
-  INLINE void widen(const uint8_t* from, int super, float* to) {
+  void widen_next() {
     const Type& type = kTypes[part_.scale_type];
-    const int count = std::min(kSupers, num_ / part_.ratio - super) * kBlock;
-    type.widen(from + (place_ / part_.ratio + super) * kBlock * type.size, to, count);
+    const int64_t first = (place_ / part_.ratio + next_) * kBlock * type.size;
+    const int count = std::min(kSupers, num_ / part_.ratio - next_) * kBlock;
+    type.widen(part_.supers + first, supers_, count);
+    if (part_.super_offsets) type.widen(part_.super_offsets + first, super_offsets_, count);
+    number_ = 0;
+    next_ += kSupers;
   }
 
   // Returns the shared numbers, multiplied by the groups' codes if there are any.
   INLINE const float* multiplied(const float* supers, const int8_t* codes, int group, float* to) const {
     if (!codes) return supers;
-    codes += (place_ + group) * kBlock;
-    for (int i = 0; i < kBlock; ++i) to[i] = supers[i] * codes[i];
+    multiply(supers, codes, group, 1, to);
     return to;
+  }
+
+  // Multiplies numbers by a group's integers with a sign. Whole vectors of kLanes are stored, since
+  // a load of one that was stored in parts has to wait for them.
+  INLINE void multiply(
+      const float* numbers, const int8_t* integers, int group, int sign, float* to) const {
+    typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+    integers += (place_ + group) * kBlock;
+    for (int i = 0; i < kBlock; i += kLanes) {
+      const Ints whole = sign * __builtin_convertvector(read<Bytes>(integers + i), Ints);
+      store(to + i, load(numbers + i) * __builtin_convertvector(whole, Floats));
+    }
   }
 
   const Part& part_;
   const int num_;
   const int64_t words_, place_;
+  int number_ = kSupers - 1, num_left_ = 0;  // the super being read, and its groups not read yet
+  int next_ = 0;                             // the first super not widened yet
   alignas(64) float supers_[kSupers * kBlock], super_offsets_[kSupers * kBlock];
   alignas(64) float scales_[kBlock], offsets_[kBlock];
 };

@@ -28,7 +28,7 @@ struct OtherRegisters {
 struct WideRegisters {
   static constexpr int kNumbers = 16, kRows = 6, kFusedRows = 12;
   static constexpr int vectors(int) { return 4; }
-  static constexpr int fused_vectors(int num_rows) { return num_rows == 1 ? 4 : 2; }
+  static constexpr int fused_vectors(int num_rows) { return num_rows <= 4 ? 4 : 2; }
 };
 
 struct NarrowRegisters {
