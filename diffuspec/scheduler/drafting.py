@@ -220,16 +220,16 @@ class Drafting:
     def _take_early(self, request: Request) -> None:
         self._store(request, lambda: request.take_early_draft(self._target))
 
-    def _store(self, request: Request, take: Callable[[], bool]) -> None:
-        """Store a draft for the next step; seek another one if `take` returns False."""
+    def _store(self, request: Request, take: Callable[[], None]) -> None:
+        """Store a draft for the next step; seek another one if `take` leaves the step open."""
         try:
-            is_taken = take()
+            take()
         except InvalidRequestError as error:
             message = "a draft for %s is dropped: %s"
             logger.warning(message, request.request_id, error, extra=request.about)
             self._skip(request, "invalid_draft")
             return
-        if is_taken:
+        if request.step.is_settled:
             request.step.drafting_seconds = time.monotonic() - request.step.started_at
             self._ready(request)
         else:

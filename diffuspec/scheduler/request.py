@@ -231,8 +231,8 @@ class Request:
         if first_lost is not None:
             self.prefill.num_read = min(self.prefill.num_read, first_lost)
 
-    def take_draft(self, draft: Draft, length: int, target: TargetInfo) -> bool:
-        """Store a draft of `length` tokens for the next step; return True.
+    def take_draft(self, draft: Draft, length: int, target: TargetInfo) -> None:
+        """Settle the next step with a draft of `length` tokens.
 
         Raises InvalidRequestError if it is invalid.
         """
@@ -243,12 +243,11 @@ class Request:
             step.reach = self.expectation.observe_draft(step.draft, length)
             step.num_expected = sum(step.reach)
         step.is_settled, step.fallback = True, None
-        return True
 
-    def take_early_draft(self, target: TargetInfo) -> bool:
-        """Store the part of an early draft after the tokens committed since; see take_draft.
+    def take_early_draft(self, target: TargetInfo) -> None:
+        """Settle the next step with what is left of an early draft after the committed tokens.
 
-        Returns whether any node is left.
+        If no node is left, the step stays open. See take_draft.
         """
         early, self.early = self.early, None
         assert early is not None and early.draft is not None
@@ -256,11 +255,10 @@ class Request:
         rest = draft_after(early.draft, self.prefix[early.num_tokens :].tolist())
         if rest.tree.num_nodes:
             length = max(early.length - (self.num_tokens - early.num_tokens), 1)
-            return self.take_draft(rest, min(length, self.room), target)
-        if self.policy.num_draft_tokens is None and early.draft.tree.num_nodes:
+            self.take_draft(rest, min(length, self.room), target)
+        elif self.policy.num_draft_tokens is None and early.draft.tree.num_nodes:
             # Even a draft that does not fit tells how sure of this request the drafter is.
             self.expectation.observe_draft(early.draft, early.length)
-        return False
 
     def keep_nodes(self, num_nodes: int) -> None:
         """Verify only the likeliest nodes of the draft."""

@@ -222,7 +222,8 @@ def test_an_early_draft_serves_as_far_as_it_agrees_with_the_first_token():
         request = make()
         request.early = EarlyDraft(request.num_tokens, 3, make_draft(chain([5, 6, 7])))
         commit(request, first_token)
-        assert request.take_early_draft(TARGET) is (rest is not EMPTY_TREE)
+        request.take_early_draft(TARGET)
+        assert request.step.is_settled is (rest is not EMPTY_TREE)
         assert request.step.draft.tree == rest and request.early is None
 
 
@@ -231,7 +232,8 @@ def test_an_early_draft_that_does_not_fit_tells_what_others_of_its_request_are_w
     before = request.expectation.at(8)
     request.early = EarlyDraft(request.num_tokens, 3, Draft(chain([5, 6, 7]), (-3.0,) * 3, 3))
     commit(request, 9)
-    assert not request.take_early_draft(TARGET)
+    request.take_early_draft(TARGET)
+    assert not request.step.is_settled
     assert request.expectation.at(8) < 0.8 * before
 
 
