@@ -107,7 +107,8 @@ class Planner:
         found, self._rate = with_trial(
             may_draft, load, self._baseline, trials, lambda one: one.num_unread
         )
-        for steps in trials.values():
+        for request, steps in trials.items():
+            request.expectation.is_on_trial = True
             self._baseline.take_trial(self._drafter, number, steps)
             self._prepaid += steps
         self._trials = {one: found[one] for one in trials}

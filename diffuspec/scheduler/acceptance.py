@@ -41,6 +41,8 @@ class SharedExpectation:
         # drafts correct it, while drafts that are never made correct nothing.
         self.tokens = [sum(0.85**depth for depth in range(1, k + 1)) for k in self.lengths]
         self.verified = _Verified()
+        # average accepted tokens of trials of requests with verified drafts, and of first drafts
+        self.trial_tokens = [1.0, 1.0]
         self._num_learnt = 0
         self._firsts = FirstDrafts(self.tokens[-1], self.lengths[-1], _SHARED_SMOOTHING)
         # Sums of squares and products of the excess of requests' first and later drafts over the
@@ -118,6 +120,7 @@ class Expectation:
         self._usual = shared.tokens  # expected after many steps without a draft
         self.verified = replace(shared.verified)
         self.steps_without_draft = 0
+        self.is_on_trial = False  # its next draft tests whether drafts pay
         self._offers: Offers | None = None  # a cache; None: stale
         self._change = 0.0  # probability, by its first draft, that the traffic has changed
         self._num_drafts = self._num_found = 0  # verified drafts, and drafts received
@@ -170,6 +173,10 @@ class Expectation:
     def observe_verdict(self, draft: Draft, verdict: Verdict) -> None:
         """Learn from the verdict on a draft, as far as it was verified."""
         self._acceptance.observe(draft, verdict)
+        if self.is_on_trial:
+            known, is_first = self._shared.trial_tokens, not self._num_drafts
+            known[is_first] += _SMOOTHING * (verdict.num_accepted_tokens - known[is_first])
+        self.is_on_trial = False
         self._num_drafts += 1
 
     def observe_cut(self, num_nodes: int, tokens: float, whole: float) -> None:
@@ -188,14 +195,15 @@ class Expectation:
         share, verified = self.at(length) / self.verified.whole, self.verified
         return share * verified.tokens, share * verified.nodes
 
-    def need_of_trial(self, room: int) -> tuple[bool, int]:
-        """Return a sort key: the larger, the more is gained by a trial of this request.
+    def worth_of_trial(self, room: int) -> float:
+        """Return a sort key: the larger, the more a trial of this request is expected to gain.
 
-        Requests whose drafts were never verified come first, by the number of tokens that are left;
-        then the others, by how long they have had no draft.
+        It counts how many tokens are left, what such trials gained, and, for a request whose drafts
+        are known, how likely they have changed: the more so, the longer it has had none.
         """
-        is_new = not self._num_drafts
-        return is_new, room if is_new else self.steps_without_draft
+        is_first = not self._num_drafts
+        changed = 1.0 if is_first else 1 - (1 - _USUAL_SMOOTHING) ** self.steps_without_draft
+        return room * changed * self._shared.trial_tokens[is_first]
 
     def offers(self, room: int) -> Offers:
         """Return how far to draft at each price, for at most `room` tokens."""

@@ -239,8 +239,8 @@ def with_trial(
 ) -> tuple[dict[R, int], float]:
     """Return lengths like `choose_lengths`, as far as the guard allows drafts.
 
-    If it allows a trial, the request that needs one most also drafts; its cost in plain steps is
-    added to `trials`. num_unread: prompt tokens that the drafter has to read for a request.
+    If it allows a trial, the request that gains most by one, too; its cost in plain steps is added
+    to `trials`. num_unread: prompt tokens that the drafter has to read for a request.
     """
     running, name = load.num_running, load.drafter
     if not baseline.allows(name, running) or baseline.wants_plain(running):
@@ -254,7 +254,7 @@ def with_trial(
     if in_halves and half < len(found):
         found = dict([*found.items()][:half])
     if idle := [one for one in requests if one not in found]:
-        request = max(idle, key=lambda one: one.expectation.need_of_trial(one.room))
+        request = max(idle, key=lambda one: one.expectation.worth_of_trial(one.room))
         steps = load.trial_steps(request, num_unread(request))
         if baseline.allows_trial(name, running, steps):
             trials[request], found[request] = steps, trial_length(request)

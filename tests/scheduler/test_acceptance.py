@@ -246,3 +246,34 @@ def test_requests_like_those_before_them_are_no_change_at_all():
         one = Expectation(shared)
         one.observe_draft(draft_of(8, POOR), 8)
     assert not one.take_change()
+
+
+# ---- which request is worth a trial
+
+
+def tried(shared: SharedExpectation, num_accepted: int) -> Expectation:
+    one = Expectation(shared)
+    one.observe_draft(draft_of(8), 8)
+    one.is_on_trial = True
+    one.observe_verdict(draft_of(8), verdict(num_accepted))
+    return one
+
+
+def test_first_drafts_are_tried_before_those_of_requests_whose_drafts_are_known():
+    shared = SharedExpectation(32)
+    known, new = tried(shared, num_accepted=1), Expectation(shared)
+    known.observe_no_draft()
+    assert new.worth_of_trial(room=50) > known.worth_of_trial(room=50)
+
+
+def test_once_trials_of_first_drafts_fail_later_drafts_are_tried_before_them():
+    shared = SharedExpectation(32)
+    old, new = Expectation(shared), Expectation(shared)
+    old.observe_draft(draft_of(8), 8)
+    old.observe_verdict(draft_of(8), verdict(0))
+    for _ in range(40):
+        old.observe_no_draft()
+    for _ in range(3):
+        tried(shared, num_accepted=0)
+    assert old.worth_of_trial(room=50) > new.worth_of_trial(room=50)
+    assert new.worth_of_trial(room=500) > old.worth_of_trial(room=50)

@@ -107,6 +107,7 @@ REGIMES: dict[str, Regime] = {
         Regime("sampled_pays", ((0.6, 0.85),), is_sampled=True, exponent=0.5),
         Regime("sampled_poor", ((0.05, 0.3),), is_sampled=True, exponent=0.5),
         Regime("easy_and_hard", stretches=((60, 0.99), (30, 0.3))),
+        Regime("hard_then_easy", stretches=((40, 0.3), (90, 0.97))),
         Regime("easy_text", text=Text(2.8, 1.6, 2.2, 0.9)),
         Regime("hard_text", text=_HARD_TEXT),
         Regime("long_prompts", text=_HARD_TEXT, prompt_tokens=(600, 1200), answer_tokens=(30, 80)),
