@@ -99,9 +99,7 @@ class Session:
         found = self.requests.take(step.rows)
         self.stats.count_accepted(found.num_accepted)
         self.stats.count_silent(step.num_silent_steps)
-        sent = self._sent
-        if sent is not None and found.is_whole and len(step.rows) == sent.num_requests:
-            self._learn(sent, step, found, received)
+        self._learn(step, found, received)
         rows = [_Row(one) for one in found.requests]
         for number in found.unknown:
             rows[number].source = DRAFT_SOURCE_UNKNOWN_BASE
@@ -117,12 +115,15 @@ class Session:
         """Begin to pre-draft: the answer has been sent, so that drafting cannot delay it."""
         self._dispatcher.wake()
 
-    def _learn(self, sent: Sent, step: EngineStep, found: Advance, received: float) -> None:
-        """Learn from what the engine has done since the last answer.
+    def _learn(self, step: EngineStep, found: Advance, received: float) -> None:
+        """Learn from what the engine has done since the last answer, if it only verified that.
 
         If the number of requests has changed, it is unknown how many of them were verified.
         """
-        if not step.verify_seconds:
+        sent = self._sent
+        if sent is None or len(step.rows) != sent.num_requests:
+            return
+        if not found.is_whole or not step.verify_seconds:
             return
         if step.num_silent_steps:
             steps = 1 + step.num_silent_steps

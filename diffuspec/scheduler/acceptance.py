@@ -41,8 +41,8 @@ class SharedExpectation:
         # drafts correct it, while drafts that are never made correct nothing.
         self.tokens = [sum(0.85**depth for depth in range(1, k + 1)) for k in self.lengths]
         self.verified = _Verified()
-        # average accepted tokens of trials of requests with verified drafts, and of first drafts
-        self.trial_tokens = [1.0, 1.0]
+        # average accepted tokens of trials, by whether they were their requests' first drafts
+        self.trial_tokens = {False: 1.0, True: 1.0}
         self._num_learnt = 0
         self._firsts = FirstDrafts(self.tokens[-1], self.lengths[-1], _SHARED_SMOOTHING)
         # Sums of squares and products of the excess of requests' first and later drafts over the
@@ -176,7 +176,7 @@ class Expectation:
         if self.is_on_trial:
             known, is_first = self._shared.trial_tokens, not self._num_drafts
             known[is_first] += _SMOOTHING * (verdict.num_accepted_tokens - known[is_first])
-        self.is_on_trial = False
+            self.is_on_trial = False
         self._num_drafts += 1
 
     def observe_cut(self, num_nodes: int, tokens: float, whole: float) -> None:
