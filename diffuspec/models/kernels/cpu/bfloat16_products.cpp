@@ -234,7 +234,7 @@ class Bfloat16Rows : public PartRows {
     Groups groups(part, call.matrix.num_inputs, block);
     const bool is_fused = call.num_rows <= kFusedRows;
     float scales[kBlock];
-    Group group{group_ * kBits / 32, pairs_.get(), num_pairs_, scales,
+    Group group{group_ * kBits / 32, pairs_.get(), num_pairs_, nullptr,
                 nullptr, totals_.data(), num_groups_};
     for (int i = 0; i < groups.count(); ++i, group.pairs += group_ / 2, ++group.totals) {
       groups.read_next(i);
