@@ -13,6 +13,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from diffuspec.adl.cost_model import DraftCosts
+from diffuspec.adl.profile import profile_drafter
 from diffuspec.algorithm.validation import check_draft
 from diffuspec.core.backoff import Breaker
 from diffuspec.core.errors import DrafterError
@@ -21,8 +23,6 @@ from diffuspec.core.params import MAX_TREE_NODES
 from diffuspec.core.types import Draft, DraftRequest
 from diffuspec.draft_server.metrics import DraftMetrics
 from diffuspec.draft_server.request import EngineRequest
-from diffuspec.scheduler.cost_model import DraftCosts
-from diffuspec.scheduler.profile import profile_drafter
 from diffuspec.telemetry.busy_time import BusyTime
 
 logger = logging.getLogger(__name__)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from diffuspec.scheduler.cost_curve import MAX_JUMP, OWN_SMOOTHING, SMOOTHING, Speed
-from diffuspec.scheduler.cost_model import CallCosts, CostModel
+from diffuspec.adl.cost_curve import MAX_JUMP, OWN_SMOOTHING, SMOOTHING, Speed
+from diffuspec.adl.cost_model import CallCosts, CostModel
 
 _SAME_SPEED_STEPS = 8  # steps after which a machine's speed is as likely to have changed as not
 

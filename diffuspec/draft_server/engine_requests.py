@@ -6,10 +6,10 @@ from collections.abc import Callable, ItemsView, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from diffuspec.adl.acceptance import SharedExpectation
 from diffuspec.algorithm.outcomes import OutcomeModel
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.draft_server.request import EngineRequest
-from diffuspec.scheduler.acceptance import SharedExpectation
 from diffuspec.v1.draft_service_pb2 import Hello, RequestRow
 
 

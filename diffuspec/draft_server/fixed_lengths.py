@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from diffuspec.adl.cost_model import DraftCosts
 from diffuspec.draft_server.planner import Planner
 from diffuspec.draft_server.request import EngineRequest
-from diffuspec.scheduler.cost_model import DraftCosts
 
 
 class FixedLengths(Planner):

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from diffuspec.adl.acceptance import PRICES, nodes_to_verify, place_of
+from diffuspec.adl.baseline import NUM_PLAIN, Baseline, Interval
+from diffuspec.adl.cost_curve import MAX_JUMP
+from diffuspec.adl.cost_model import DraftCosts
+from diffuspec.adl.draft_lengths import Load, with_trial
 from diffuspec.draft_server.engine_costs import EngineCosts
 from diffuspec.draft_server.request import EngineRequest
-from diffuspec.scheduler.acceptance import PRICES, nodes_to_verify, place_of
-from diffuspec.scheduler.baseline import NUM_PLAIN, Baseline, Interval
-from diffuspec.scheduler.cost_curve import MAX_JUMP
-from diffuspec.scheduler.cost_model import DraftCosts
-from diffuspec.scheduler.draft_sizes import Load, with_trial
 
 # Prices of a pre-drafted position, down to those at which unlikely outcomes have drafts.
 _AHEAD_PRICES = (*PRICES[:-1], 0.01, 0.007, 0.005, 0.003, 0.002, 0.0)

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from diffuspec.adl.acceptance import Expectation, SharedExpectation
 from diffuspec.algorithm.draft_tree import draft_after, follow
 from diffuspec.algorithm.drafter_weight import DrafterWeight
 from diffuspec.algorithm.outcomes import OutcomeModel, OutcomeRanking, RankedOutcome
@@ -21,7 +22,6 @@ from diffuspec.core.types import (
     TokenIds,
     Verdict,
 )
-from diffuspec.scheduler.acceptance import Expectation, SharedExpectation
 
 _MAX_MADE = 32  # drafts kept for one request
 _GREEDY = SamplingParams()

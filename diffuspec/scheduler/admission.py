@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 
+from diffuspec.adl.acceptance import Expectation, SharedExpectation
+from diffuspec.adl.policies import DrafterChoice, DrafterRates, make_policy
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import OverloadedError, ShuttingDownError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import AUTO_DRAFTER, SamplingParams, SpeculationParams
 from diffuspec.core.types import NO_TOKENS, TokenIds
-from diffuspec.scheduler.acceptance import Expectation, SharedExpectation
 from diffuspec.scheduler.drafters import DrafterPool
-from diffuspec.scheduler.policies import DrafterChoice, DrafterRates, make_policy
 from diffuspec.scheduler.request import Request
 from diffuspec.telemetry.busy_time import BusyTime
 from diffuspec.telemetry.metrics import Metrics

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
 
+from diffuspec.adl.profile import Profile
 from diffuspec.algorithm.validation import check_request
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import DiffuspecError, RequestCancelledError, VerifierError
@@ -21,7 +22,6 @@ from diffuspec.scheduler.calls import VerifyCall
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.loop import Loop
 from diffuspec.scheduler.observe import bind_gauges, report_step
-from diffuspec.scheduler.profile import Profile
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import Step
 from diffuspec.telemetry.metrics import Metrics
@@ -245,7 +245,8 @@ class Coordinator:
         """
         max_wait_seconds = self._config.max_draft_seconds
         profile = Profile(self._info, max_seconds, max_wait_seconds)
-        await profile.run(self._verifier, self.pool.lanes, self.loop.costs)
+        drafters = {one.chosen_by: one.drafter for one in self.pool.lanes if one.is_available}
+        await profile.run(self._verifier, drafters, self.loop.costs)
 
     async def __aenter__(self) -> Coordinator:
         self.releases.open()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from diffuspec.adl.draft_lengths import Load, with_trial
 from diffuspec.scheduler.calls import DraftCall, Lane
-from diffuspec.scheduler.draft_sizes import Load, with_trial
 from diffuspec.scheduler.plan import Batch, Drafts, Snapshot
 from diffuspec.scheduler.request import Request
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from diffuspec.adl.cost_model import CostModel
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import Drafter
 from diffuspec.core.params import AUTO_DRAFTER
 from diffuspec.scheduler.calls import UNNAMED, DraftCall, Lane
-from diffuspec.scheduler.cost_model import CostModel
 from diffuspec.scheduler.request import Request
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
+from diffuspec.adl.baseline import Baseline, Interval
+from diffuspec.adl.cost_model import CostModel
 from diffuspec.core.types import Verdict
-from diffuspec.scheduler.baseline import Baseline, Interval
 from diffuspec.scheduler.calls import DraftCall, VerifyCall
-from diffuspec.scheduler.cost_model import CostModel
 from diffuspec.telemetry.busy_time import BusyTime
 
 

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from diffuspec.adl.baseline import Baseline
+from diffuspec.adl.cost_model import CostModel
 from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.interfaces import Verifier
-from diffuspec.scheduler.baseline import Baseline
-from diffuspec.scheduler.cost_model import CostModel
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.drafting import Drafting
 from diffuspec.scheduler.learner import Learner

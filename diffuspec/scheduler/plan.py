@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from diffuspec.scheduler.baseline import Baseline
+from diffuspec.adl.baseline import Baseline
+from diffuspec.adl.cost_model import CostModel, DraftCosts
 from diffuspec.scheduler.calls import DraftCall, Lane, VerifyCall
-from diffuspec.scheduler.cost_model import CostModel, DraftCosts
 from diffuspec.scheduler.request import Request
 
 

@@ -10,11 +10,11 @@ from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from diffuspec.adl.cost_model import DraftCosts
 from diffuspec.algorithm.outcomes import RankedOutcome
 from diffuspec.core.params import MAX_OUTCOMES
 from diffuspec.core.types import MAX_PRE_DRAFTS
 from diffuspec.scheduler.calls import PreDraftJob
-from diffuspec.scheduler.cost_model import DraftCosts
 from diffuspec.scheduler.draft_calls import load_of, new_call, sized
 from diffuspec.scheduler.plan import Plan, Snapshot
 from diffuspec.scheduler.request import Request

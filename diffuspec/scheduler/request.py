@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from diffuspec.adl.acceptance import Expectation
+from diffuspec.adl.policies import DrafterChoice, FixedLength, Policy
 from diffuspec.algorithm.draft_tree import cut_draft, draft_after
 from diffuspec.algorithm.drafter_weight import DrafterWeight
 from diffuspec.algorithm.outcomes import OutcomeRanking
@@ -27,8 +29,6 @@ from diffuspec.core.types import (
     Verdict,
     VerifyRequest,
 )
-from diffuspec.scheduler.acceptance import Expectation
-from diffuspec.scheduler.policies import DrafterChoice, FixedLength, Policy
 from diffuspec.scheduler.step import EarlyDraft, PreDrafts, Prefill, Progress, Step
 from diffuspec.telemetry import context
 from diffuspec.telemetry.logs import about

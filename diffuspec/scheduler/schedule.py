@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from diffuspec.scheduler.acceptance import nodes_to_verify
+from diffuspec.adl.acceptance import nodes_to_verify
+from diffuspec.adl.cost_model import DraftCosts
 from diffuspec.scheduler.calls import Lane
-from diffuspec.scheduler.cost_model import DraftCosts
 from diffuspec.scheduler.draft_calls import (
     add_calls,
     load_of,

@@ -6,11 +6,11 @@ from typing import Literal
 
 import pytest
 
+from diffuspec.adl.acceptance import SharedExpectation
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.algorithm.outcomes import OutcomeModel
 from diffuspec.core.types import Draft, DraftTree
 from diffuspec.draft_server.request import EngineRequest
-from diffuspec.scheduler.acceptance import SharedExpectation
 
 
 @pytest.fixture

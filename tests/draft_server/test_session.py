@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from diffuspec.adl.acceptance import SharedExpectation
+from diffuspec.adl.cost_model import DraftCosts
 from diffuspec.algorithm.outcomes import OutcomeModel
 from diffuspec.draft_server.planner import Planner, Sent
 from diffuspec.draft_server.request import EngineRequest
 from diffuspec.draft_server.service import DraftService
 from diffuspec.draft_server.session import Session
-from diffuspec.scheduler.acceptance import SharedExpectation
-from diffuspec.scheduler.cost_model import DraftCosts
 from diffuspec.v1.draft_service_pb2 import (
     DRAFT_FORM_TREE,
     DRAFT_SOURCE_AHEAD,

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from diffuspec.adl.acceptance import Expectation
+from diffuspec.adl.cost_model import DraftCosts
 from diffuspec.algorithm.outcomes import OutcomeRanking
 from diffuspec.core.config import DraftLengthConfig
 from diffuspec.core.errors import DrafterError, RequestCancelledError
 from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import Draft, DraftRequest, Verdict, VerifyRequest
-from diffuspec.scheduler.acceptance import Expectation
-from diffuspec.scheduler.cost_model import DraftCosts
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.learner import Learner
 from diffuspec.scheduler.request import Request

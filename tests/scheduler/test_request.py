@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from diffuspec.adl.acceptance import Expectation, SharedExpectation
+from diffuspec.adl.policies import FixedLength
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.core.errors import InvalidRequestError, VerifierError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import EMPTY_DRAFT, EMPTY_TREE, Draft, FinishReason, Verdict
-from diffuspec.scheduler.acceptance import Expectation, SharedExpectation
-from diffuspec.scheduler.policies import FixedLength
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import EarlyDraft
 from tests.support.fakes import make_draft

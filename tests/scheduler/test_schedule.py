@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from diffuspec.adl.baseline import Baseline
+from diffuspec.adl.cost_model import DraftCosts
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.algorithm.outcomes import OutcomeModel, OutcomeRanking
 from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import Draft, Verdict
 from diffuspec.scheduler import schedule as schedule_module
-from diffuspec.scheduler.baseline import Baseline
 from diffuspec.scheduler.calls import UNNAMED
-from diffuspec.scheduler.cost_model import DraftCosts
 from diffuspec.scheduler.plan import Plan, Snapshot
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.schedule import schedule

@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from diffuspec.adl.acceptance import Expectation, SharedExpectation
+from diffuspec.adl.baseline import Baseline, Interval
+from diffuspec.adl.cost_curve import CostCurve
+from diffuspec.adl.cost_model import CostModel
+from diffuspec.adl.policies import make_policy
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.core.config import DraftLengthConfig
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Draft
-from diffuspec.scheduler.acceptance import Expectation, SharedExpectation
-from diffuspec.scheduler.baseline import Baseline, Interval
 from diffuspec.scheduler.calls import UNNAMED, DraftCall, Lane, VerifyCall
-from diffuspec.scheduler.cost_curve import CostCurve
-from diffuspec.scheduler.cost_model import CostModel
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.plan import Snapshot
-from diffuspec.scheduler.policies import make_policy
 from diffuspec.scheduler.request import Request
 from tests.support.fakes import EOS, FAKE_TARGET
 from tests.support.stage import PROMPT, fake_drafter

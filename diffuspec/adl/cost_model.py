@@ -12,7 +12,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 
-from diffuspec.scheduler.cost_curve import (
+from diffuspec.adl.cost_curve import (
     MAX_JUMP,
     MIN_SECONDS,
     OWN_SMOOTHING,

@@ -6,7 +6,7 @@ from itertools import cycle, islice
 
 import pytest
 
-from diffuspec.scheduler.first_drafts import FirstDrafts
+from diffuspec.adl.first_drafts import FirstDrafts
 
 
 def after(*tokens: float, times: int = 100) -> FirstDrafts:

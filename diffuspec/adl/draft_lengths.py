@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from diffuspec.scheduler.acceptance import Expectation, Offers
-from diffuspec.scheduler.baseline import Baseline
-from diffuspec.scheduler.cost_model import CostModel
+from diffuspec.adl.acceptance import Expectation, Offers
+from diffuspec.adl.baseline import Baseline
+from diffuspec.adl.cost_model import CostModel
 
 # Rates above this share of the best one count as equal: predictions are no more exact. Its value
 # hardly matters: machines whose roles work side by side are as fast with 0.9 and 0.99.

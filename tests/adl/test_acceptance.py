@@ -9,9 +9,9 @@ from itertools import accumulate, pairwise
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from diffuspec.adl.acceptance import Expectation, SharedExpectation, best_num_nodes
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.core.types import Draft, DraftTree, Verdict
-from diffuspec.scheduler.acceptance import Expectation, SharedExpectation, best_num_nodes
 
 
 def draft_of(length: int, confidence: float = -0.1) -> Draft:

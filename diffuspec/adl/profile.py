@@ -6,18 +6,17 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
 
+from diffuspec.adl.cost_model import CostModel, DraftCosts, Interference
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.core.errors import DiffuspecError
 from diffuspec.core.interfaces import Drafter, TargetInfo, Verifier
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import DraftRequest, TokenIds, VerifyRequest
-from diffuspec.scheduler.calls import Lane
-from diffuspec.scheduler.cost_model import CostModel, DraftCosts, Interference
 
 logger = logging.getLogger(__name__)
 
@@ -82,15 +81,14 @@ class Profile:
     def _has_time_for(self, seconds: float) -> bool:
         return time.monotonic() + _REPEATS * seconds < self._ends_at
 
-    async def run(self, verifier: Verifier, lanes: Sequence[Lane], costs: CostModel) -> None:
-        """Measure the verifier, then one drafter of each name, unless their costs are known.
+    async def run(
+        self, verifier: Verifier, drafters: Mapping[str, Drafter], costs: CostModel
+    ) -> None:
+        """Measure the verifier, then the drafters by name, unless their costs are known.
 
         A role that fails or hangs is skipped.
         """
-        drafters: dict[str, Drafter] = {}
-        for lane in lanes:
-            if lane.is_available and not costs.drafters[lane.chosen_by].is_known:
-                drafters.setdefault(lane.chosen_by, lane.drafter)
+        drafters = {k: one for k, one in drafters.items() if not costs.drafters[k].is_known}
         if not costs.verification.curve.is_known:
             await self._try("the verifier", self._measure_verifier(verifier, costs))
         for name, drafter in drafters.items():

@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from diffuspec.scheduler.cost_curve import CostCurve
-from diffuspec.scheduler.cost_model import CallCosts, CostModel, DraftCosts, Interference
+from diffuspec.adl.cost_curve import CostCurve
+from diffuspec.adl.cost_model import CallCosts, CostModel, DraftCosts, Interference
 
 POINTS = st.lists(
     st.tuples(st.integers(1, 2000), st.floats(1e-6, 10, allow_nan=False)), min_size=1, max_size=20

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from diffuspec.adl.policies import DrafterChoice, DrafterRates, PaperLength, make_policy
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.core.config import DraftLengthConfig
 from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import Draft, Verdict
-from diffuspec.scheduler.policies import DrafterChoice, DrafterRates, PaperLength, make_policy
 
 PAPER = DraftLengthConfig()
 FAST, SLOW = (6, 1.0), (1, 1.0)  # tokens and seconds of a step

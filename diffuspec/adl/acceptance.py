@@ -13,11 +13,11 @@ from itertools import accumulate, repeat
 from operator import mul
 from typing import NamedTuple
 
+from diffuspec.adl.cost_curve import CostCurve
+from diffuspec.adl.first_drafts import PRIOR_DRAFTS, FirstDrafts
 from diffuspec.algorithm.calibration import AcceptanceModel
 from diffuspec.algorithm.draft_tree import depths, is_chain
 from diffuspec.core.types import Draft, DraftTree, Verdict
-from diffuspec.scheduler.cost_curve import CostCurve
-from diffuspec.scheduler.first_drafts import PRIOR_DRAFTS, FirstDrafts
 
 _LENGTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
 # Prices of a drafted position, in tokens: from one that only nearly certain tokens are worth, down
