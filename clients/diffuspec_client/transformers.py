@@ -149,7 +149,7 @@ class RemoteDrafts:
             or arguments.get("inputs_embeds") is not None,
             "the model has an encoder": model.config.is_encoder_decoder,
             "the model's state cannot be taken back": getattr(model, "_is_stateful", False),
-            "there is no dynamic cache": not _has_dynamic_cache(arguments),
+            "there is no dynamic cache": not has_dynamic_cache(arguments),
             f"{type(others[0]).__name__ if others else ''} looks at the end of each step": bool(
                 others
             ),
@@ -245,7 +245,8 @@ class _Assisted:
         return self._candidates
 
 
-def _has_dynamic_cache(arguments: Mapping[str, Any]) -> bool:
-    cache = arguments.get("past_key_values")
+def has_dynamic_cache(arguments: Mapping[str, Any]) -> bool:
+    """Return whether a decoding method is given a cache that grows and can be cut."""
+    cache = arguments.get("cache", arguments.get("past_key_values"))  # renamed in 5.24
     is_fixed = getattr(cache, "is_compileable", False) or "Static" in type(cache).__name__
     return bool(arguments.get("use_cache")) and cache is not None and not is_fixed

@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from diffuspec.bench.questions import first_per_family, load_questions
 from diffuspec.pairs.tiny import QUESTIONS, TARGET
 from diffuspec_client import Settings
 from diffuspec_client.draft_service_pb2 import RowDraft, StepDrafts
-from diffuspec_client.transformers import LocalDrafts, RemoteDrafts, missing_hooks
+from diffuspec_client.transformers import (
+    LocalDrafts,
+    RemoteDrafts,
+    has_dynamic_cache,
+    missing_hooks,
+)
 from tests.clients.conftest import StartServer
 from tests.support.draft_streams import Scripted
 
@@ -120,6 +125,12 @@ def num_new_tokens(prompts: list[Any], answers: list[list[int]]) -> int:
 def test_this_release_of_transformers_has_what_is_needed():
     assert missing_hooks() == []
     assert missing_hooks(object) == ["_assisted_decoding", "_get_candidate_generator", "_sample"]
+
+
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])  # the latter from 5.24 on
+def test_the_cache_is_found_by_its_name_in_each_release(name: str):
+    assert has_dynamic_cache({"use_cache": True, name: DynamicCache()})
+    assert not has_dynamic_cache({"use_cache": True, name: None})
 
 
 def test_right_drafts_save_calls_and_wrong_ones_change_nothing(
