@@ -97,7 +97,9 @@ NumDraftTokens = Annotated[
 ]
 MetricsPort = Annotated[
     int | None,
-    _option(_SERVICE, "Port for Prometheus metrics, on loopback.", "N", min=1, max=MAX_PORT),
+    _option(
+        _SERVICE, "Port for Prometheus metrics and /health, on loopback.", "N", min=1, max=MAX_PORT
+    ),
 ]
 Explain = Annotated[bool, typer.Option("--explain", help="Print what would be served, and exit.")]
 
@@ -254,21 +256,23 @@ async def _serve(
     port: int,
     metrics_port: int | None,
 ) -> None:
-    from prometheus_client import start_http_server
-
     from diffuspec.draft_server.service import load_service
     from diffuspec.rpc.server.draft_service import DraftServicer
     from diffuspec.rpc.server.server import RoleServer, check_address
+    from diffuspec.telemetry.metrics_server import serving_metrics
 
     check_address(host, port)  # before models are loaded
     if metrics_port is not None:
         check_address("127.0.0.1", metrics_port)
     end = end_event()
     service, drafter = load_service(settings)
-    with contextlib.closing(drafter), otel.exporting_drafts() as service.spans:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.closing(drafter))
+        service.spans = stack.enter_context(otel.exporting_drafts())
+        if metrics_port is not None:
+            registry = service.metrics.registry
+            stack.enter_context(serving_metrics(metrics_port, registry, service.is_healthy))
         async with service, RoleServer([DraftServicer(service)], security, host, port) as server:
-            if metrics_port is not None:
-                start_http_server(metrics_port, "127.0.0.1", service.metrics.registry)
             typer.echo(f"drafting on {server.address}")
             await end.wait()
             logger.info("ending: engines go on without drafts")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from diffuspec.core.errors import ConfigError, OverloadedError
 from diffuspec.core.interfaces import Drafter, TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS
+from diffuspec.core.version import own_version
 from diffuspec.draft_server.config import DraftServerConfig
 from diffuspec.draft_server.dispatcher import Dispatcher
 from diffuspec.draft_server.fixed_lengths import FixedLengths
@@ -94,6 +95,7 @@ class DraftService:
     def _welcome(self, hello: Hello) -> Welcome:
         return Welcome(
             protocol_version=PROTOCOL_VERSION,
+            server=own_version(),
             drafter=self.config.drafter.kind,
             max_requests=hello.max_requests,
             max_model_len=min(self.info.max_model_len, hello.max_model_len),

@@ -9,7 +9,6 @@ import contextlib
 import functools
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Security
@@ -19,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse
 
 from diffuspec.core.errors import DiffuspecError
+from diffuspec.core.version import own_version
 from diffuspec.serve.backend import Backend
 from diffuspec.serve.http import errors, openapi
 from diffuspec.serve.http.answer_routes import Add, add_answers
@@ -66,7 +66,7 @@ def create_app(
     keys = None if settings.api_keys is None else Keys(settings.api_keys)
     app = FastAPI(
         title="diffuspec",
-        version=package_version(),
+        version=own_version(),
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # a redirect would say http behind a gateway that terminates TLS
@@ -95,13 +95,6 @@ def create_app(
     if settings.playground:
         add_playground(app)
     return app
-
-
-def package_version() -> str:
-    try:
-        return version("diffuspec")
-    except PackageNotFoundError:
-        return "0+checkout"
 
 
 def _add_tokenization(add: Add, tokenization: Tokenization) -> None:

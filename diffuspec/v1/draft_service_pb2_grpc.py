@@ -30,8 +30,14 @@ class DraftServiceStub(object):
 
     The stream ends with FAILED_PRECONDITION for another vocabulary or protocol version,
     INVALID_ARGUMENT for a message that breaks the protocol, RESOURCE_EXHAUSTED when too many engines
-    are connected, UNAVAILABLE when it has been idle for too long or the server ends, and
-    UNAUTHENTICATED without the server's token, if it has one ("authorization: Bearer TOKEN").
+    are connected or a message is larger than 16 MiB, UNAVAILABLE after five minutes without a
+    message or when the server ends, and UNAUTHENTICATED without the server's token, if it has one
+    (metadata "authorization: Bearer TOKEN"). The status says in words what was wrong. After
+    UNAVAILABLE and RESOURCE_EXHAUSTED a client connects again after a pause, with a hello and all of
+    its requests; after any other status it has to change something first.
+
+    The server also serves grpc.health.v1. It drops connections that are pinged more often than every
+    15 seconds.
     """
 
     def __init__(self, channel):
@@ -52,8 +58,14 @@ class DraftServiceServicer(object):
 
     The stream ends with FAILED_PRECONDITION for another vocabulary or protocol version,
     INVALID_ARGUMENT for a message that breaks the protocol, RESOURCE_EXHAUSTED when too many engines
-    are connected, UNAVAILABLE when it has been idle for too long or the server ends, and
-    UNAUTHENTICATED without the server's token, if it has one ("authorization: Bearer TOKEN").
+    are connected or a message is larger than 16 MiB, UNAVAILABLE after five minutes without a
+    message or when the server ends, and UNAUTHENTICATED without the server's token, if it has one
+    (metadata "authorization: Bearer TOKEN"). The status says in words what was wrong. After
+    UNAVAILABLE and RESOURCE_EXHAUSTED a client connects again after a pause, with a hello and all of
+    its requests; after any other status it has to change something first.
+
+    The server also serves grpc.health.v1. It drops connections that are pinged more often than every
+    15 seconds.
     """
 
     def Connect(self, request_iterator, context):
@@ -84,8 +96,14 @@ class DraftService(object):
 
     The stream ends with FAILED_PRECONDITION for another vocabulary or protocol version,
     INVALID_ARGUMENT for a message that breaks the protocol, RESOURCE_EXHAUSTED when too many engines
-    are connected, UNAVAILABLE when it has been idle for too long or the server ends, and
-    UNAUTHENTICATED without the server's token, if it has one ("authorization: Bearer TOKEN").
+    are connected or a message is larger than 16 MiB, UNAVAILABLE after five minutes without a
+    message or when the server ends, and UNAUTHENTICATED without the server's token, if it has one
+    (metadata "authorization: Bearer TOKEN"). The status says in words what was wrong. After
+    UNAVAILABLE and RESOURCE_EXHAUSTED a client connects again after a pause, with a hello and all of
+    its requests; after any other status it has to change something first.
+
+    The server also serves grpc.health.v1. It drops connections that are pinged more often than every
+    15 seconds.
     """
 
     @staticmethod

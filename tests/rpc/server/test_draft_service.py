@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from diffuspec.core.errors import ConfigError
+from diffuspec.core.version import own_version
 from diffuspec.draft_server.service import DraftService
 from diffuspec.rpc.limits import RpcLimits
 from diffuspec.rpc.security import Security
@@ -55,6 +56,7 @@ async def test_an_engine_is_welcomed_and_its_step_answered(service, security):
         found = await talk(server.address, HELLO, STEP, token=security.token)
     assert [one.WhichOneof("message") for one in found] == ["welcome", "drafts"]
     assert found[0].welcome.max_draft_tokens == 8 and len(found[1].drafts.rows) == 1
+    assert found[0].welcome.server == own_version()
     assert not service.sessions
 
 
