@@ -19,7 +19,7 @@ from diffuspec.core.params import SamplingParams
 from diffuspec.engine import Engine
 from diffuspec.pairs import parse_config
 
-NUM_WARM_UP = 1000  # requests after which oneDNN has compiled its kernels for all sizes of batches
+NUM_WARM_UP = 1000  # requests after which all sizes of batches have occurred
 NUM_SAMPLES = 5  # of the resident memory
 MAX_GROWTH_BYTES = 16 * 2**20
 

@@ -16,12 +16,10 @@ DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 DEVICE_HELP = "Where the model runs; auto takes a GPU if there is one."
 DTYPE_HELP = "Type of weights and activations; auto is bfloat16 on a GPU and float32 on CPUs."
 
-# Levels of this machine's kind of processor; all but "none" have our own kernels.
-CPU_LEVELS = (
-    ("none", "aarch64")
-    if platform.machine() in ("aarch64", "arm64")
-    else ("none", "x86-64-v3", "x86-64-v4", "amx")
-)
+_X86_64 = ("x86-64", "x86-64-v3", "x86-64-v4", "amx")
+_LEVELS = {"x86_64": _X86_64, "AMD64": _X86_64, "arm64": ("aarch64",)}
+# Levels of this machine's kind of processor; every one has the first.
+CPU_LEVELS = _LEVELS.get(platform.machine(), (platform.machine(),))
 CPU_LEVEL_VARIABLE = "DIFFUSPEC_CPU_LEVEL"
 _FLAGS = {"amx_bf16", "avx512_bf16"}  # names in Linux's /proc/cpuinfo
 
@@ -42,7 +40,7 @@ def wanted_cpu_level() -> str | None:
 @functools.cache
 def has_bfloat16_products() -> bool:
     """Return whether the processor multiplies bfloat16 matrices; False if that is unknown."""
-    if wanted_cpu_level() in ("none", "x86-64-v3"):
+    if wanted_cpu_level() in CPU_LEVELS[:2]:
         return False
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -25,7 +25,7 @@ from diffuspec.models.graphs import StepGraphs
 from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.models.kernels.triton.table import MAX_STEP_ROWS
 from diffuspec.models.layers.draft_head import LogitColumns
-from diffuspec.models.layers.invariant_sizes import gpu_size, invariant_size
+from diffuspec.models.layers.invariant_sizes import gpu_size
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ class ModelRunner:
     All calls must come from one thread, preferably in inference mode. forward_seconds and
     num_forwards count the model's forwards, prefill included.
 
-    With `pads`, on a CPU, the rows of a forward are padded to one of a few sizes: oneDNN compiles
-    kernels for each number of rows on first use, and never frees them.
+    With `pads`, on a CPU, the rows of a forward are padded to one of a few sizes: in torch's own
+    products, oneDNN compiles kernels for each number of rows on first use, and never frees them.
 
     Exact runners compute logits, keys and values whose bits depend only on a row's token and the
     rows before it, as long as the number of threads stays the same. There are two ways. With
@@ -75,7 +75,7 @@ class ModelRunner:
         self._is_exact = is_exact
         is_on_gpu = self.device.type == "cuda"
         pads = (pads or is_on_gpu) and fixed_rows is None
-        self._padded_size = _size_function(pads, is_exact, is_on_gpu)
+        self._padded_size = _size_function(pads, is_on_gpu)
         num_rows = max_len
         if fixed_rows is not None:
             num_rows = -(-(max_len + fixed_rows) // EXACT_BLOCK) * EXACT_BLOCK
@@ -248,13 +248,11 @@ class _ModelInputs(NamedTuple):
     num_logits: int  # number of logits, padding excluded
 
 
-def _size_function(pads: bool, is_exact: bool, is_on_gpu: bool) -> Callable[[int], int]:
+def _size_function(pads: bool, is_on_gpu: bool) -> Callable[[int], int]:
     """Return the function that maps a number of rows to the padded number."""
     if not pads:
         return int
-    if is_on_gpu:
-        return gpu_size
-    return invariant_size if is_exact else padded_size
+    return gpu_size if is_on_gpu else padded_size
 
 
 def _join(

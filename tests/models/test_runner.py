@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from diffuspec.algorithm.draft_tree import ancestor_mask
+from diffuspec.core.devices import CPU_LEVELS
 from diffuspec.models.attention.segment import Segment
+from diffuspec.models.kernels import levels
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner, padded_size
 from tests.support.models import (
@@ -43,7 +45,7 @@ def test_a_cpu_model_sees_few_numbers_of_rows(
     family_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """oneDNN keeps compiled kernels for every number of rows, megabytes for each."""
-    monkeypatch.setattr("diffuspec.models.kernels.products.can_multiply", lambda *_: False)
+    monkeypatch.setattr("diffuspec.models.kernels.operations.is_available", False)
     runner = load_model(family_path("qwen2"), device="cpu", num_slots=1).runner
     fed, wanted = set(), set()
 
@@ -78,7 +80,7 @@ EXACT_FAMILIES = sorted(FAMILIES.keys() - {"gpt-oss"})
 PADDED_FAMILIES = {"gemma2", "gpt2"}  # their layers need one fixed shape
 
 
-@pytest.fixture(params=["float32", "float32 by oneDNN", "bfloat16", "bfloat16 by oneDNN"])
+@pytest.fixture(params=["float32", "float32, plain", "bfloat16", "bfloat16, plain", "float16"])
 def exact_runner(
     request: pytest.FixtureRequest,
     family: str,
@@ -86,9 +88,11 @@ def exact_runner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> ModelRunner:
     monkeypatch.setattr("diffuspec.models.runner.EXACT_BLOCK", 64)
-    dtype, _, by_one_dnn = request.param.partition(" ")
-    if by_one_dnn:
-        monkeypatch.setattr("diffuspec.models.kernels.products.can_multiply", lambda *_: False)
+    dtype, _, is_plain = request.param.partition(", ")
+    own = levels.level()
+    if is_plain:
+        levels.use_level(CPU_LEVELS[0])
+        request.addfinalizer(lambda: levels.use_level(own))
     loaded = load_model(
         family_path(family),
         device="cpu",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 
-from diffuspec.core.devices import CPU_LEVEL_VARIABLE, wanted_cpu_level
+from diffuspec.core.devices import CPU_LEVEL_VARIABLE, CPU_LEVELS, wanted_cpu_level
 from diffuspec.core.errors import ConfigError
 from diffuspec.models.kernels import operations
 
@@ -14,17 +14,17 @@ if operations.is_available:
 
 logger = logging.getLogger(__name__)
 
-_NUMBERS = {"none": 0, "aarch64": 2, "x86-64-v3": 3, "x86-64-v4": 4, "amx": 5}
+_NUMBERS = {CPU_LEVELS[0]: 0, "x86-64-v3": 3, "x86-64-v4": 4, "amx": 5}
 
 
 def own_level() -> str:
     """Return the highest level of this machine, one of CPU_LEVELS."""
-    return _name(_cpu.own_level()) if operations.is_available else "none"
+    return _name(_cpu.own_level()) if operations.is_available else CPU_LEVELS[0]
 
 
 def level() -> str:
     """Return the level in use."""
-    return _name(_cpu.level()) if operations.is_available else "none"
+    return _name(_cpu.level()) if operations.is_available else CPU_LEVELS[0]
 
 
 def use_level(name: str) -> None:

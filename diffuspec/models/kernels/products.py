@@ -1,13 +1,15 @@
 """Products of rows with a weight matrix on a CPU, packed in reading order.
 
 A step has few rows, so most of its time goes into reading weights: packed weights arrive at the
-speed of memory, three times as fast as in oneDNN's layout. A row's output is bitwise independent of
-the other rows. There are kernels for
+speed of memory. A row's output is bitwise independent of the other rows. There are kernels for
 
+- float32 with AVX2 (x86-64-v3), AVX-512 and VNNI, or NEON (aarch64), to the same bits, and in plain
+  C++; weights are kept in 16 bits if that is exact, as for most checkpoints, which were saved in 16
+  bits;
 - bfloat16 on processors with AMX: 16 rows take little longer than one;
-- float32 with AVX2 (x86-64-v3), AVX-512 and VNNI, or NEON (aarch64), to the same bits; weights are
-  kept in 16 bits if that is exact, as for most checkpoints, which were saved in 16 bits;
 - bfloat16 with AVX-512's bfloat16 instructions, twice as fast as float32.
+
+Elsewhere rows in 16 bits are widened, summed in float32 and rounded.
 
 int8 halves the amount to read. Rows are then also rounded, to 8 bits relative to their largest
 number: good enough for drafts, which change no token.
@@ -35,21 +37,9 @@ def has_tiles() -> bool:
     return operations.is_available and _cpu.has_tiles()
 
 
-def has_vectors() -> bool:
-    """Return whether this processor has our vector kernels for float32 and int8."""
-    return operations.is_available and _cpu.has_vectors()
-
-
 def has_bfloat16_vectors() -> bool:
     """Return whether this processor also has AVX-512 instructions for bfloat16."""
     return operations.is_available and _cpu.has_bfloat16_vectors()
-
-
-def can_multiply(dtype: torch.dtype, allow_int8: bool = False) -> bool:
-    """Return whether this processor has our own products in a type; see `MatrixProduct`."""
-    if dtype == torch.bfloat16 and (has_tiles() or has_bfloat16_vectors()):
-        return True
-    return has_vectors() and (dtype == torch.float32 or (allow_int8 and dtype in operations.TYPES))
 
 
 class Matrix(ctypes.Structure):
@@ -94,7 +84,6 @@ class MatrixProduct:
             dtype, weight = dtype or weight.dtype, _to_int8(weight)
         stored, scales = weight if isinstance(weight, Int8Matrix) else (weight, None)
         self._type = dtype or stored.dtype
-        assert can_multiply(self._type, scales is not None), f"no products in {self._type}"
         self.num_outputs, self._num_inputs = stored.shape
         self._layout = _Tiles if self._type == torch.bfloat16 and has_tiles() else _Vectors
         padding = -self.num_outputs % self._layout.block
@@ -123,7 +112,8 @@ class MatrixProduct:
 
     def _packed(self, weight: Tensor) -> Tensor:
         """Return a weight in the layout, packed in parts to avoid a second copy in memory."""
-        input_size = 1 if self._scales is not None else self._type.itemsize
+        takes_pairs = self._type == torch.bfloat16 and (has_tiles() or has_bfloat16_vectors())
+        input_size = 1 if self._scales is not None else 2 if takes_pairs else 4
         block, starts = self._layout.block, range(0, max(1, len(weight)), _PART)
         shape = self._layout.pack(weight[:1], input_size).shape
         size = (-(-len(weight) // block), *shape[1:])

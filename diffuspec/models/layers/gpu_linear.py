@@ -32,7 +32,7 @@ class CublasLinear(nn.Module):
         if is_exact:
             num_outputs, num_inputs = weight.shape
             self._sizes = agreeing_sizes(
-                _product, num_inputs, num_outputs, False, weight.dtype, weight.device
+                _product, num_inputs, num_outputs, weight.dtype, weight.device
             )
 
     @property
@@ -82,5 +82,5 @@ class GpuQuantizedLinear(nn.Module):
         return self.product(inputs)
 
 
-def _product(weight: Tensor, _bias: Tensor | None = None) -> Product:
+def _product(weight: Tensor) -> Product:
     return partial(functional.linear, weight=weight)

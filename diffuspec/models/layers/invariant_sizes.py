@@ -1,46 +1,34 @@
-"""Matrix products whose rows are bitwise independent of the number of rows.
+"""Matrix products on a GPU whose rows are bitwise independent of the number of rows.
 
-oneDNN and cuBLAS choose a kernel, and so the order of summation, by the number of rows. Trials find
-the numbers of rows that agree in every bit on this machine, and only those are used.
+cuBLAS chooses a kernel, and so the order of summation, by the number of rows. Trials find the
+numbers of rows that agree in every bit on this machine, and only those are used.
 """
 
 from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-_CPU = torch.device("cpu")
-
 Product: TypeAlias = Callable[[Tensor], Tensor]
 
-# Numbers of rows to try.
-SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-GPU_SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048)  # 64 rows take as long as reading the weights
-MIN_LARGEST = 16  # rows: the largest size must hold a typical draft in one piece
+# Numbers of rows to try; 64 rows take as long as reading the weights.
+SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048)
 _MIN_TRIED = 256  # enough outputs to tell kernels apart; narrow layers are tried with several rows
-_MAX_TRIED = 1 << 22  # outputs in one trial: wide layers are tried with fewer rows
-_MAX_TRIED_ON_GPU = 1 << 27
-_MAX_SMALLEST_ON_GPU = 256  # on a GPU, 256 rows take hardly longer than one
-_GPU_STEP = 64
+_MAX_TRIED = 1 << 27  # outputs in one trial: wide layers are tried with fewer rows
+_MAX_SMALLEST = 256  # 256 rows take hardly longer than one
+_STEP = 64
 _MAX_PADDING = 128  # rows added to a piece rather than starting another one
 
 
-def invariant_size(count: int) -> int:
-    """Return the smallest sum of SIZES that is at least `count`."""
-    whole, rest = divmod(count, SIZES[-1])
-    return whole * SIZES[-1] + (_next(rest, SIZES) if rest else 0)
-
-
 def gpu_size(count: int) -> int:
-    """Return the smallest sum of GPU_SIZES that is at least `count`."""
-    step = _GPU_STEP
-    return -(-count // step) * step if count > step else _next(count, GPU_SIZES)
+    """Return the smallest sum of SIZES that is at least `count`."""
+    return -(-count // _STEP) * _STEP if count > _STEP else _next(count, SIZES)
 
 
 def multiply_in_sizes(product: Product, inputs: Tensor, sizes: tuple[int, ...]) -> Tensor:
@@ -72,55 +60,33 @@ def _next(count: int, sizes: tuple[int, ...]) -> int:
     return sizes[bisect.bisect_left(sizes, count)]
 
 
+@functools.cache
+@torch.inference_mode()
 def agreeing_sizes(
-    make_product: Callable[[Tensor, Tensor | None], Product],
+    make_product: Callable[[Tensor], Product],
     num_inputs: int,
     num_outputs: int,
-    has_bias: bool,
     dtype: torch.dtype,
-    device: torch.device = _CPU,
+    device: torch.device,
 ) -> tuple[int, ...] | None:
     """Return the SIZES at which products of this shape agree in every bit; None if too few do.
 
-    The result is valid for the present number of threads.
+    Of several such groups it is the one that processes the longest prompts at once, among those for
+    short steps.
     """
-    return _agreeing_sizes(
-        make_product, num_inputs, num_outputs, has_bias, dtype, device, torch.get_num_threads()
-    )
-
-
-@functools.cache
-@torch.inference_mode()
-def _agreeing_sizes(
-    make_product: Callable[[Tensor, Tensor | None], Product],
-    num_inputs: int,
-    num_outputs: int,
-    has_bias: bool,
-    dtype: torch.dtype,
-    device: torch.device,
-    _num_threads: int,
-) -> tuple[int, ...] | None:
-    is_on_gpu = device.type == "cuda"
-    sizes, max_tried = (GPU_SIZES, _MAX_TRIED_ON_GPU) if is_on_gpu else (SIZES, _MAX_TRIED)
     rows, weight = (
         x.to(device) for x in _cancelling_rows_and_weight(num_inputs, num_outputs, dtype)
     )
-    product = make_product(weight, weight.new_zeros(num_outputs) if has_bias else None)
+    product = make_product(weight)
     groups: dict[bytes, list[int]] = {}
-    for size in sizes:
-        if size > MIN_LARGEST and size * num_outputs > max_tried:
+    for size in SIZES:
+        if size > SIZES[0] and size * num_outputs > _MAX_TRIED:
             break
         trials = [product(row.expand(size, -1).contiguous()) for row in rows]
         if all(bool((trial == trial[0]).all()) for trial in trials):
             bits = torch.stack([trial[0] for trial in trials]).float().cpu().numpy().tobytes()
             groups.setdefault(bits, []).append(size)
-    large = [tuple(agreeing) for agreeing in groups.values() if agreeing[-1] >= MIN_LARGEST]
-    return _best_on_gpu(large) if is_on_gpu else min(large, default=None)
-
-
-def _best_on_gpu(groups: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """Return the sizes that process the longest prompts at once, among those for short steps."""
-    short = [sizes for sizes in groups if sizes[0] <= _MAX_SMALLEST_ON_GPU]
+    short = [tuple(sizes) for sizes in groups.values() if sizes[0] <= _MAX_SMALLEST]
     return max(short, key=lambda sizes: (sizes[-1], -sizes[0]), default=None)
 
 

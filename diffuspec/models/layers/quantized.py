@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from diffuspec.models.kernels import quantized
-from diffuspec.models.kernels.products import Int8Matrix, MatrixProduct, can_multiply
+from diffuspec.models.kernels.products import Int8Matrix, MatrixProduct
 from diffuspec.models.kernels.quantized import Groups, Layout, QuantizedMatrix, QuantizedProduct
 from diffuspec.models.kernels.triton import matrix as on_gpu
 from diffuspec.models.kernels.triton.matrix import GpuMatrix
@@ -67,8 +67,7 @@ def linear_of(
             return GpuQuantizedLinear.of_int8(whole, bias, dtype)
         return KernelLinear(MatrixProduct(whole, bias, dtype=dtype))
     weight = _joined([one for one in matrices if isinstance(one, Tensor)])
-    keeps_type = dtype == torch.float32 and weight.itemsize == 2 and can_multiply(dtype)
-    if keeps_type and not weight.is_cuda:
+    if dtype == torch.float32 and weight.itemsize == 2 and not weight.is_cuda:
         return KernelLinear(MatrixProduct(weight, bias, dtype=dtype))
     return fastest_linear(weight.to(dtype), bias, is_exact=True, allow_int8=False)
 

@@ -13,7 +13,6 @@ from diffuspec.core.devices import Device, DType
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.kernels import operations
 from diffuspec.models.kernels.levels import level, use_wanted_level
-from diffuspec.models.kernels.products import can_multiply
 from diffuspec.models.runner import ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -54,14 +53,14 @@ def choose_backend(
     """Choose the device, the type and the kernels of a model. Raises ModelLoadError, ConfigError.
 
     is_exact is true by default if exactness costs little, which is the case in 16 bits, and in
-    float32 if we have our own products for the processor.
+    float32 on a CPU with our kernels.
     """
     where = resolve_device(path, device)
     use_wanted_level()
     if where.type == "cpu" and not operations.is_available:
         _warn_of_missing_kernels()
     precision = resolve_dtype(dtype, where)
-    is_cheap = precision != torch.float32 or (where.type == "cpu" and can_multiply(precision))
+    is_cheap = precision != torch.float32 or (where.type == "cpu" and operations.is_available)
     wants = is_cheap if is_exact is None else is_exact
     if num_ranks > 1:
         reason = "the sums of several ranks are added"
@@ -69,17 +68,16 @@ def choose_backend(
         reason = "not requested" if is_exact is False else "it would be slow in float32"
     else:
         reason = "no row depends on the others, unless a trial at loading finds otherwise"
-    kernels = _kernels(where, precision)
+    kernels = _kernels(where)
     return Backend(where, precision, kernels, wants and num_ranks == 1, reason)
 
 
-def _kernels(device: torch.device, dtype: torch.dtype) -> str:
+def _kernels(device: torch.device) -> str:
     if not operations.can_run_on(device):
         return "torch's"
     if device.type == "cuda":
         return "diffuspec's in Triton, cuBLAS"
-    own = f"diffuspec's for {level()}"
-    return own if can_multiply(dtype) else f"{own}, oneDNN"
+    return f"diffuspec's for {level()}"
 
 
 @functools.cache

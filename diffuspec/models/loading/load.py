@@ -24,7 +24,7 @@ from diffuspec.models.kernels import huge_pages, operations
 from diffuspec.models.layers.activation import use_chunked_activations
 from diffuspec.models.layers.draft_head import HEAD_TOKEN_IDS, DraftHead, use_draft_head
 from diffuspec.models.layers.fused_decoder import use_fused_forward, use_fused_layers
-from diffuspec.models.layers.linear import needs_no_padding, use_fast_layers
+from diffuspec.models.layers.linear import has_torch_products, use_fast_layers
 from diffuspec.models.layers.rotary import use_rotary_tables
 from diffuspec.models.loading.backend import Backend, choose_backend
 from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_checkpoint
@@ -90,7 +90,7 @@ def load_model(
     The cache has num_slots slots of max_len rows (None: as many as the model was trained for) plus
     num_scratch_rows that are not kept. With is_exact, a row's bits depend only on the rows before
     it (see `ModelRunner`); None means if that costs little, which is the case in 16 bits, and in
-    float32 if the processor has our own products. With num_ranks above 1, this process must have
+    float32 on a CPU with our kernels. With num_ranks above 1, this process must have
     joined the ranks' group, and loads its share. A target must be autoregressive, and its rows
     independent of the rest of a forward. With allow_int8, rows and weights may be rounded to 8 bits
     where that is faster. With quantize_activations, which requires quantised weights on a CPU, rows
@@ -215,7 +215,7 @@ def make_runner(
     if is_plain:
         use_fused_layers(model.base_model)
         use_fused_forward(model)
-    pads, head = not needs_no_padding(model), model.get_output_embeddings()
+    pads, head = has_torch_products(model), model.get_output_embeddings()
     columns = head.columns if isinstance(head, DraftHead) else None
     if is_exact:
         runner = ModelRunner(model, num_slots, num_rows, None, True, pads, columns)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from transformers.integrations.gguf.reader import GgufHeader
 
-from diffuspec.models.kernels import levels, operations, products
+from diffuspec.models.kernels import levels, operations
 from diffuspec.models.kernels.triton.availability import is_available as has_gpu_kernels
 from diffuspec.models.loading.checkpoint import Checkpoint, weight_files
 from diffuspec.models.loading.gguf_blocks import FORMATS, PLAIN_TYPES, BlockFormat
@@ -85,8 +85,6 @@ def _on_cpu(is_plain: bool) -> str:
         return (
             "torch, as diffuspec's kernels were not compiled" if is_plain else "refused: no kernels"
         )
-    if is_plain and not products.can_multiply(torch.float32):
-        return f"oneDNN: diffuspec has no products for {levels.level()}"
     return f"diffuspec's products for {levels.level()}"
 
 

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import pytest
 import torch
 
-from diffuspec.models.kernels import operations
-from diffuspec.models.kernels.products import Int8Matrix, MatrixProduct, can_multiply
+from diffuspec.core.devices import CPU_LEVELS
+from diffuspec.models.kernels import levels, operations
+from diffuspec.models.kernels.products import Int8Matrix, MatrixProduct
 
+HERE = CPU_LEVELS[: CPU_LEVELS.index(levels.own_level()) + 1]
 SHAPES = pytest.mark.parametrize("shape", [(64, 128), (31, 70), (130, 65), (100, 1)], ids=str)
 
 
 class Kind(NamedTuple):
-    """A type of rows, and whether they are rounded to 8 bits."""
+    """A type of rows, whether they are rounded to 8 bits, and the level of the processor."""
 
     dtype: torch.dtype
     allow_int8: bool
+    level: str
 
     def __str__(self) -> str:
-        return f"{self.dtype}".removeprefix("torch.") + " in int8" * self.allow_int8
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{dtype}{' in int8' * self.allow_int8} on {self.level}"
 
     def product(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> MatrixProduct:
         bias = None if bias is None else bias.to(self.dtype)
@@ -28,18 +33,12 @@ class Kind(NamedTuple):
 
 
 @pytest.fixture(
-    params=[
-        Kind(torch.float32, allow_int8=False),
-        Kind(torch.float32, allow_int8=True),
-        Kind(torch.bfloat16, allow_int8=False),
-        Kind(torch.bfloat16, allow_int8=True),
-    ],
+    params=itertools.starmap(Kind, itertools.product(operations.TYPES, (False, True), HERE)),
     ids=str,
 )
 def kind(request: pytest.FixtureRequest) -> Kind:
     found: Kind = request.param
-    if not can_multiply(found.dtype, found.allow_int8):
-        pytest.skip(f"this processor has no product in {found}")
+    levels.use_level(found.level)
     return found
 
 
@@ -47,6 +46,9 @@ def random_numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     """Return numbers that bfloat16 has, too."""
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     return numbers.bfloat16().float()
+
+
+pytestmark = pytest.mark.skipif(not operations.is_available, reason="needs compiled kernels")
 
 
 @SHAPES
@@ -114,8 +116,6 @@ def test_numbers_that_are_not_finite_show(kind: Kind) -> None:
 def test_float32_weights_are_kept_in_16_bits_where_that_changes_none(
     number: float, dtype: torch.dtype
 ) -> None:
-    if not can_multiply(torch.float32):
-        pytest.skip("this processor has no product in float32")
     weight = random_numbers(100, 70).bfloat16().half().float()
     weight[7, 5] = number
     wide = torch.cat([weight, torch.full((1, 70), 1 / 3)])  # needs 32 bits
@@ -132,7 +132,6 @@ def test_no_rows_have_no_outputs(kind: Kind) -> None:
     assert outputs.shape == (0, 70)
 
 
-@pytest.mark.skipif(not can_multiply(torch.float32), reason="needs compiled kernels")
 def test_a_weight_in_16_bits_is_multiplied_in_float32() -> None:
     weight, inputs = random_numbers(130, 70), random_numbers(5, 70, seed=1)
     product = MatrixProduct(weight.bfloat16(), None, dtype=torch.float32)
@@ -141,7 +140,6 @@ def test_a_weight_in_16_bits_is_multiplied_in_float32() -> None:
     assert torch.equal(product.rows(some), weight[some].bfloat16())
 
 
-@pytest.mark.skipif(not can_multiply(torch.float32, True), reason="needs compiled kernels")
 @pytest.mark.parametrize("dtype", operations.TYPES, ids=str)
 def test_an_int8_matrix_is_multiplied_with_rows_rounded_to_8_bits(dtype: torch.dtype) -> None:
     random = torch.Generator().manual_seed(0)

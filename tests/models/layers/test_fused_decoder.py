@@ -11,7 +11,6 @@ import torch
 from diffuspec.algorithm.draft_tree import ancestor_mask
 from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.segment import Segment
-from diffuspec.models.kernels import products
 from diffuspec.models.layers.fused_decoder import (
     FusedDecoderLayer,
     FusedForward,
@@ -48,8 +47,6 @@ def test_logits_stay_the_same(family: str) -> None:
 def test_a_model_as_one_operation_computes_the_same_bits(
     family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not products.can_multiply(dtype):
-        pytest.skip(f"this processor has no products in {dtype}")
     model = make_model(family).to(dtype)
     model.set_attn_implementation("diffuspec")
     use_fast_layers(model)

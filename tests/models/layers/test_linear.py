@@ -6,15 +6,10 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from diffuspec.models.layers import linear
-from diffuspec.models.layers.linear import (
-    FusedNorm,
-    KernelLinear,
-    OneDnnLinear,
-    use_fast_layers,
-)
+from diffuspec.models.kernels import operations
+from diffuspec.models.kernels.products import MatrixProduct
+from diffuspec.models.layers.linear import FusedNorm, KernelLinear, use_fast_layers
 from tests.support.models import FAMILIES, make_model
-from tests.support.rounding import product_error
 
 
 @torch.inference_mode()
@@ -28,21 +23,6 @@ def test_logits_stay_the_same(family: str, num_rows: int) -> None:
     assert (model(token_ids, use_cache=False).logits - expected).abs().max() < 1e-4
 
 
-@torch.inference_mode()
-@pytest.mark.parametrize("is_intel", [False, True])
-@pytest.mark.parametrize("num_rows", [1, 2])
-def test_a_layer_computes_the_same_on_any_processor(
-    monkeypatch: pytest.MonkeyPatch, is_intel: bool, num_rows: int
-) -> None:
-    monkeypatch.setattr(linear, "is_intel", lambda: is_intel)
-    layer, inputs = torch.nn.Linear(8, 12), torch.linspace(-1, 1, 8 * num_rows).view(1, -1, 8)
-    found = OneDnnLinear(layer.weight, layer.bias)(inputs)[0].double()
-    ones = torch.ones(num_rows, 1, dtype=torch.float64)
-    rows = torch.cat([inputs[0].double(), ones], dim=1)
-    weight = torch.cat([layer.weight, layer.bias[:, None]], dim=1).double()
-    assert ((found - rows @ weight.T).abs() <= product_error(rows, weight)).all()
-
-
 def test_every_layer_is_replaced() -> None:
     config = Qwen2Config(
         vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
@@ -52,8 +32,7 @@ def test_every_layer_is_replaced() -> None:
     use_fast_layers(model)
     kinds = [type(module) for module in model.modules()]
     assert torch.nn.Linear not in kinds
-    own = kinds.count(KernelLinear) + kinds.count(OneDnnLinear)
-    assert own == 2 * 2 + 1, "two of each layer stand alone, and the head"
+    assert kinds.count(KernelLinear) == 2 * 2 + 1, "two of each layer stand alone, and the head"
     assert kinds.count(FusedNorm) == 2 * 2 + 1
 
 
@@ -82,13 +61,24 @@ def test_a_model_of_two_precisions_is_left_alone() -> None:
     assert [type(module) for module in model.modules()] == kinds
 
 
-@pytest.mark.parametrize("is_intel", [False, True])
-def test_a_layer_shows_its_weights_to_families_that_ask_for_them(
-    monkeypatch: pytest.MonkeyPatch, is_intel: bool
+@pytest.mark.parametrize("is_without", ["kernels", "kernels for its type"])
+def test_a_model_without_our_kernels_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, is_without: str
 ) -> None:
-    monkeypatch.setattr(linear, "is_intel", lambda: is_intel)
+    model = make_model("qwen2")
+    if is_without == "kernels":
+        monkeypatch.setattr(operations, "is_available", False)
+    else:
+        model.double()
+    kinds = [type(module) for module in model.modules()]
+    assert not use_fast_layers(model)
+    assert [type(module) for module in model.modules()] == kinds
+
+
+def test_a_layer_shows_its_weights_to_families_that_ask_for_them() -> None:
     layer, norm = torch.nn.Linear(8, 12), FusedNorm(torch.full((8,), 2.0), 1e-6)
-    assert torch.equal(OneDnnLinear(layer.weight, None).weight, layer.weight)
+    product = MatrixProduct(layer.weight.detach(), None)
+    assert torch.equal(KernelLinear(product).weight, layer.weight)
     assert torch.equal(norm.weight, torch.full((8,), 2.0))
 
 

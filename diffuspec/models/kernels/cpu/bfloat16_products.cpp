@@ -5,7 +5,7 @@
 #include "quantized_groups.h"
 #include "registers.h"
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__)
 #define HAS_LEVEL 1
 #include <immintrin.h>
 #define ON_LEVEL __attribute__((target("arch=x86-64-v4,avx512bf16"), noinline))
@@ -244,8 +244,7 @@ class Bfloat16Rows : public PartRows {
       }
       group.scales = groups.scales;
       if constexpr (kBits == 8) {
-        for (int k = 0; k < kBlock; k += kLanes)
-          store(scales + k, load(groups.scales + k) * Packed<kBits>::kFactor);
+        for (int k = 0; k < kBlock; ++k) scales[k] = groups.scales[k] * Packed<kBits>::kFactor;
         group.scales = scales;
       }
       Ahead ahead = groups.ahead(i, call.fetches, is_fused && call.num_rows > 1 ? 2 : 1);

@@ -53,22 +53,23 @@ inline void write(const Type& type, const Product& call, int block, const float*
     write_row(type, call, row, block, numbers);
 }
 
-// Computes float32 rows block by block: `add_up(block, sums)` adds the products to the sums.
+// Computes in float32 block by block: `add_up(block, sums)` adds the products to the sums.
 template <class AddUp>
-void multiply_float32_blocks(const Product& call, int num_threads, AddUp add_up) {
+void multiply_float32_blocks(
+    const Type& type, const Product& call, int num_threads, AddUp add_up) {
   const Matrix& matrix = call.matrix;
   for_each_block(matrix, num_threads, [&](int block) {
     const int first = block * kBlock;
     float* outputs = reinterpret_cast<float*>(call.outputs) + first;
     Sums<float> sums{outputs, matrix.num_outputs, matrix.biases + first};
-    Numbers padded;  // padded biases of a block with more outputs than the matrix has
-    if (first + kBlock > matrix.num_outputs) {
-      padded.resize(size_t(call.num_rows) * kBlock);
-      sums.to = padded.data();
+    Numbers apart;  // sums that are rounded, or of a block with more outputs than the matrix has
+    if (&type != &kTypes[kFloat32] || first + kBlock > matrix.num_outputs) {
+      apart.resize(size_t(call.num_rows) * kBlock);
+      sums.to = apart.data();
       sums.stride = kBlock;
     }
     add_up(block, sums);
-    if (!padded.empty()) write(kTypes[kFloat32], call, block, padded.data());
+    if (!apart.empty()) write(type, call, block, apart.data());
   });
 }
 
@@ -122,7 +123,7 @@ void multiply_int8_blocks(
   });
 }
 
-// Computes float32 rows, or rows rounded to 8 bits, with weights of any type.
+// Computes in float32, or with rows rounded to 8 bits, with weights of any type.
 //
 // Kernels have kinds Float32, Float32WithBfloat16, Float32WithFloat16 and Int8, for which
 // `add_up<Kind>(call, block, inputs, num_steps, sums)` sums all steps of a call's rows with a block
@@ -140,9 +141,10 @@ void multiply_by(const Type& type, const Product& call, int num_threads) {
         },
         Kernels::unround);
   }
+  thread_local Numbers room;
+  const float* inputs = widened(type, call.inputs, call.num_rows * matrix.num_inputs, room);
   const auto multiply = [&](auto kind) {
-    const float* inputs = reinterpret_cast<const float*>(call.inputs);
-    multiply_float32_blocks(call, num_threads, [&](int block, Sums<float> sums) {
+    multiply_float32_blocks(type, call, num_threads, [&](int block, Sums<float> sums) {
       Kernels::template add_up<decltype(kind)>(
           call, block, inputs, matrix.num_inputs, sums);
     });

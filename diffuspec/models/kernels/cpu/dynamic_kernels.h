@@ -9,6 +9,18 @@
 using Reals = typename VectorOf<kWidth>::Floats;
 using Wholes = typename VectorOf<kWidth>::Ints;
 
+template <class Vector>
+ON_LEVEL_INLINE Vector read(const void* from) {
+  Vector value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+template <class Vector>
+ON_LEVEL_INLINE void write(void* to, Vector value) {
+  std::memcpy(to, &value, sizeof value);
+}
+
 // The weights of one group for kVectors of outputs.
 struct Weights {
   const int32_t* words;

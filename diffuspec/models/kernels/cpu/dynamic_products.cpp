@@ -7,7 +7,7 @@
 #include "quantized_groups.h"
 #include "registers.h"
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__)
 #define HAS_LEVELS 1
 #include <immintrin.h>
 #else

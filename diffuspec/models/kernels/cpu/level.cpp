@@ -9,14 +9,17 @@ namespace kernels {
 namespace {
 
 Level find_level() {
-#if defined(__aarch64__)
-  return kNeon;
-#elif defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__)
   if (can_use_tiles()) return kTiled;
-  if (__builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512vnni")) return kWide;
-  if (__builtin_cpu_supports("x86-64-v3")) return kNarrow;
+  // by their parts, for Clang does not know the names of levels; F16C comes with AVX2
+  const bool is_narrow = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                         __builtin_cpu_supports("bmi2");
+  const bool is_wide = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
+                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (is_narrow && is_wide && __builtin_cpu_supports("avx512vnni")) return kWide;
+  if (is_narrow) return kNarrow;
 #endif
-  return kNoProducts;
+  return kPlain;
 }
 
 std::atomic<Level> lower_level{kTiled};
@@ -37,10 +40,8 @@ void use_level(Level lower) { lower_level = lower; }
 
 bool has_tiles() { return level() >= kTiled; }
 
-bool has_vectors() { return level() >= kNeon; }
-
 bool has_bfloat16_vectors() {
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__)
   static const bool found = __builtin_cpu_supports("avx512bf16");
   return found && level() >= kWide;
 #else

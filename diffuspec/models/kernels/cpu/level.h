@@ -5,8 +5,7 @@
 namespace kernels {
 
 enum Level {
-  kNoProducts = 0,
-  kNeon = 2,    // aarch64
+  kPlain = 0,   // what every processor of its architecture has
   kNarrow = 3,  // x86-64-v3: AVX2, FMA and F16C
   kWide = 4,    // x86-64-v4 with VNNI
   kTiled = 5,   // AMX
@@ -17,7 +16,6 @@ Level level();      // the level in use: the machine's own, or a lower one
 void use_level(Level lower);
 
 bool has_tiles();
-bool has_vectors();           // vectors of any width
 bool has_bfloat16_vectors();  // wide vectors that multiply bfloat16
 
 }  // namespace kernels

@@ -95,10 +95,6 @@ PyObject* run_has_tiles(PyObject*, PyObject* const*, Py_ssize_t) {
   return PyBool_FromLong(has_tiles());
 }
 
-PyObject* run_has_vectors(PyObject*, PyObject* const*, Py_ssize_t) {
-  return PyBool_FromLong(has_vectors());
-}
-
 PyObject* run_own_level(PyObject*, PyObject* const*, Py_ssize_t) {
   return PyLong_FromLong(own_level());
 }
@@ -119,7 +115,7 @@ PyObject* run_has_bfloat16_vectors(PyObject*, PyObject* const*, Py_ssize_t) {
 #define METHOD(name) {#name, reinterpret_cast<PyCFunction>(run_##name), METH_FASTCALL, nullptr}
 PyMethodDef kMethods[] = {
     METHOD(normalise), METHOD(rotate), METHOD(gate), METHOD(attend), METHOD(multiply),
-    METHOD(decode), METHOD(find_largest), METHOD(has_tiles), METHOD(has_vectors),
+    METHOD(decode), METHOD(find_largest), METHOD(has_tiles),
     METHOD(has_bfloat16_vectors), METHOD(own_level), METHOD(level), METHOD(use_level), {nullptr, nullptr, 0, nullptr}};
 PyModuleDef kModule = {PyModuleDef_HEAD_INIT, "_cpu", nullptr, -1, kMethods,
                        nullptr, nullptr, nullptr, nullptr};

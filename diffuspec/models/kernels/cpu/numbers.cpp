@@ -5,7 +5,7 @@
 #include "registers.h"
 #include "vectors.h"
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__)
 #define HAS_F16C 1
 #include <immintrin.h>
 #else
@@ -55,14 +55,14 @@ void narrow_bfloat16(const float* from, void* to, int count) {
 ON_NARROW_REGISTERS void widen_float16_by_eight(const uint16_t* from, float* to, int count) {
   int i = 0;
   for (; i + 8 <= count; i += 8)
-    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(read<__m128i>(from + i)));
+    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
   for (; i < count; ++i) to[i] = _cvtsh_ss(from[i]);
 }
 
 ON_WIDE_REGISTERS void widen_float16_by_sixteen(const uint16_t* from, float* to, int count) {
   int i = 0;
   for (; i + 16 <= count; i += 16)
-    _mm512_storeu_ps(to + i, _mm512_cvtph_ps(read<__m256i>(from + i)));
+    _mm512_storeu_ps(to + i, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i))));
   for (; i < count; ++i) to[i] = _cvtsh_ss(from[i]);
 }
 #endif

@@ -5,7 +5,7 @@
 #include "level.h"
 #include "vectors.h"
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__)
 #define ON_WIDE_REGISTERS __attribute__((target("arch=x86-64-v4"), noinline))
 #define ON_NARROW_REGISTERS __attribute__((target("arch=x86-64-v3"), noinline))
 #else
@@ -24,7 +24,7 @@ struct OtherRegisters {
   static constexpr int fused_vectors(int) { return 4; }
 };
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__)
 struct WideRegisters {
   static constexpr int kNumbers = 16, kRows = 6, kFusedRows = 12;
   static constexpr int vectors(int) { return 4; }

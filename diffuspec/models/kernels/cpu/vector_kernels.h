@@ -1,7 +1,7 @@
 // Products with vectors of one width. `vector_products.cpp`, `narrow_products.cpp` and
-// `neon_products.cpp` define what differs and then include this, each for its own processors:
+// `plain_products.cpp` define what differs and then include this, each for its own processors:
 //
-// - ON_LEVEL and ON_LEVEL_INLINE: the attributes of functions for these processors;
+// - ON_ONE_LEVEL: the attribute of functions for these processors, before including `vectors.h`;
 // - kWidth: numbers in a vector; kPart: outputs whose weights are widened together; kGroup: the most
 //   rows whose sums fit into registers, and `vectors_of(num_rows)`: with how many vectors of outputs
 //   those of some rows do; kFetches: whether weights may be prefetched a chunk ahead;
@@ -28,7 +28,7 @@ constexpr int kWorthWidening = 2 * kGroup;  // number of rows from which on weig
 // Adds some steps' products to the sums of N rows with V vectors of outputs. The weights of
 // successive steps are kDistance apart.
 template <class Kind, int N, int V, int kDistance>
-ON_LEVEL_INLINE void add_group(
+INLINE void add_group(
     const typename Kind::Input* inputs, int64_t stride, const typename Kind::Weight* weights,
     int num_steps, Ahead& ahead, Sums<typename Kind::Sum> sums) {
   decltype(Kind::load(nullptr)) found[N][V];
@@ -71,7 +71,7 @@ ON_LEVEL_INLINE void add_group(
 
 // Adds some steps' products to the sums of `num_rows` rows, at most N, with kPart outputs.
 template <class Kind, int N, int kDistance>
-ON_LEVEL_INLINE void add_few_rows(
+INLINE void add_few_rows(
     const typename Kind::Input* inputs, int64_t stride, int num_rows,
     const typename Kind::Weight* weights, int num_steps, Ahead& ahead,
     Sums<typename Kind::Sum> sums) {
@@ -89,7 +89,7 @@ ON_LEVEL_INLINE void add_few_rows(
 
 // Adds some steps' products to the sums of any number of rows with kPart outputs.
 template <class Kind, int kDistance>
-ON_LEVEL void add_rows(
+ON_ONE_LEVEL void add_rows(
     const typename Kind::Input* inputs, int64_t stride, int num_rows,
     const typename Kind::Weight* weights, int num_steps, Ahead& ahead,
     const Sums<typename Kind::Sum>& sums) {
@@ -107,7 +107,7 @@ ON_LEVEL void add_rows(
 // Adds some steps' products to the sums of one row with a block of outputs, with as many
 // independent chains of additions as a processor can overlap.
 template <class Kind>
-ON_LEVEL void add_row(
+ON_ONE_LEVEL void add_row(
     const typename Kind::Input* inputs, const typename Kind::Weight* weights, int num_steps,
     Ahead ahead, Sums<typename Kind::Sum> sums) {
   add_group<Kind, 1, kBlock / kWidth, kBlock>(inputs, 0, weights, num_steps, ahead, sums);
@@ -115,7 +115,7 @@ ON_LEVEL void add_row(
 
 // Writes the weights of some steps for kPart outputs as float32, [num_steps, kPart].
 template <class Kind>
-ON_LEVEL void widen_part(const typename Kind::Weight* weights, int num_steps, float* to) {
+ON_ONE_LEVEL void widen_part(const typename Kind::Weight* weights, int num_steps, float* to) {
   for (int step = 0; step < num_steps; ++step, weights += kBlock)
 #pragma GCC unroll 4
     for (int v = 0; v < kPart; v += kWidth, to += kWidth)
@@ -170,7 +170,7 @@ using Wholes = typename VectorOf<kWidth>::Ints;
 typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
 
 // See RoundedRows.
-ON_LEVEL float round_row(const float* numbers, int count, uint8_t* to) {
+ON_ONE_LEVEL float round_row(const float* numbers, int count, uint8_t* to) {
   constexpr int kParts = RoundedRows::kPadding / kWidth;  // numbers are padded with zeros
   Reals largest[kParts] = {}, rest[kParts] = {};
   for (int i = 0; i < count; i += RoundedRows::kPadding)
@@ -191,7 +191,7 @@ ON_LEVEL float round_row(const float* numbers, int count, uint8_t* to) {
 }
 
 // Writes the outputs of a row for a block.
-ON_LEVEL void unround(
+ON_ONE_LEVEL void unround(
     const int32_t* sums, float scale, const float* scales, const float* biases, float* outputs) {
   for (int i = 0; i < kBlock; i += kWidth) {
     const Reals sum = __builtin_convertvector(read<Wholes>(sums + i), Reals);

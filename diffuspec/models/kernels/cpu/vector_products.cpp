@@ -1,16 +1,16 @@
 #include "vector_products.h"
 
-#include "block_products.h"
-#include "vectors.h"
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__)
 #define HAS_VECTORS 1
 #include <immintrin.h>
-#define ON_LEVEL __attribute__((target("arch=x86-64-v4,avx512vnni,avx512bf16")))
-#define ON_LEVEL_INLINE ON_LEVEL inline __attribute__((always_inline))
+#define ON_ONE_LEVEL __attribute__((target("arch=x86-64-v4,avx512vnni,avx512bf16")))
 #else
 #define HAS_VECTORS 0
 #endif
+
+#include "block_products.h"
+#include "level.h"
+#include "vectors.h"
 
 #include <cstring>
 #include <vector>
@@ -26,14 +26,14 @@ constexpr int kGroup = 6;
 constexpr int vectors_of(int) { return kPart / kWidth; }
 constexpr bool kFetches = true;
 
-ON_LEVEL_INLINE __m256i load_16_bits(const uint16_t* from) {
+INLINE __m256i load_16_bits(const uint16_t* from) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
 }
 
 struct FloatSums {
   using Sum = float;
-  ON_LEVEL_INLINE static __m512 load(const Sum* from) { return _mm512_loadu_ps(from); }
-  ON_LEVEL_INLINE static void store(Sum* to, __m512 sum) { _mm512_storeu_ps(to, sum); }
+  INLINE static __m512 load(const Sum* from) { return _mm512_loadu_ps(from); }
+  INLINE static void store(Sum* to, __m512 sum) { _mm512_storeu_ps(to, sum); }
 };
 
 // Several numbers in four bytes, of a row and of each output.
@@ -41,8 +41,8 @@ struct FourBytes {
   using Input = int32_t;
   using Weight = int32_t;
   static constexpr int kRows = kGroup;
-  ON_LEVEL_INLINE static __m512i load_weights(const Weight* from) { return _mm512_loadu_si512(from); }
-  ON_LEVEL_INLINE static __m512i spread(Input numbers) { return _mm512_set1_epi32(numbers); }
+  INLINE static __m512i load_weights(const Weight* from) { return _mm512_loadu_si512(from); }
+  INLINE static __m512i spread(Input numbers) { return _mm512_set1_epi32(numbers); }
 };
 
 // Each step multiplies one number of a row with one of each output.
@@ -50,9 +50,9 @@ struct Float32 : FloatSums {
   using Input = float;
   using Weight = float;
   static constexpr int kRows = kGroup;
-  ON_LEVEL_INLINE static __m512 load_weights(const Weight* from) { return load(from); }
-  ON_LEVEL_INLINE static __m512 spread(Input number) { return _mm512_set1_ps(number); }
-  ON_LEVEL_INLINE static __m512 add(__m512 sum, __m512 number, __m512 weights) {
+  INLINE static __m512 load_weights(const Weight* from) { return load(from); }
+  INLINE static __m512 spread(Input number) { return _mm512_set1_ps(number); }
+  INLINE static __m512 add(__m512 sum, __m512 number, __m512 weights) {
     return _mm512_fmadd_ps(number, weights, sum);
   }
 };
@@ -60,21 +60,21 @@ struct Float32 : FloatSums {
 // The same with weights in 16 bits, widened as they are read.
 struct Float32WithBfloat16 : Float32 {
   using Weight = uint16_t;
-  ON_LEVEL_INLINE static __m512 load_weights(const Weight* from) {
+  INLINE static __m512 load_weights(const Weight* from) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_16_bits(from)), 16));
   }
 };
 
 struct Float32WithFloat16 : Float32 {
   using Weight = uint16_t;
-  ON_LEVEL_INLINE static __m512 load_weights(const Weight* from) {
+  INLINE static __m512 load_weights(const Weight* from) {
     return _mm512_cvtph_ps(load_16_bits(from));
   }
 };
 
 // Each step multiplies two numbers of a row with two of each output.
 struct Bfloat16 : FloatSums, FourBytes {
-  ON_LEVEL_INLINE static __m512 add(__m512 sum, __m512i numbers, __m512i weights) {
+  INLINE static __m512 add(__m512 sum, __m512i numbers, __m512i weights) {
     return _mm512_dpbf16_ps(sum, (__m512bh)numbers, (__m512bh)weights);
   }
 };
@@ -82,14 +82,14 @@ struct Bfloat16 : FloatSums, FourBytes {
 // Each step multiplies four numbers of a row, offset by 128, with four of each output.
 struct Int8 : FourBytes {
   using Sum = int32_t;
-  ON_LEVEL_INLINE static __m512i load(const Sum* from) { return _mm512_loadu_si512(from); }
-  ON_LEVEL_INLINE static void store(Sum* to, __m512i sum) { _mm512_storeu_si512(to, sum); }
-  ON_LEVEL_INLINE static __m512i add(__m512i sum, __m512i numbers, __m512i weights) {
+  INLINE static __m512i load(const Sum* from) { return _mm512_loadu_si512(from); }
+  INLINE static void store(Sum* to, __m512i sum) { _mm512_storeu_si512(to, sum); }
+  INLINE static __m512i add(__m512i sum, __m512i numbers, __m512i weights) {
     return _mm512_dpbusd_epi32(sum, numbers, weights);
   }
 };
 
-ON_LEVEL_INLINE VectorOf<kWidth>::Ints to_whole(__m512 numbers) {
+INLINE VectorOf<kWidth>::Ints to_whole(__m512 numbers) {
   return (VectorOf<kWidth>::Ints)_mm512_cvtps_epi32(numbers);
 }
 
@@ -138,7 +138,7 @@ void multiply_in_bfloat16(const Product& call, int num_threads) {
 }  // namespace
 
 void multiply_by_wide_vectors(const Type& type, const Product& call, int num_threads) {
-  if (!call.matrix.scales && &type == &kTypes[kBfloat16])
+  if (!call.matrix.scales && &type == &kTypes[kBfloat16] && has_bfloat16_vectors())
     return multiply_in_bfloat16(call, num_threads);
   multiply_by<VectorKernels>(type, call, num_threads);
 }

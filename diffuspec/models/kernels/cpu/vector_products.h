@@ -1,5 +1,5 @@
-// Products with vectors: of float32 rows, of bfloat16 rows if there are instructions for them, or
-// of rows rounded to 8 bits.
+// Products with vectors: in float32, in bfloat16 if there are instructions for it, or of rows rounded
+// to 8 bits. Rows in 16 bits are widened where there are none.
 //
 // A row's result is bitwise independent of the other rows and of the width: each of its outputs is
 // one chain of additions, from the first input to the last.
@@ -10,16 +10,17 @@
 
 namespace kernels {
 
-// Weights are [blocks of 64 outputs, steps, 64, numbers of a step]: one number of any type for
-// float32 rows, two bfloat16 numbers for bfloat16 rows, four int8 numbers if weights have scales.
+// Weights are [blocks of 64 outputs, steps, 64, numbers of a step]: one number of any type, two
+// bfloat16 numbers for bfloat16 rows with has_bfloat16_vectors(), four int8 numbers if weights have
+// scales.
 
-// AVX-512 and VNNI: see kWide. bfloat16 rows only with has_bfloat16_vectors().
+// AVX-512 and VNNI: see kWide.
 void multiply_by_wide_vectors(const Type& type, const Product& call, int num_threads);
 
-// AVX2: see kNarrow. bfloat16 rows only with int8 weights.
+// AVX2: see kNarrow.
 void multiply_by_narrow_vectors(const Type& type, const Product& call, int num_threads);
 
-// NEON: see kNeon. bfloat16 rows only with int8 weights.
-void multiply_by_neon_vectors(const Type& type, const Product& call, int num_threads);
+// What the architecture has: NEON on aarch64.
+void multiply_by_plain_vectors(const Type& type, const Product& call, int num_threads);
 
 }  // namespace kernels

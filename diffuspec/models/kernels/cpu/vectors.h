@@ -8,7 +8,12 @@
 #include <type_traits>
 #include <utility>
 
-#define ALWAYS_INLINE __attribute__((always_inline))
+// The attribute of functions for one level of processors, defined by a file that has only such ones
+// before it includes this.
+#ifndef ON_ONE_LEVEL
+#define ON_ONE_LEVEL
+#endif
+#define ALWAYS_INLINE ON_ONE_LEVEL __attribute__((always_inline))
 #define INLINE inline ALWAYS_INLINE
 
 namespace kernels {
@@ -90,15 +95,13 @@ INLINE auto join(Vector (&parts)[kParts], Join pair) {
 
 template <class Vector, int kParts>
 INLINE auto sum_of(Vector (&parts)[kParts]) {
-  const auto add = [](Vector one, Vector other)
-      __attribute__((always_inline)) { return one + other; };
+  const auto add = [](Vector one, Vector other) ALWAYS_INLINE { return one + other; };
   return join(parts, add);
 }
 
 template <class Vector, int kParts>
 INLINE auto largest_of(Vector (&parts)[kParts]) {
-  const auto choose = [](Vector one, Vector other)
-      __attribute__((always_inline)) { return larger(one, other); };
+  const auto choose = [](Vector one, Vector other) ALWAYS_INLINE { return larger(one, other); };
   return join(parts, choose);
 }
 

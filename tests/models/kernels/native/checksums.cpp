@@ -1,5 +1,5 @@
 // Writes checksums of norms, gates, rotations, attention and products of quantised weights to stdout,
-// in float32: see test_aarch64.py.
+// in float32: see test_compilers.py.
 //
 //     checksums [LEVEL]
 

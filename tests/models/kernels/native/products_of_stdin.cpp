@@ -1,4 +1,4 @@
-// Computes products that stdin describes, and writes their outputs to stdout: see test_aarch64.py.
+// Computes products that stdin describes, and writes their outputs to stdout: see test_compilers.py.
 
 #include <cstdint>
 #include <cstdio>

@@ -1,4 +1,4 @@
-"""Kernels compiled for aarch64 and run in an emulator compute the bits of those of x86-64."""
+"""Kernels compiled by Clang, or for aarch64 and run in an emulator, compute the same bits."""
 
 from __future__ import annotations
 
@@ -11,28 +11,25 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 
-from diffuspec.models.kernels import operations, products
+from diffuspec.models.kernels import operations
 from diffuspec.models.kernels.products import MatrixProduct
 
-COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 ROOT = Path(__file__).parents[3]
 SOURCES = ROOT / "diffuspec" / "models" / "kernels" / "cpu"
-FLAGS = (  # the second has products and sums fused
-    *("-O1", "-fexpensive-optimizations", "--param=avoid-fma-max-bits=0"),
-    *("-std=c++17", "-static", "-Wno-psabi", f"-I{SOURCES}"),
-)
+FLAGS = "-O1", "-std=c++17", "-Wno-psabi", f"-I{SOURCES}"
 SHARED = ("level", "numbers", "tiles")
 QUANTIZED = ("bfloat16_products", "dynamic_products", "quantized_products")
 PRODUCTS = (
-    *("products", "neon_products", "narrow_products", "vector_products"),
+    *("products", "plain_products", "narrow_products", "vector_products"),
     *(*QUANTIZED, "tile_products"),
 )
 ATTENTION = ("attention", "block_sums", "columns", "elementwise", "tile_attention", "tile_sums")
-# What `native/checksums.cpp` writes on x86-64-v3 and on x86-64-v4.
+# What `native/checksums.cpp` writes on x86-64-v3, on x86-64-v4 and on aarch64.
 CHECKSUMS = """\
 norm a9deafc4a5b8596b
 gate c6d43e24fdac1fa1
@@ -54,26 +51,57 @@ product, rows in 8 bits e5026a4e70f47ef7
 """
 OUTPUTS, INPUTS = 150, 77
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not shutil.which(COMPILER), reason=f"needs {COMPILER}"),
-    pytest.mark.skipif(not shutil.which(EMULATOR), reason=f"needs {EMULATOR}"),
-]
+pytestmark = pytest.mark.slow
 
 
-def compiled(program: str, names: Sequence[str]) -> list[str]:
+class Toolchain(NamedTuple):
+    """A compiler, its options that fuse products and sums, and what runs its programs."""
+
+    name: str
+    compiler: str
+    options: tuple[str, ...]
+    emulator: tuple[str, ...]
+    levels: tuple[str, ...]  # arguments of `checksums`
+
+    @property
+    def needs(self) -> list[str]:
+        return [self.compiler, *self.emulator]
+
+
+TOOLCHAINS = (
+    Toolchain(
+        "aarch64",
+        "aarch64-linux-gnu-g++",
+        ("-static", "-fexpensive-optimizations", "--param=avoid-fma-max-bits=0"),
+        ("qemu-aarch64-static",),
+        ("0",),
+    ),
+    Toolchain("Clang", "clang++", ("-ffp-contract=fast",), (), ("3", "4")),
+)
+
+
+@pytest.fixture(params=TOOLCHAINS, ids=lambda toolchain: toolchain.name)
+def toolchain(request: pytest.FixtureRequest) -> Toolchain:
+    found: Toolchain = request.param
+    if missing := [name for name in found.needs if not shutil.which(name)]:
+        pytest.skip(f"needs {', '.join(missing)}")
+    return found
+
+
+def compiled(toolchain: Toolchain, program: str, names: Sequence[str]) -> list[str]:
     """Return the command that runs a program of `native`, with the kernels' files of some names.
 
     Compiling takes ten seconds: what the same sources gave is kept in build.
     """
     files = [SOURCES / f"{name}.cpp" for name in (*names, *SHARED)]
     files.append(Path(__file__).parent / "native" / f"{program}.cpp")
-    command = [COMPILER, *FLAGS, *map(str, files)]
-    compiler = subprocess.run([COMPILER, "--version"], stdout=subprocess.PIPE, check=True).stdout
+    command = [toolchain.compiler, *FLAGS, *toolchain.options, *map(str, files)]
+    version = [toolchain.compiler, "--version"]
+    compiler = subprocess.run(version, stdout=subprocess.PIPE, check=True).stdout
     read = [*sorted(SOURCES.iterdir()), *sorted(files[-1].parent.iterdir())]
     sources = b"".join(file.read_bytes() for file in read if file.is_file())
     digest = hashlib.sha256(b"".join([compiler, *map(os.fsencode, command), sources]))
-    folder = ROOT / "build" / "aarch64"
+    folder = ROOT / "build" / toolchain.name
     path = folder / f"{program}-{digest.hexdigest()[:16]}"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +110,7 @@ def compiled(program: str, names: Sequence[str]) -> list[str]:
         with tempfile.TemporaryDirectory(dir=folder) as new:  # whole, if it is there at all
             subprocess.run([*command, "-o", f"{new}/program"], check=True)
             os.replace(f"{new}/program", path)
-    return [EMULATOR, str(path)]
+    return [*toolchain.emulator, str(path)]
 
 
 def described(product: MatrixProduct, inputs: torch.Tensor) -> bytes:
@@ -107,8 +135,8 @@ def described(product: MatrixProduct, inputs: torch.Tensor) -> bytes:
     return b"".join([header, weights, *parts, inputs.numpy().tobytes()])
 
 
-@pytest.mark.skipif(not products.has_vectors(), reason="needs products to compare with")
-def test_products_have_the_bits_of_x86_64() -> None:
+@pytest.mark.skipif(not operations.is_available, reason="needs products to compare with")
+def test_products_have_the_same_bits(toolchain: Toolchain) -> None:
     random = torch.Generator().manual_seed(0)
     asked, expected = [], []
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -120,11 +148,13 @@ def test_products_have_the_bits_of_x86_64() -> None:
                 inputs = torch.randn(num_rows, INPUTS, generator=random)
                 asked.append(described(product, inputs))
                 expected.append(product(inputs).numpy().tobytes())
-    command = compiled("products_of_stdin", PRODUCTS)
+    command = compiled(toolchain, "products_of_stdin", PRODUCTS)
     found = subprocess.run(command, input=b"".join(asked), stdout=subprocess.PIPE, check=True)
     assert found.stdout == b"".join(expected)
 
 
-def test_other_operations_have_the_bits_of_x86_64() -> None:
-    command = compiled("checksums", (*ATTENTION, *QUANTIZED))
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == CHECKSUMS
+def test_other_operations_have_the_same_bits(toolchain: Toolchain) -> None:
+    command = compiled(toolchain, "checksums", (*ATTENTION, *QUANTIZED))
+    for level in toolchain.levels:
+        found = subprocess.run([*command, level], capture_output=True, text=True, check=True)
+        assert found.stdout == CHECKSUMS, level
