@@ -1,18 +1,32 @@
 """Rotary embeddings from a table, so that a row's angles do not depend on the other rows.
 
 Elementwise kernels treat the last elements of a thread's share differently, and functions such as
-cos then differ in the last bit.
+cos then differ in the last bit; so they do between processors.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+_ROUNDED = {torch.cos, torch.sin, Tensor.cos, Tensor.sin, Tensor.__rpow__}
 _MIN_POSITIONS = 128  # trials during loading may exceed a small model's positions
+
+
+class RoundedAngles(TorchFunctionMode):
+    """Rounds frequencies and angles from float64, to the same bits on every processor."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], _: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function not in _ROUNDED or args[0].dtype != torch.float32:
+            return function(*args, **(kwargs or {}))
+        return function(args[0].double(), *args[1:]).float()
 
 
 class RotaryTable(nn.Module):
@@ -28,7 +42,8 @@ class RotaryTable(nn.Module):
         device = rotary.get_buffer("inv_freq").device
         like = torch.zeros(1, dtype=dtype, device=device)
         positions = torch.arange(max(num_positions, _MIN_POSITIONS), device=device)[None]
-        parts = [rotary(like, part) for part in torch.split(positions, max_len, dim=1)]
+        with RoundedAngles():
+            parts = [rotary(like, part) for part in torch.split(positions, max_len, dim=1)]
         angles = [torch.cat(part) for part in parts]  # each [2, positions, dim]
         self._angles = torch.cat(angles, dim=1)
 

@@ -25,7 +25,7 @@ from diffuspec.models.layers.activation import use_chunked_activations
 from diffuspec.models.layers.draft_head import HEAD_TOKEN_IDS, DraftHead, use_draft_head
 from diffuspec.models.layers.fused_decoder import use_fused_forward, use_fused_layers
 from diffuspec.models.layers.linear import has_torch_products, use_fast_layers
-from diffuspec.models.layers.rotary import use_rotary_tables
+from diffuspec.models.layers.rotary import RoundedAngles, use_rotary_tables
 from diffuspec.models.loading.backend import Backend, choose_backend
 from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_checkpoint
 from diffuspec.models.loading.gguf_model import read_gguf_model
@@ -253,7 +253,7 @@ def _read_weights(
     weights = read_with_shared(checkpoint, config)
     head_token_ids = weights.pop(HEAD_TOKEN_IDS, None) if weights else None
     try:
-        with quiet(), spreading_over(device):
+        with quiet(), spreading_over(device), RoundedAngles():
             code: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
             loaded: Any = code.from_pretrained(
                 None if weights else path,

@@ -23,6 +23,7 @@ from diffuspec.models.layers.quantized import (
     linear_of,
     moved,
 )
+from diffuspec.models.layers.rotary import RoundedAngles
 from diffuspec.models.loading.backend import Backend
 
 
@@ -68,7 +69,7 @@ def empty_model(path: Path, config: Any, dtype: torch.dtype) -> Any:
     """Return a causal LM without weights, but with its buffers. Raises ModelLoadError."""
     family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     try:
-        with init_empty_weights(include_buffers=False):
+        with init_empty_weights(include_buffers=False), RoundedAngles():
             model = family._from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
     except Exception as error:  # model families may raise anything
         raise ModelLoadError(f"{path}: {_unsupported(config)}: {error!r}") from error

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from diffuspec.models.layers.activation import ChunkedActivation, use_chunked_activations
-from diffuspec.models.layers.rotary import RotaryTable, use_rotary_tables
+from diffuspec.models.layers.rotary import RotaryTable, RoundedAngles, use_rotary_tables
 from tests.support.models import make_dynamic_model, make_longrope_model, make_model
 
 
@@ -33,7 +33,23 @@ def test_tables_hold_the_angles_of_the_longest_sequence(make: Callable[[], Any])
     expected = [angles.clone() for angles in rotary(hidden, positions)]
     table = RotaryTable(rotary, max_len, 512, torch.float32)
     for mine, angles in zip(table(hidden, positions), expected, strict=True):
-        assert torch.equal(mine, angles)
+        assert torch.allclose(mine, angles, atol=1e-6)
+
+
+@torch.inference_mode()
+def test_frequencies_and_angles_are_rounded_from_float64() -> None:
+    """Those that torch computes in float32 depend on the processor's functions."""
+    with RoundedAngles():
+        rotary = make_model("llama").model.rotary_emb
+    dim, base = 12, rotary.config.rope_parameters["rope_theta"]
+    exponents = (torch.arange(0, dim, 2) / dim).double()
+    frequencies = 1 / torch.pow(base, exponents).float()
+    assert torch.equal(rotary.inv_freq, frequencies)
+    angles = (torch.arange(256.0)[:, None] * frequencies).repeat(1, 2).double()
+    table = RotaryTable(rotary, 256, 256, torch.float32)
+    found = table(torch.zeros(1, 256, 48), torch.arange(256)[None])
+    for mine, expected in zip(found, (angles.cos(), angles.sin()), strict=True):
+        assert torch.equal(mine[0], expected.float())
 
 
 def test_rotary_embeddings_of_another_kind_are_told() -> None:
