@@ -53,9 +53,10 @@ struct Float32WithFloat16 : Float32 {
 #if defined(__aarch64__)
     return (Four)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
 #else
-    Four found;
-    kTypes[kFloat16].widen(from, reinterpret_cast<float*>(&found), kWidth);
-    return found;
+    const FourWhole bits = load_16_bits(from), magnitude = (bits & 0x7fff) << 13;
+    const FourWhole scaled = (FourWhole)((Four)magnitude * 0x1p112f);  // subnormal numbers, too
+    const FourWhole found = (bits & 0x7c00) == 0x7c00 ? magnitude | 0x7f800000 : scaled;
+    return (Four)(found | (bits & 0x8000) << 16);
 #endif
   }
 };
