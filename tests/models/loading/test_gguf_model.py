@@ -22,6 +22,7 @@ from diffuspec.text.tokenizer import load_tokenizer
 from tests.support.checkpoints import CHAT_TEMPLATE
 from tests.support.gguf_files import random_blocks, write_gguf
 from tests.support.logits import logits_of
+from tests.support.models import assert_same_logits
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +107,7 @@ def test_scaled_positions_that_cannot_be_run_are_refused(
 def test_layers_of_one_input_may_be_plain_and_quantised(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "tiny.gguf", kinds=["BF16", "Q4_0"])
     import_gguf(file, tmp_path / "model", "float32")
-    torch.testing.assert_close(logits_of(file), logits_of(tmp_path / "model"))
+    assert_same_logits(logits_of(file), logits_of(tmp_path / "model"))
 
 
 def test_tokenizer_template_and_ends_are_those_of_the_file(gguf_file: Path) -> None:
