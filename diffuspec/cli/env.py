@@ -73,4 +73,4 @@ def _kernels() -> str:
         levels.use_wanted_level()
     except ConfigError as error:
         return str(error)
-    return f"{levels.level()}, the processor has {levels.own_level()}"
+    return levels.describe()

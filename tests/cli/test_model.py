@@ -1,3 +1,5 @@
+import re
+
 import torch
 
 from tests.cli.conftest import error_line, printed
@@ -79,6 +81,7 @@ def test_explain_tells_how_weights_are_stored_and_multiplied(diffuspec, tmp_path
         " KiB a token\n",
     ):
         assert line in said
+    assert re.search(r"on this CPU .* \(.+\), (the processor's highest|chosen by DIFF)", said)
     assert "here              float32 on cpu" in said or torch.cuda.is_available()
     model = tmp_path / "model"
     save_quantized(model, W8A8)

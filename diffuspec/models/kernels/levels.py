@@ -8,6 +8,7 @@ import logging
 from diffuspec.core.devices import CPU_LEVEL_VARIABLE, CPU_LEVELS, wanted_cpu_level
 from diffuspec.core.errors import ConfigError
 from diffuspec.models.kernels import operations
+from diffuspec.models.kernels.products import has_bfloat16_vectors, has_tiles
 
 if operations.is_available:
     from diffuspec.models.kernels import _cpu
@@ -15,6 +16,12 @@ if operations.is_available:
 logger = logging.getLogger(__name__)
 
 _NUMBERS = {CPU_LEVELS[0]: 0, "x86-64-v3": 3, "x86-64-v4": 4, "amx": 5}
+_INSTRUCTIONS = {
+    "aarch64": "NEON",
+    "x86-64-v3": "AVX2",
+    "x86-64-v4": "AVX-512 with VNNI",
+    "amx": "AMX and AVX-512",
+}
 
 
 def own_level() -> str:
@@ -25,6 +32,22 @@ def own_level() -> str:
 def level() -> str:
     """Return the level in use."""
     return _name(_cpu.level()) if operations.is_available else CPU_LEVELS[0]
+
+
+def describe() -> str:
+    """Return the level in use, its instructions, and why it is not a higher one."""
+    instructions = _INSTRUCTIONS.get(level(), "plain C++")
+    if has_bfloat16_vectors() and not has_tiles():
+        instructions += " and bfloat16"
+    reason = f"chosen by {CPU_LEVEL_VARIABLE}; the processor has {own_level()}"
+    if level() == own_level():
+        reason = "the processor's highest level"
+    return f"{level()} ({instructions}), {reason}"
+
+
+def is_slow() -> bool:
+    """Return whether kernels use no vectors beyond those that every processor of its kind has."""
+    return level() not in _INSTRUCTIONS
 
 
 def use_level(name: str) -> None:

@@ -12,7 +12,7 @@ import torch
 from diffuspec.core.devices import Device, DType
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.kernels import operations
-from diffuspec.models.kernels.levels import level, use_wanted_level
+from diffuspec.models.kernels.levels import describe, is_slow, level, use_wanted_level
 from diffuspec.models.runner import ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -57,8 +57,8 @@ def choose_backend(
     """
     where = resolve_device(path, device)
     use_wanted_level()
-    if where.type == "cpu" and not operations.is_available:
-        _warn_of_missing_kernels()
+    if where.type == "cpu":
+        _warn_of_slow_kernels()
     precision = resolve_dtype(dtype, where)
     is_cheap = precision != torch.float32 or (where.type == "cpu" and operations.is_available)
     wants = is_cheap if is_exact is None else is_exact
@@ -81,11 +81,19 @@ def _kernels(device: torch.device) -> str:
 
 
 @functools.cache
-def _warn_of_missing_kernels() -> None:
-    logger.warning(
-        "models on a CPU are computed by torch, which is slower, because diffuspec's kernels were "
-        "not compiled: reinstall it where there is a C++ compiler"
-    )
+def _warn_of_slow_kernels() -> None:
+    """Warn, once per process, of kernels that take a multiple of the usual time."""
+    if not operations.is_available:
+        logger.warning(
+            "models on a CPU are computed by torch, which takes about five times as long, because "
+            "diffuspec's kernels were not compiled: reinstall it where there is a C++ compiler"
+        )
+    elif is_slow():
+        logger.warning(
+            "models on a CPU take about four times as long as with AVX2 or NEON: the kernels are "
+            "those for %s",
+            describe(),
+        )
 
 
 def resolve_device(path: Path, device: Device) -> torch.device:

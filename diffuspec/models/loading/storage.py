@@ -85,7 +85,7 @@ def _on_cpu(is_plain: bool) -> str:
         return (
             "torch, as diffuspec's kernels were not compiled" if is_plain else "refused: no kernels"
         )
-    return f"diffuspec's products for {levels.level()}"
+    return f"diffuspec's products for {levels.describe()}"
 
 
 def _on_gpu(is_plain: bool) -> str:

@@ -20,10 +20,11 @@ from transformers import (
 )
 
 from diffuspec.core.config import TargetConfig
+from diffuspec.core.devices import CPU_LEVELS
 from diffuspec.core.errors import ModelLoadError, OutOfMemoryError, VocabularyError
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, VerifyRequest
-from diffuspec.models.kernels import operations
+from diffuspec.models.kernels import levels, operations
 from diffuspec.models.loading import backend, checkpoint, load as loading
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.target import CausalTarget
@@ -73,10 +74,25 @@ def test_missing_kernels_are_reported_once(
     save_target: SaveTarget, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(operations, "is_available", False)
-    backend._warn_of_missing_kernels.cache_clear()
+    backend._warn_of_slow_kernels.cache_clear()
     for _ in range(2):
         load_model(save_target("qwen2"), device="cpu", num_slots=1)
-    assert caplog.text.count("there is a C++ compiler") == 1
+    assert caplog.text.count("about five times as long") == 1
+    assert "there is a C++ compiler" in caplog.text
+
+
+def test_a_processor_with_slow_kernels_is_reported_once_with_what_that_costs(
+    save_target: SaveTarget, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = levels.level()
+    backend._warn_of_slow_kernels.cache_clear()
+    levels.use_level(CPU_LEVELS[0])
+    try:
+        for _ in range(2):
+            load_model(save_target("qwen2"), device="cpu", num_slots=1)
+    finally:
+        levels.use_level(own)
+    assert caplog.text.count("about four times as long") == ("x86-64" in CPU_LEVELS)
 
 
 @pytest.mark.parametrize(
