@@ -96,6 +96,12 @@ class Checkpoint:
 
         Raises ModelLoadError if it is not a diffusion LM.
         """
+        if self.gguf is not None:  # no key of such a file says that it is one
+            raise ModelLoadError(
+                f"{self.gguf} is a causal LM: a GGUF file can be a target, or a drafter of kind "
+                "sps; a diffusion LM is a model directory, whose weights may be AWQ, GPTQ or "
+                "compressed-tensors"
+            )
         return read_settings(self.path, self.config, block_size)
 
     def context_tokens_with(self, size: int | None) -> int | None:

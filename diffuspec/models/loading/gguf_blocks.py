@@ -102,5 +102,16 @@ FORMATS: Mapping[int, BlockFormat] = {
     14: BlockFormat("Q6_K", 256, 210, Layout(8, 16, ratio=16), _q6_k),
 }
 
+
+def type_name(number: int) -> str:
+    """Return the name of a type in GGUF files, or its number if the package gguf has no name."""
+    from gguf import GGMLQuantizationType  # an optional dependency
+
+    try:
+        return GGMLQuantizationType(number).name
+    except ValueError:
+        return f"type {number}"
+
+
 # Types of unquantised numbers.
 PLAIN_TYPES: Mapping[int, torch.dtype] = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}

@@ -18,7 +18,7 @@ from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.kernels.quantized import Groups
 from diffuspec.models.layers.quantized import AnyQuantized, matrix_of, slice_size
 from diffuspec.models.loading.backend import Backend
-from diffuspec.models.loading.gguf_blocks import FORMATS, PLAIN_TYPES
+from diffuspec.models.loading.gguf_blocks import FORMATS, PLAIN_TYPES, type_name
 from diffuspec.models.loading.stored_model import check_can_stay_quantized, empty_model, fill
 
 ROPE_FACTORS = "rope_freqs.weight"  # divisors of the rotary frequencies
@@ -73,9 +73,9 @@ class GgufTensors:
         if info.ggml_type not in FORMATS:
             known = ", ".join(one.name for one in FORMATS.values())
             raise ModelLoadError(
-                f"{self._path}: {_stored_name(name)} is stored in a format (number "
-                f"{info.ggml_type}) that is not supported; {known}, F32, F16 and BF16 are, and "
-                "`diffuspec model import` reads all that transformers reads"
+                f"{self._path}: {_stored_name(name)} is stored as {type_name(info.ggml_type)}, "
+                f"which is not supported; {known}, F32, F16 and BF16 are, and `diffuspec model "
+                "import` reads all that transformers reads"
             )
         layout = FORMATS[info.ggml_type].layout
         return matrix_of(layout, shape, self._groups(name, info), self._device)
@@ -85,8 +85,8 @@ class GgufTensors:
         info = self._info(name, shape)
         if info.ggml_type not in PLAIN_TYPES:
             raise ModelLoadError(
-                f"{self._path}: {_stored_name(name)} is stored in a format (number "
-                f"{info.ggml_type}), it must be F32, F16 or BF16"
+                f"{self._path}: {_stored_name(name)} is stored as {type_name(info.ggml_type)}, it "
+                "must be F32, F16 or BF16"
             )
         return self._plain(name, info).to(dtype, copy=True)
 

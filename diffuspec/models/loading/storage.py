@@ -11,7 +11,7 @@ from transformers.integrations.gguf.reader import GgufHeader
 from diffuspec.models.kernels import levels, operations
 from diffuspec.models.kernels.triton.availability import is_available as has_gpu_kernels
 from diffuspec.models.loading.checkpoint import Checkpoint, weight_files
-from diffuspec.models.loading.gguf_blocks import FORMATS, PLAIN_TYPES, BlockFormat
+from diffuspec.models.loading.gguf_blocks import FORMATS, PLAIN_TYPES, BlockFormat, type_name
 from diffuspec.models.loading.stored_tensors import stored_tensors
 
 
@@ -51,7 +51,7 @@ def _of_gguf(checkpoint: Checkpoint) -> tuple[str, int]:
             names.append(f"{str(PLAIN_TYPES[kind]).removeprefix('torch.')} {share}")
             num_bytes += count * PLAIN_TYPES[kind].itemsize
         else:
-            names.append(f"number {kind}, which is refused, {share}")
+            names.append(f"{type_name(kind)}, which is refused, {share}")
     return f"GGUF, {_millions(counts.total())}: {', '.join(names)}", int(num_bytes)
 
 

@@ -10,7 +10,10 @@ import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
+from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.errors import ModelLoadError
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.models.diffusion import DiffusionDrafter
 from diffuspec.models.importing.convert import import_gguf
 from diffuspec.models.kernels.quantized import QuantizedMatrix
 from diffuspec.models.loading.gguf_blocks import FORMATS
@@ -135,9 +138,15 @@ def test_activations_in_8_bits_change_logits_a_little(gguf_file: Path) -> None:
     assert 0 < (exact - rounded).abs().max() < 0.05 * exact.abs().max()
 
 
+def test_a_file_is_no_diffusion_lm(gguf_file: Path) -> None:
+    target = TargetInfo(300, 256, max_sequences=1, eos_token_ids=(256,))
+    with pytest.raises(ModelLoadError, match=r"tiny\.gguf is a causal LM.*of kind sps.*directory"):
+        DiffusionDrafter.load(DiffuSpecConfig(path=gguf_file, device="cpu"), target)
+
+
 def test_what_cannot_be_run_as_it_is_names_what_can(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"missing\.gguf does not exist"):
         logits_of(tmp_path / "missing.gguf")
     other = write_gguf(tmp_path / "odd.gguf", kinds=["Q2_K"])
-    with pytest.raises(ModelLoadError, match=r"Q8_0.*diffuspec model import"):
+    with pytest.raises(ModelLoadError, match=r"stored as Q2_K.*Q8_0.*diffuspec model import"):
         logits_of(other)
