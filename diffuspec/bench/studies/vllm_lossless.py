@@ -195,6 +195,10 @@ def run(
     ] = 3,
     at_once: Annotated[int, typer.Option(help="Number of concurrent answers.", min=2)] = 8,
     num_draft_tokens: Annotated[int, typer.Option(help="Length of every draft.", min=1)] = 4,
+    v2: Annotated[
+        bool,
+        typer.Option(help="Model runner V2, interpreted; drafts are as long as pays."),
+    ] = False,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "float32",
     python: Annotated[
         Path, typer.Option(help="Python interpreter of vLLM's environment.")
@@ -215,10 +219,12 @@ def run(
         written = logs or Path(folder)
         written.mkdir(parents=True, exist_ok=True)
         server_log = written / "draft_server.log"
-        stack.enter_context(draft_server(address, server_log, pair, num_draft_tokens))
+        length = None if v2 else num_draft_tokens  # fixed lengths are not drafted ahead
+        stack.enter_context(draft_server(address, server_log, pair, length))
         for name in ("plain", "diffuspec"):
             log = written / f"{name}.log"
-            with vllm(model, dtype, at_once, name, address, log, python, _PATIENCE) as worker:
+            given = (model, dtype, at_once, name, address, log, python, _PATIENCE)
+            with vllm(*given, is_v2=v2) as worker:
                 greedy[name] = decode(worker, prompts, max_tokens, at_once)
                 if each:
                     sampled[name] = sample(worker, texts, each, sampled_tokens, at_once)
