@@ -23,6 +23,7 @@ _AHEAD_PRICES = (*PRICES[:-1], 0.01, 0.007, 0.005, 0.003, 0.002, 0.0)
 _LEAST_TOKENS = 3  # fewest tokens of a pre-draft
 _SHOWN_ROWS = (1, 2, 4, 8, 16)
 _MAX_SILENT_STEPS = 64  # number of steps over which the cost of an answer becomes negligible
+_ANSWER_SHARE = 0.01  # largest share of the time that answers without drafts may take
 # Drafted steps between the first two measurements of plain decoding. An engine is not profiled, and
 # other programs may have been running during the first one.
 _FIRST_AFTER = 16
@@ -248,10 +249,14 @@ class Planner:
         number = len(requests)
         if not any([one.room for one in requests]):
             return _MAX_SILENT_STEPS
-        if self._baseline.allows(self._drafter, number):
-            return NUM_PLAIN
-        stopped = self._baseline.num_stopped_steps(self._drafter, number)
-        return min(int(stopped), _MAX_SILENT_STEPS)
+        if not self._baseline.allows(self._drafter, number):
+            steps = self._baseline.num_stopped_steps(self._drafter, number)
+        elif self._baseline.wants_plain(number) or not self.plain_seconds(number):
+            steps = NUM_PLAIN
+        else:  # no draft is worth it: few answers are waited for that say so
+            step = self.plain_seconds(number)
+            steps = max(self._mine.overhead_seconds / (_ANSWER_SHARE * step), NUM_PLAIN)
+        return min(int(steps), _MAX_SILENT_STEPS)
 
     # ---- reports of the engine
 

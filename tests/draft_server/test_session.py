@@ -177,6 +177,17 @@ def test_plain_decoding_is_measured_without_the_wait_for_answers():
     assert silent.plain_seconds(1) == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize(("wait", "num_silent"), [(0.004, 8), (0.0, 3)])
+def test_answers_without_drafts_take_a_hundredth_of_the_time(wait: float, num_silent: int):
+    planner = Planner("pld", DraftCosts(0.0))
+    for _ in range(64):
+        planner.observe(Sent(8, 0, 0.0, 0.0, 0.0), 0.0, 0.05 - wait, wait, 0.0)
+    requests = [EngineRequest(one, 3, SharedExpectation(8), OutcomeModel(), 0.5) for one in MANY]
+    for one in requests:
+        one.num_left, one.max_draft_tokens = 100, 8
+    assert planner.num_silent_steps(requests) == pytest.approx(num_silent, abs=1)
+
+
 @pytest.mark.parametrize(("row_seconds", "is_drafted"), [(0.006, False), (0.0005, True)])
 def test_drafts_are_made_ahead_where_they_gain_more_than_their_verification_costs(
     row_seconds: float, is_drafted: bool
