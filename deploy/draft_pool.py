@@ -36,7 +36,7 @@ _Config = Annotated[
     Path,
     typer.Option(
         metavar="FILE.yaml",
-        help="The pool's configuration. Default: two servers for the embedded pair.",
+        help="The pool's configuration. Default: one to four servers for the embedded pair.",
     ),
 ]
 
