@@ -17,7 +17,8 @@ DEVICE_HELP = "Where the model runs; auto takes a GPU if there is one."
 DTYPE_HELP = "Type of weights and activations; auto is bfloat16 on a GPU and float32 on CPUs."
 
 _X86_64 = ("x86-64", "x86-64-v3", "x86-64-v4", "amx")
-_LEVELS = {"x86_64": _X86_64, "AMD64": _X86_64, "arm64": ("aarch64",)}
+_AARCH64 = ("aarch64", "aarch64-dotprod")
+_LEVELS = {"x86_64": _X86_64, "AMD64": _X86_64, "aarch64": _AARCH64, "arm64": _AARCH64}
 # Levels of this machine's kind of processor; every one has the first.
 CPU_LEVELS = _LEVELS.get(platform.machine(), (platform.machine(),))
 CPU_LEVEL_VARIABLE = "DIFFUSPEC_CPU_LEVEL"

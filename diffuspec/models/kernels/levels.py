@@ -15,9 +15,10 @@ if operations.is_available:
 
 logger = logging.getLogger(__name__)
 
-_NUMBERS = {CPU_LEVELS[0]: 0, "x86-64-v3": 3, "x86-64-v4": 4, "amx": 5}
+_NUMBERS = {CPU_LEVELS[0]: 0, "aarch64-dotprod": 1, "x86-64-v3": 3, "x86-64-v4": 4, "amx": 5}
 _INSTRUCTIONS = {
     "aarch64": "NEON",
+    "aarch64-dotprod": "NEON with dot products",
     "x86-64-v3": "AVX2",
     "x86-64-v4": "AVX-512 with VNNI",
     "amx": "AMX and AVX-512",

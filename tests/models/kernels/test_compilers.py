@@ -25,7 +25,7 @@ FLAGS = "-O1", "-std=c++17", "-Wno-psabi", f"-I{SOURCES}"
 SHARED = ("level", "numbers", "tiles")
 QUANTIZED = ("bfloat16_products", "dynamic_products", "quantized_products")
 PRODUCTS = (
-    *("products", "plain_products", "narrow_products", "vector_products"),
+    *("products", "plain_products", "dot_products", "narrow_products", "vector_products"),
     *(*QUANTIZED, "tile_products"),
 )
 ATTENTION = ("attention", "block_sums", "columns", "elementwise", "tile_attention", "tile_sums")
@@ -61,7 +61,7 @@ class Toolchain(NamedTuple):
     compiler: str
     options: tuple[str, ...]
     emulator: tuple[str, ...]
-    levels: tuple[str, ...]  # arguments of `checksums`
+    levels: tuple[str, ...]  # arguments of the programs: see cpu/level.h
 
     @property
     def needs(self) -> list[str]:
@@ -74,7 +74,7 @@ TOOLCHAINS = (
         "aarch64-linux-gnu-g++",
         ("-static", "-fexpensive-optimizations", "--param=avoid-fma-max-bits=0"),
         ("qemu-aarch64-static",),
-        ("0",),
+        ("0", "1"),
     ),
     Toolchain("Clang", "clang++", ("-ffp-contract=fast",), (), ("3", "4")),
 )
@@ -151,8 +151,11 @@ def test_products_have_the_same_bits(toolchain: Toolchain) -> None:
                 asked.append(described(product, inputs))
                 expected.append(product(inputs).numpy().tobytes())
     command = compiled(toolchain, "products_of_stdin", PRODUCTS)
-    found = subprocess.run(command, input=b"".join(asked), stdout=subprocess.PIPE, check=True)
-    assert found.stdout == b"".join(expected)
+    for level in toolchain.levels:
+        found = subprocess.run(
+            [*command, level], input=b"".join(asked), stdout=subprocess.PIPE, check=True
+        )
+        assert found.stdout == b"".join(expected), level
 
 
 def test_other_operations_have_the_same_bits(toolchain: Toolchain) -> None:

@@ -12,6 +12,7 @@ namespace kernels {
 
 constexpr int kBlock = 64;  // outputs computed together
 constexpr int kChunk = 64;  // steps whose weights fit into the first-level cache
+constexpr int32_t kNoOffsets[kBlock] = {};
 constexpr int64_t kWorthAThread = 1 << 18;  // weights that are worth a thread
 
 inline int divided_up(int count, int size) { return (count + size - 1) / size; }
@@ -125,7 +126,8 @@ void multiply_int8_blocks(
 
 // Computes in float32, or with rows rounded to 8 bits, with weights of any type.
 //
-// Kernels have kinds Float32, Float32WithBfloat16, Float32WithFloat16 and Int8, for which
+// Kernels have kinds Float32, Float32WithBfloat16, Float32WithFloat16 and Int8 (with kIsOffset: whether
+// it multiplies rows with their offset of 128, which the matrix's offsets then correct), for which
 // `add_up<Kind>(call, block, inputs, num_steps, sums)` sums all steps of a call's rows with a block
 // of outputs, and the functions `round_row` and `unround` used above.
 template <class Kernels>
@@ -136,6 +138,7 @@ void multiply_by(const Type& type, const Product& call, int num_threads) {
     return multiply_int8_blocks(
         type, call, inputs, num_threads,
         [&](int block, Sums<int32_t> sums) {
+          if (!Kernels::Int8::kIsOffset) sums.first = kNoOffsets;
           Kernels::template add_up<typename Kernels::Int8>(
               call, block, inputs.data(), inputs.num_steps, sums);
         },

@@ -3,8 +3,9 @@
 //
 // - ON_LEVEL and ON_LEVEL_INLINE: the attributes of functions for these processors;
 // - kWidth: numbers in a vector; kRows: rows whose sums with kVectors of outputs fill the registers;
-// - `add<kBits>(sums, weights, numbers)`: adds the products of four signed numbers and four
-//   unsigned weights of each output to 32-bit sums.
+// - kFlips: whether the sign bit of 8-bit weights is flipped, so that they are unsigned;
+// - `add<kBits>(sums, weights, numbers)`: adds the products of four signed numbers and four weights of
+//   each output to 32-bit sums; weights are unsigned, or signed without kFlips.
 
 using Reals = typename VectorOf<kWidth>::Floats;
 using Wholes = typename VectorOf<kWidth>::Ints;
@@ -48,7 +49,8 @@ ON_LEVEL_INLINE void add_run(
 #pragma GCC unroll 6
   for (int i = 0; i < N; ++i) numbers[i] = rows.words(i);
   Ahead rest = ahead;
-  constexpr int kParts = 8 / kBits;  // numbers in a word; the sign bit of 8-bit numbers is flipped
+  constexpr int kParts = 8 / kBits;  // numbers in a word
+  constexpr int32_t kFlipped = kFlips ? int32_t(0x80808080) : 0;
   for (int i = 0; i < count; i += 4 * kParts, weights += kBlock) {
     rest.fetch();
 #pragma GCC unroll 4
@@ -56,7 +58,7 @@ ON_LEVEL_INLINE void add_run(
       const Wholes words = read<Wholes>(weights + v * kWidth);
 #pragma GCC unroll 2
       for (int part = 0; part < kParts; ++part) {
-        const Wholes four = kBits == 8 ? words ^ int32_t(0x80808080) : words >> 4 * part & 0x0f0f0f0f;
+        const Wholes four = kBits == 8 ? words ^ kFlipped : words >> 4 * part & 0x0f0f0f0f;
 #pragma GCC unroll 6
         for (int row = 0; row < N; ++row)
           found[row][v] = add<kBits>(found[row][v], four, numbers[row][part]);
@@ -72,7 +74,7 @@ ON_LEVEL_INLINE void add_run(
 template <int kBits, int N>
 ON_LEVEL_INLINE void add_group(const Weights& weights, Ahead& ahead, const QuantizedRows& all,
                                int first_row, int first_input, float* sums) {
-  constexpr int kHigher = kBits == 8 ? 128 : 0;  // offset of weights as they are read
+  constexpr int kHigher = kBits == 8 && kFlips ? 128 : 0;  // offset of weights as they are read
   for (int input = 0; input < weights.count; input += all.run) {
     const Rows rows(all, first_row, first_input + input);
     Wholes found[N][kVectors];

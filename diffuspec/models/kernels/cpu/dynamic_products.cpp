@@ -13,6 +13,9 @@
 #else
 #define HAS_LEVELS 0
 #endif
+#if HAS_DOTS
+#include <arm_neon.h>
+#endif
 
 namespace kernels {
 namespace {
@@ -60,6 +63,7 @@ INLINE void quantize(const float* inputs, int num_inputs, int run, bool parts_wo
 #define ON_LEVEL_INLINE __attribute__((target("arch=x86-64-v4,avx512vnni"), always_inline)) inline
 namespace wide {
 constexpr int kWidth = 16, kRows = 6, kVectors = 4;
+constexpr bool kFlips = true;
 
 template <int kBits>
 ON_LEVEL_INLINE Ints add(Ints sums, Ints weights, int32_t numbers) {
@@ -75,6 +79,7 @@ ON_LEVEL_INLINE Ints add(Ints sums, Ints weights, int32_t numbers) {
 #define ON_LEVEL_INLINE __attribute__((target("arch=x86-64-v3"), always_inline)) inline
 namespace narrow {
 constexpr int kWidth = 8, kRows = 2, kVectors = 4;
+constexpr bool kFlips = true;
 
 template <int kBits>
 ON_LEVEL_INLINE VectorOf<8>::Ints add(
@@ -98,10 +103,31 @@ ON_LEVEL_INLINE VectorOf<8>::Ints add(
 #undef ON_LEVEL_INLINE
 #endif
 
+#if HAS_DOTS
+#define ON_LEVEL ON_DOTS
+#define ON_LEVEL_INLINE ON_DOTS inline __attribute__((always_inline))
+namespace dots {
+constexpr int kWidth = 4, kRows = 4, kVectors = 4;
+constexpr bool kFlips = false;
+
+template <int kBits>
+ON_LEVEL_INLINE VectorOf<4>::Ints add(
+    VectorOf<4>::Ints sums, VectorOf<4>::Ints weights, int32_t numbers) {
+  return (VectorOf<4>::Ints)vdotq_s32(
+      (int32x4_t)sums, (int8x16_t)weights, (int8x16_t)vdupq_n_s32(numbers));
+}
+
+#include "dynamic_kernels.h"
+}  // namespace dots
+#undef ON_LEVEL
+#undef ON_LEVEL_INLINE
+#endif
+
 #define ON_LEVEL
 #define ON_LEVEL_INLINE INLINE
 namespace other {
 constexpr int kWidth = 4, kRows = 2, kVectors = 4;
+constexpr bool kFlips = true;
 
 template <int kBits>
 INLINE VectorOf<4>::Ints add(VectorOf<4>::Ints sums, VectorOf<4>::Ints weights, int32_t numbers) {
@@ -137,6 +163,8 @@ QuantizedRows::QuantizedRows(const Part& part, const float* inputs, const Produc
 void QuantizedRows::add(const Part& part, int block, const Product& call, float* sums) const {
 #if HAS_LEVELS
   const auto add_part = fitting(wide::add_part, narrow::add_part, other::add_part);
+#elif HAS_DOTS
+  const auto add_part = level() >= kDots ? dots::add_part : other::add_part;
 #else
   const auto add_part = other::add_part;
 #endif

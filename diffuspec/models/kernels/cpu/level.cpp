@@ -4,12 +4,21 @@
 
 #include "tiles.h"
 
+#if HAS_DOTS && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace kernels {
 
 namespace {
 
 Level find_level() {
-#if defined(__x86_64__)
+#if HAS_DOTS && defined(__ARM_FEATURE_DOTPROD)
+  return kDots;
+#elif HAS_DOTS && defined(__linux__)
+  return getauxval(AT_HWCAP) & HWCAP_ASIMDDP ? kDots : kPlain;
+#elif defined(__x86_64__)
   if (can_use_tiles()) return kTiled;
   // by their parts, for Clang does not know the names of levels; F16C comes with AVX2
   const bool is_narrow = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&

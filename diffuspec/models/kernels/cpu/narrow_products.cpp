@@ -70,6 +70,7 @@ struct Int8 {
   using Sum = int32_t;
   using Input = int32_t;
   using Weight = int32_t;
+  static constexpr bool kIsOffset = true;
   static constexpr int kRows = 4;
   INLINE static __m256i load(const int32_t* from) { return load_eight(from); }
   INLINE static void store(int32_t* to, __m256i sum) {

@@ -24,6 +24,7 @@ void multiply_some(const Type& type, const Product& call, int num_threads) {
   else if (&type == &kTypes[kBfloat16] && has_tiles()) multiply_by_tiles(call, num_threads);
   else if (level() >= kWide) multiply_by_wide_vectors(type, call, num_threads);
   else if (level() >= kNarrow) multiply_by_narrow_vectors(type, call, num_threads);
+  else if (level() >= kDots) multiply_by_dots(type, call, num_threads);
   else multiply_by_plain_vectors(type, call, num_threads);
 }
 

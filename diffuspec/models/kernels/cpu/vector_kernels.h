@@ -1,5 +1,5 @@
 // Products with vectors of one width. `vector_products.cpp`, `narrow_products.cpp` and
-// `plain_products.cpp` define what differs and then include this, each for its own processors:
+// `plain_kinds.h` define what differs and then include this, each for its own processors:
 //
 // - ON_ONE_LEVEL: the attribute of functions for these processors, before including `vectors.h`;
 // - kWidth: numbers in a vector; kPart: outputs whose weights are widened together; kGroup: the most

@@ -81,6 +81,7 @@ struct Bfloat16 : FloatSums, FourBytes {
 
 // Each step multiplies four numbers of a row, offset by 128, with four of each output.
 struct Int8 : FourBytes {
+  static constexpr bool kIsOffset = true;
   using Sum = int32_t;
   INLINE static __m512i load(const Sum* from) { return _mm512_loadu_si512(from); }
   INLINE static void store(Sum* to, __m512i sum) { _mm512_storeu_si512(to, sum); }

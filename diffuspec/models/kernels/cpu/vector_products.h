@@ -20,6 +20,9 @@ void multiply_by_wide_vectors(const Type& type, const Product& call, int num_thr
 // AVX2: see kNarrow.
 void multiply_by_narrow_vectors(const Type& type, const Product& call, int num_threads);
 
+// NEON with dot products: see kDots.
+void multiply_by_dots(const Type& type, const Product& call, int num_threads);
+
 // What the architecture has: NEON on aarch64.
 void multiply_by_plain_vectors(const Type& type, const Product& call, int num_threads);
 

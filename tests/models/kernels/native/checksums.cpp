@@ -1,7 +1,7 @@
 // Writes checksums of norms, gates, rotations, attention and products of quantised weights to stdout,
 // in float32: see test_compilers.py.
 //
-//     checksums [LEVEL]
+//     checksums LEVEL
 
 #include <cstdint>
 #include <cstdio>
@@ -134,8 +134,8 @@ void multiply(int bits, bool has_offsets, bool quantizes_rows) {
 
 }  // namespace
 
-int main(int count, char** arguments) {
-  if (count > 1) kernels::use_level(static_cast<kernels::Level>(std::atoi(arguments[1])));
+int main(int, char** arguments) {
+  kernels::use_level(static_cast<kernels::Level>(std::atoi(arguments[1])));
   normalise();
   gate();
   rotate();

@@ -1,10 +1,13 @@
 // Computes products that stdin describes, and writes their outputs to stdout: see test_compilers.py.
+//
+//     products_of_stdin LEVEL
 
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
 
+#include "level.h"
 #include "products.h"
 
 namespace {
@@ -22,7 +25,8 @@ std::vector<Number> read(size_t count) {
 
 }  // namespace
 
-int main() {
+int main(int, char** arguments) {
+  kernels::use_level(static_cast<kernels::Level>(std::atoi(arguments[1])));
   for (Header header; std::fread(&header, sizeof header, 1, stdin) == 1;) {
     const kernels::Type& type = kernels::kTypes[header.type];
     const size_t num_padded = (header.num_outputs + 63) / 64 * 64;
