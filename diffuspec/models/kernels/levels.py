@@ -47,7 +47,7 @@ def describe() -> str:
 
 
 def is_slow() -> bool:
-    """Return whether kernels use no vectors beyond those that every processor of its kind has."""
+    """Return whether the kernels in use are plain C++."""
     return level() not in _INSTRUCTIONS
 
 

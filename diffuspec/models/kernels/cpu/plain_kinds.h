@@ -1,5 +1,5 @@
 // Kinds of products, see `vector_kernels.h`, with vectors of four numbers: what every processor of an
-// architecture has. A file that defines ON_ONE_LEVEL as ON_DOTS multiplies 8 bits by dot products.
+// architecture has. With USES_DOTS, integers of 8 bits are multiplied by dot products: see level.h.
 
 #pragma once
 
