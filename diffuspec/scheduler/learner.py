@@ -75,6 +75,8 @@ class Learner:
         if is_measured or not is_plain or not self.costs.verification.curve.is_known_near(num_rows):
             how = {"is_plain": is_measured, "reads": num_read > 0}
             self.costs.observe_verification(*sizes, seconds, beside, **how)
+        if is_measured:  # after the machine's speed, which explains most of a surprise
+            self.costs.plain.observe(call.num_running, interval_seconds)
 
     def _account(
         self,
@@ -116,10 +118,7 @@ class Learner:
         interval.is_whole = call.num_decoding == number == len(call.requests)
         if spent:
             interval.reading, self._reading = self._reading, {}
-        is_measured = self.baseline.observe(interval)
-        if is_measured:
-            costs.plain.observe(number, seconds)
-        return is_measured
+        return self.baseline.observe(interval)
 
 
 def _growth(totals: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:

@@ -76,6 +76,16 @@ def test_plain_steps_tell_the_speed_of_the_machine_from_the_third_on():
     assert costs.verify_seconds(2, 2) > 0.0105 and costs.verify_seconds(18, 2) > 0.0105
 
 
+def test_plain_steps_that_take_longer_than_expected_are_not_counted_twice():
+    costs = CostModel([UNNAMED], interference=0.0)
+    costs.observe_verification(1, 1, 0.01, {})
+    learner, _ = learner_of(costs)
+    for number in range(3):
+        verify(learner, [decoding()], Verdict((7,), ()), begins_at=NOW + 0.02 * number)
+    assert costs.verify_seconds(1, 1) > 0.0105, "the machine is slower"
+    assert costs.plain_seconds(1) == pytest.approx(0.02), "as measured"
+
+
 def test_prompt_tokens_that_were_cached_are_no_rows_of_a_verification():
     costs = CostModel([UNNAMED], interference=1.0)
     verify(learner_of(costs)[0], [reading(100)], Verdict((7,), (), num_cached_tokens=70))
