@@ -2,6 +2,7 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from diffuspec.bench.studies.virtual_time import study
@@ -18,7 +19,10 @@ from diffuspec.bench.virtual_time.cells import (
 from diffuspec.bench.virtual_time.machines import MACHINES
 from diffuspec.bench.virtual_time.processor import Processor, Worker
 from diffuspec.bench.virtual_time.results import ResultsFile, comparison_tables, read_rows
+from diffuspec.bench.virtual_time.roles import SimulatedVerifier
 from diffuspec.bench.virtual_time.traffic import REGIMES, Answer, make_answers
+from diffuspec.core.params import SamplingParams
+from diffuspec.core.types import EMPTY_TREE, VerifyRequest
 from tests.support.virtual_time import VirtualTimeLoop
 
 
@@ -92,6 +96,17 @@ def test_the_share_of_right_guesses_and_of_listed_tokens_is_as_said(name):
 def test_answers_are_those_of_plain_decoding(machine):
     rows = measure(ShortCell(machine, "sampled_pays", 2), (OFF, DEFAULT))  # asserts it
     assert [row.system for row in rows] == [OFF, DEFAULT]
+
+
+@pytest.mark.virtual_time
+async def test_a_prefix_that_was_read_before_still_takes_a_row():
+    machine, answers = MACHINES["slow_cpu"], ShortCell("slow_cpu", "greedy_pays", 1).answers
+    verifier = SimulatedVerifier(machine, Processor(0.0), answers)
+    prompt = np.array(answers[0].prompt, np.int32)
+    asked = VerifyRequest("again", prompt, len(prompt), EMPTY_TREE, SamplingParams())
+    for _ in range(2):
+        [verdict] = await verifier.verify([asked])
+    assert verdict.verify_seconds == pytest.approx(machine.verify_seconds(1, 1))
 
 
 @pytest.mark.no_cover

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import ClassVar
+
+import numpy as np
 
 
 class Machine(ABC):
@@ -82,6 +85,35 @@ class SlowCpu(Machine):
         return 0.055 + 0.003 * num_positions + 0.0015 * num_unread
 
 
+class NoisyCpu(Machine):
+    """A processor with weights of 4 bits, on which drafts hardly pay, beside noisy neighbours.
+
+    Times vary by 5 % from call to call, and double in a tenth of all periods of 60 ms.
+    """
+
+    name = "noisy_cpu"
+    interference = 1.0
+
+    _ROWS = (0, 1, 2, 4, 8, 32, 1024)
+    _SECONDS = (0.0, 0.0067, 0.0076, 0.0101, 0.0167, 0.059, 1.9)
+
+    def slowness(self, now: float) -> float:
+        jitter = math.exp(0.05 * _random(now * 1e6).standard_normal())
+        burst = 1 + (_random(now / 0.06).random() < 0.1)
+        return jitter * burst
+
+    def verify_seconds(self, num_requests: int, num_rows: int) -> float:
+        return float(np.interp(num_rows, self._ROWS, self._SECONDS))
+
+    def draft_seconds(self, num_requests: int, num_positions: int, num_unread: int) -> float:
+        return 0.0042 + 0.0006 * num_requests + 0.0002 * num_positions + 0.0002 * num_unread
+
+
+def _random(period: float) -> np.random.Generator:
+    """Return a generator of the numbers of a period of time."""
+    return np.random.default_rng(int(period))
+
+
 class OneGpu(Machine):
     """One GPU that both roles share: time is constant up to many rows, and calls hardly overlap."""
 
@@ -124,5 +156,5 @@ class EightGpus(Machine):
 
 MACHINES: dict[str, Machine] = {
     machine.name: machine
-    for machine in (TwoCores(), BusyCores(), SlowCpu(), OneGpu(), OwnGpu(), EightGpus())
+    for machine in (TwoCores(), BusyCores(), SlowCpu(), NoisyCpu(), OneGpu(), OwnGpu(), EightGpus())
 }

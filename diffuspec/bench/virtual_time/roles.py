@@ -57,7 +57,9 @@ class SimulatedVerifier:
         return max(self._num_unread(request) - request.max_read_tokens, 0)
 
     def _num_unread(self, request: VerifyRequest) -> int:
-        return len(request.prefix) - self._num_read.get(request.request_id, 0)
+        """Return the number of prefix rows to compute: the last one always is."""
+        num_read = self._num_read.get(request.request_id, 0)
+        return max(len(request.prefix) - num_read, 1)
 
     def _num_rows(self, request: VerifyRequest) -> int:
         num_left = self._num_left_unread(request)
