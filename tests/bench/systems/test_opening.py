@@ -14,6 +14,7 @@ from diffuspec.bench.systems.naming import (
     BASELINE,
     TRANSFORMERS_GREEDY,
     TRANSFORMERS_PROMPT_LOOKUP,
+    config_for,
 )
 from diffuspec.bench.systems.opening import (
     TransformersSystem,
@@ -87,7 +88,9 @@ def test_no_prompt_is_remembered_from_an_answer_to_the_next(pair, engine, monkey
     monkeypatch.setattr(KVCache, "acquire", spy_on(KVCache.acquire, num_cached))
     drafters = {"sps": AutoregressiveConfig(path=pair[1], device="cpu")}
     config = engine.config.model_copy(update={"drafters": drafters})
-    with open_systems(engine, (name,), config) as (system,):
+    always = SpeculationParams(policy="fixed", num_draft_tokens=2)  # whatever drafts cost here
+    with sibling(engine, config_for(name, config)) as own:
+        system = EngineSystem(name, own, always)
         system.answer(PROMPT, 4)
         num_cached.clear()
         system.answer(PROMPT, 4)
