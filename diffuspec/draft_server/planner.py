@@ -249,12 +249,12 @@ class Planner:
         number = len(requests)
         if not any([one.room for one in requests]):
             return _MAX_SILENT_STEPS
+        step = self.plain_seconds(number)
         if not self._baseline.allows(self._drafter, number):
             steps = self._baseline.num_stopped_steps(self._drafter, number)
-        elif self._baseline.wants_plain(number) or not self.plain_seconds(number):
+        elif self._baseline.wants_plain(number) or not step:
             steps = NUM_PLAIN
         else:  # no draft is worth it: few answers are waited for that say so
-            step = self.plain_seconds(number)
             steps = max(self._mine.overhead_seconds / (_ANSWER_SHARE * step), NUM_PLAIN)
         return min(int(steps), _MAX_SILENT_STEPS)
 

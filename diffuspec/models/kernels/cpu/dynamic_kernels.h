@@ -10,6 +10,8 @@
 using Reals = typename VectorOf<kWidth>::Floats;
 using Wholes = typename VectorOf<kWidth>::Ints;
 
+// As in `vectors.h`, whose functions Clang does not inline here: they return wide vectors without the
+// instructions for them.
 template <class Vector>
 ON_LEVEL_INLINE Vector read(const void* from) {
   Vector value;

@@ -63,12 +63,15 @@ struct Float32WithFloat16 : Float32 {
   }
 };
 
-#if USES_DOTS
 // Each step multiplies four numbers of a row, offset by 128, with four of each output.
-struct Int8 {
+struct FourBytes {
   using Sum = int32_t;
   using Input = int32_t;
   using Weight = int32_t;
+};
+
+#if USES_DOTS
+struct Int8 : FourBytes {
   static constexpr int kRows = kGroup;
   static constexpr bool kIsOffset = false;
   INLINE static int32x4_t load(const int32_t* from) { return vld1q_s32(from); }
@@ -89,11 +92,7 @@ struct Pairs {
   int16x8_t even, odd;
 };
 
-// Each step multiplies four numbers of a row, offset by 128, with four of each output.
-struct Int8 {
-  using Sum = int32_t;
-  using Input = int32_t;
-  using Weight = int32_t;
+struct Int8 : FourBytes {
   static constexpr int kRows = kGroup / 2;
   static constexpr bool kIsOffset = true;
   INLINE static int32x4_t load(const int32_t* from) { return vld1q_s32(from); }
@@ -117,11 +116,7 @@ struct Int8 {
   }
 };
 #else
-// Each step multiplies four numbers of a row, offset by 128, with four of each output.
-struct Int8 {
-  using Sum = int32_t;
-  using Input = int32_t;
-  using Weight = int32_t;
+struct Int8 : FourBytes {
   static constexpr int kRows = kGroup / 2;
   static constexpr bool kIsOffset = true;
   INLINE static FourWhole load(const int32_t* from) { return read<FourWhole>(from); }
