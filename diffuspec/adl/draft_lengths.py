@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -63,42 +63,24 @@ class Load:
             return 0.0
         return self.num_running / self.costs.plain_seconds(self.num_running)
 
-    def joint_seconds(self, positions: Sequence[float], rows: Sequence[float]) -> list[float]:
-        """Seconds of steps in which all requests draft together and are then verified together.
+    def seconds(
+        self, positions: Sequence[float], rows: Sequence[float], parts: int = 1
+    ) -> list[float]:
+        """Seconds of steps that draft `positions` and verify `rows` besides the requests' own.
 
-        Each step drafts `positions` and verifies `rows` additional rows.
+        parts: 1 if all requests draft together, and are then verified together; 2 if one half
+        drafts while the other is verified.
         """
-        drafting, verifying = self._seconds(positions, rows, 1)
-        costs, exposed = self.costs.drafters[self.drafter], self.exposed_share
-        overhead = costs.overhead_seconds
-        pairs = zip(drafting, verifying, strict=True)
-        return [exposed * draft + verify + overhead for draft, verify in pairs]
-
-    def halves_seconds(self, positions: Sequence[float], rows: Sequence[float]) -> list[float]:
-        """Seconds of steps in two halves, of which one drafts while the other is verified."""
-        costs = self.costs.drafters[self.drafter]
-        drafting, verifying = self._seconds(positions, rows, 2)
-        return [
-            2 * max(costs.interference.ends(draft, verify)) + costs.overhead_seconds
-            for draft, verify in zip(drafting, verifying, strict=True)
-        ]
-
-    def _seconds(
-        self, positions: Sequence[float], rows: Sequence[float], parts: int
-    ) -> tuple[list[float], list[float]]:
-        """Seconds of the draft calls and of the verifications of one part of a step."""
         costs, running, share = self.costs.drafters[self.drafter], self.num_running, 1 / parts
-        each = share / self.num_lanes
+        each, overhead = share / self.num_lanes, costs.overhead_seconds
         sizes = [each * one for one in positions]
         drafting = costs.calls.seconds_of(sizes, each * self.num_drafting)
         sizes = [share * (running + one) for one in rows]
-        return drafting, self.costs.verification.seconds_of(sizes, share * running)
-
-    def rates(self, seconds: Sequence[float], tokens: Sequence[float]) -> list[float]:
-        """Tokens per second of steps, given their seconds and tokens, including prompt reading."""
-        reading = self.reading_seconds
-        pairs = zip(tokens, seconds, strict=True)
-        return [number / (one + number * reading) for number, one in pairs]
+        verifying = self.costs.verification.seconds_of(sizes, share * running)
+        pairs = zip(drafting, verifying, strict=True)
+        if parts == 1:
+            return [self.exposed_share * draft + verify + overhead for draft, verify in pairs]
+        return [parts * max(costs.interference.ends(*pair)) + overhead for pair in pairs]
 
     def rate_of(self, lengths: Mapping[R, int]) -> float:
         """Tokens per second if all drafts are like these; at least that of plain decoding."""
@@ -106,7 +88,7 @@ class Load:
         if not plain or not lengths:
             return plain
         accepted = scale * sum([one.expectation.at(k) for one, k in lengths.items()])
-        [seconds] = self.joint_seconds([scale * sum(lengths.values())], [2 * accepted])
+        [seconds] = self.seconds([scale * sum(lengths.values())], [2 * accepted])
         return max((self.num_running + accepted) / seconds, plain)
 
     def pays_for(self, num_unread: int, room: int, rate: float) -> bool:
@@ -158,71 +140,46 @@ def choose_lengths(requests: Sequence[R], load: Load) -> Lengths[R]:
         middle = lengths[len(lengths) // 2]
         return Lengths({one: min(middle, one.room) for one in requests}, load.plain_rate)
     offers = [one.expectation.offers(one.room) for one in requests]
-    best, place, least = load.plain_rate, -1, -1.0
-    rates = _joint_rates(offers, load)
-    if max(rates) > best:
-        best, least = max(rates), 0.0
-        place = _shortest(rates)
+    best, place, parts = load.plain_rate, -1, 1
     # If both roles share one processor, or drafts are hidden anyway, halves gain nothing.
     may_gain = costs.drafters[load.drafter].interference.value < 1 and load.exposed_share > 0
-    if load.num_drafting > 1 and may_gain:
-        rates = _halves_rates(offers, load)
+    for number in (1, 2) if load.num_drafting > 1 and may_gain else (1,):
+        rates = _rates(offers, load, number)
         if max(rates) > best:
-            best, least = max(rates), 1.0
-            place = _shortest(rates)
+            best, parts = max(rates), number
+            place = next(k for k, rate in enumerate(rates) if rate >= _NEARLY * best)
     found = {
         one: offer.lengths[place]
         for one, offer in zip(requests, offers, strict=True)
-        if place >= 0 and offer.tokens[place] > least
+        if place >= 0 and offer.tokens[place] > parts - 1
     }
-    return Lengths(found, best, in_halves=least > 0)
+    return Lengths(found, best, in_halves=parts > 1)
 
 
-def _shortest(rates: Sequence[float]) -> int:
-    """Return the place of the shortest drafts that are as fast as any; `rates` are by length."""
-    best = max(rates)
-    return next(place for place, rate in enumerate(rates) if rate >= _NEARLY * best)
+def _rates(offers: Sequence[Offers], load: Load, parts: int) -> list[float]:
+    """Return tokens per second at each price of steps in `parts`: see `Load.seconds`.
 
-
-def _joint_rates(offers: Sequence[Offers], load: Load) -> list[float]:
-    """Return tokens per second at each price if all that draft do so together."""
-    positions, accepted, rows = _totals(offers, load.num_drafting / len(offers))
-    tokens = [load.num_running + one for one in accepted]
-    return load.rates(load.joint_seconds(positions, rows), tokens)
-
-
-def _totals(offers: Sequence[Offers], scale: float) -> Iterable[Sequence[float]]:
-    """Return the sums of positions, accepted tokens and rows at each price, times `scale`."""
-    if len(offers) == scale == 1:
-        return offers[0]
-    columns = [map(sum, zip(*column, strict=True)) for column in zip(*offers, strict=True)]
-    return [[scale * total for total in column] for column in columns]
-
-
-def _halves_rates(offers: Sequence[Offers], load: Load) -> list[float]:
-    """Return tokens per second at each price if one half drafts while the other is verified.
-
-    The requests that do not draft are verified with both halves. So a draft must be worth more than
-    the token that its request misses.
+    Requests that do not draft are verified with both halves. So in halves a draft must be worth
+    more than the token that its request misses.
     """
-    scale = load.num_drafting / len(offers)
-    columns = [
-        [
-            (k, tokens, rows) if tokens > 1 else (0, 0.0, 0.0)
-            for k, tokens, rows in zip(*offer, strict=True)
-        ]
-        for offer in offers
+    scale, running, others = load.num_drafting / len(offers), load.num_running, 0
+    if parts > 1:
+        others = running - load.num_drafting
+        offers = [_halved(one) for one in offers]
+    positions, accepted, rows = [
+        [scale * sum(one) for one in zip(*column, strict=True)]
+        for column in zip(*offers, strict=True)
     ]
-    totals = [
-        [scale * sum(values) for values in zip(*price, strict=True)]
-        for price in zip(*columns, strict=True)
-    ]
-    counts = [scale * sum([k > 0 for k, *_ in price]) for price in zip(*columns, strict=True)]
-    plain = [load.num_running - one for one in counts]
-    positions, accepted, rows = zip(*totals, strict=True)
-    tokens = [load.num_running + a + b for a, b in zip(accepted, plain, strict=True)]
-    verified = [a + b for a, b in zip(rows, plain, strict=True)]
-    return load.rates(load.halves_seconds(positions, verified), tokens)
+    seconds = load.seconds(positions, [others + one for one in rows], parts)
+    tokens = [running + others + one for one in accepted]
+    reading = load.reading_seconds
+    return [number / (one + number * reading) for number, one in zip(tokens, seconds, strict=True)]
+
+
+def _halved(offer: Offers) -> Offers:
+    """Return the offer of a request that is verified with both halves unless it drafts more."""
+    either = [one if one[1] > 1 else (0, 1.0, 1.0) for one in zip(*offer, strict=True)]
+    return Offers(*map(list, zip(*either, strict=True)))
 
 
 def trial_length(request: Drafted) -> int:

@@ -9,9 +9,8 @@ most expected tokens per second determines the length of each draft: see `schedu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from diffuspec.core.config import DraftLengthConfig
 from diffuspec.core.params import SpeculationParams
@@ -76,91 +75,65 @@ def make_policy(params: SpeculationParams, config: DraftLengthConfig) -> Policy:
     return FixedLength(params.num_draft_tokens if params.policy == "fixed" else 0)
 
 
-@dataclass(slots=True)
-class _Rate:
+class _Steps(NamedTuple):
     """Decayed sums over the steps with one drafter."""
 
     num_tokens: float = 0.0
     seconds: float = 0.0
-    num_steps: float = 0.0
+    number: float = 0.0
 
-    def add(self, num_tokens: float, seconds: float, num_steps: float, decay: float) -> None:
-        self.num_tokens = decay * self.num_tokens + num_tokens
-        self.seconds = decay * self.seconds + seconds
-        self.num_steps = decay * self.num_steps + num_steps
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Infinite before the first step, so that every drafter is tried."""
-        return self.num_tokens / self.seconds if self.seconds else float("inf")
+    def plus(self, others: _Steps, share: float) -> _Steps:
+        """Return the sums with a share of those of other steps."""
+        return _Steps(*[one + share * other for one, other in zip(self, others, strict=True)])
 
 
 class DrafterRates:
-    """The rates of a coordinator's drafters, measured over all requests."""
+    """The steps with each of a coordinator's drafters, over all requests."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.rates = {name: _Rate() for name in names}
-        # Steps since each drafter was last used, counted by the request of the latest step.
-        self.num_steps_without = dict.fromkeys(names, 0)
+        self.steps = {name: _Steps() for name in names}
+        self.idle_seconds = dict.fromkeys(names, 0.0)  # time of steps since the latest with each
 
 
 class DrafterChoice:
     """Chooses the drafter of each step of one request: the one with the most tokens per second.
 
-    The others are tried so rarely that all trials lose at most _TRIAL_SHARE of the time: a drafter
-    that is nearly as good is tried often, a much slower one rarely.
+    The longer a drafter has not been used, the better it is assumed to have become. So one with a
+    share x of the best rate is tried whenever ln(1/x) / _TRIAL_SHARE of its steps would have fitted
+    into the time. As a trial loses 1 - x of a step, which is less than ln(1/x), all trials together
+    lose less than _TRIAL_SHARE of the time.
     """
 
     def __init__(self, shared: DrafterRates) -> None:
         self._shared = shared
-        self._own = {name: _Rate() for name in shared.rates}
-        self._num_steps_without = dict(shared.num_steps_without)
-        self._on_trial: str | None = None  # drafter whose next step is measured
+        self._own = {name: _Steps() for name in shared.steps}
+        self._chosen: str | None = None  # until a step with it is measured
 
     def choose(self) -> str:
         """Return the drafter of the next step."""
-        if self._on_trial is None:
-            rates = {name: self._with_prior(name) for name in self._own}
-            best = max(rates, key=lambda name: rates[name].tokens_per_second)
-            is_new = not rates[best].seconds
-            self._on_trial = best if is_new else self._most_overdue(rates, rates[best])
-            return self._on_trial or best
-        return self._on_trial
+        if self._chosen is None:
+            self._chosen = max(self._own, key=self._log_rate)
+        return self._chosen
 
     def observe(self, name: str, num_tokens: int, seconds: float) -> None:
         """Learn from a step with a drafter: the number of committed tokens, and the time."""
-        self._own[name].add(num_tokens, seconds, 1, _DECAY)
-        self._shared.rates[name].add(num_tokens, seconds, 1, 0.98)
-        for other in self._own:
-            self._num_steps_without[other] += 1
-        self._num_steps_without[name] = 0
-        self._shared.num_steps_without.update(self._num_steps_without)
-        self._on_trial = None
+        step = _Steps(num_tokens, seconds, 1)
+        self._own[name] = step.plus(self._own[name], _DECAY)
+        self._shared.steps[name] = step.plus(self._shared.steps[name], 0.98)
+        idle = self._shared.idle_seconds
+        for other in idle:
+            idle[other] = idle[other] + seconds if other != name else 0.0
+        self._chosen = None
 
-    def _with_prior(self, name: str) -> _Rate:
-        """Return the request's own sums, starting from four steps of the shared ones."""
-        own, shared, found = self._own[name], self._shared.rates[name], _Rate()
-        if shared.num_steps:
-            share = min(4 / shared.num_steps, 1.0)
-            found.add(
-                shared.num_tokens * share, shared.seconds * share, shared.num_steps * share, 1
-            )
-        found.add(own.num_tokens, own.seconds, own.num_steps, 1)
-        return found
+    def _log_rate(self, name: str) -> float:
+        """Logarithm of the tokens per second to hope for; infinite for an unknown drafter.
 
-    def _most_overdue(self, rates: Mapping[str, _Rate], best: _Rate) -> str | None:
-        """Return the drafter whose trial is most overdue, in steps; None: none is due."""
-        late = {
-            name: self._num_steps_without[name] - self._pause(rate, best)
-            for name, rate in rates.items()
-            if rate is not best
-        }
-        name = max(late, key=late.__getitem__, default=None)
-        return name if name is not None and late[name] >= 0 else None
-
-    def _pause(self, rate: _Rate, best: _Rate) -> float:
-        """Return the number of steps of the best drafter between two trials of another one."""
-        slower = 1 - rate.tokens_per_second / best.tokens_per_second
-        lost = slower * rate.seconds / rate.num_steps
-        step = best.seconds / best.num_steps
-        return lost * (len(self._own) - 1) / (_TRIAL_SHARE * step)
+        The request's own sums start from four steps of the shared ones.
+        """
+        shared = self._shared.steps[name]
+        found = self._own[name].plus(shared, min(4 / max(shared.number, 1), 1))
+        if not found.num_tokens or not found.seconds:
+            return math.inf
+        num_idle = self._shared.idle_seconds[name] * found.number / found.seconds  # in its steps
+        rise = _TRIAL_SHARE / max(len(self._own) - 1, 1) * num_idle
+        return math.log(found.num_tokens / found.seconds) + rise

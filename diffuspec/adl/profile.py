@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from typing import TypeVar
@@ -59,11 +58,12 @@ class Profile:
         self._prompt = self._prompt_of(size)
         self._names = [f"profile-{one}" for one in range(min(_MOST_REQUESTS, info.max_sequences))]
 
-    async def _answer(self, call: Awaitable[T]) -> T:
-        """Await a call of a role. Raises DiffuspecError if it takes too long."""
+    async def _timed(self, call: Awaitable[T]) -> tuple[T, float]:
+        """Return a role's answer and its seconds. Raises DiffuspecError if it takes too long."""
+        started = time.monotonic()
         try:
             async with asyncio.timeout(self._max_wait_seconds):
-                return await call
+                return await call, time.monotonic() - started
         except TimeoutError:
             raise DiffuspecError(f"no answer within {self._max_wait_seconds:g} s") from None
 
@@ -141,10 +141,9 @@ class Profile:
             unread = min(size, self._info.max_model_len // 2)
             if not (costs.is_known and self._has_time_for(costs.seconds(1, 1, unread))):
                 return
-            prompt = self._prompt_of(unread)
-            started = time.monotonic()
-            await self._answer(drafter.draft([self._request(f"profile-{size}", prompt, 1)]))
-            costs.observe(1, 1, unread, time.monotonic() - started)
+            request = self._request(f"profile-{size}", self._prompt_of(unread), 1)
+            _, seconds = await self._timed(drafter.draft([request]))
+            costs.observe(1, 1, unread, seconds)
             await self._release(drafter, f"profile-{size}")
 
     def _prompt_of(self, size: int) -> TokenIds:
@@ -160,25 +159,16 @@ class Profile:
         requests = [self._request(name, self._prompt, length) for name in self._names[:number]]
         found = []
         for _ in range(_REPEATS):
-            started = time.monotonic()
-            drafts = await self._answer(drafter.draft(requests))
-            found.append(time.monotonic() - started)
+            drafts, seconds = await self._timed(drafter.draft(requests))
+            found.append(seconds)
             if not any(draft.tree.num_nodes for draft in drafts):
                 return None
         return min(found)
 
     def _request(self, name: str, prompt: TokenIds, length: int) -> DraftRequest:
-        speculation = SpeculationParams()
-        return DraftRequest(
-            name,
-            prompt,
-            length,
-            speculation.tree_shape,
-            speculation.max_nodes,
-            0.5,
-            SamplingParams(),
-            num_prompt_tokens=len(prompt),
-        )
+        usual = SpeculationParams()
+        how = usual.tree_shape, usual.max_nodes, 0.5, SamplingParams()
+        return DraftRequest(name, prompt, length, *how, num_prompt_tokens=len(prompt))
 
     async def _verify(self, verifier: Verifier, number: int, num_rows: int) -> float:
         """Return the minimum seconds of verifications of `number` requests, `num_rows` for each."""
@@ -187,12 +177,7 @@ class Profile:
             VerifyRequest(name, self._prompt, len(self._prompt), tree, SamplingParams())
             for name in self._names[:number]
         ]
-        found = []
-        for _ in range(_REPEATS):
-            started = time.monotonic()
-            await self._answer(verifier.verify(requests))
-            found.append(time.monotonic() - started)
-        return min(found)
+        return min([(await self._timed(verifier.verify(requests)))[1] for _ in range(_REPEATS)])
 
     async def _measure_interference(
         self, verifier: Verifier, drafter: Drafter, interference: Interference
@@ -203,13 +188,14 @@ class Profile:
         """
         verifying = await self._verify(verifier, 1, 4)
         drafting = await self._draft(drafter, 1, 16)
-        shorter = min(verifying, drafting or 0.0)
-        if not shorter:
+        if not verifying or not drafting:
             return
-        both = math.inf
-        for _ in range(_ROUNDS_TOGETHER):
-            started = time.monotonic()
-            await asyncio.gather(self._verify(verifier, 1, 4), self._draft(drafter, 1, 16))
-            both = min(both, (time.monotonic() - started) / _REPEATS)
-        slower = (both - max(verifying, drafting or 0.0)) / shorter
+        rounds = [
+            await self._timed(
+                asyncio.gather(self._verify(verifier, 1, 4), self._draft(drafter, 1, 16))
+            )
+            for _ in range(_ROUNDS_TOGETHER)
+        ]
+        both = min([seconds for _, seconds in rounds]) / _REPEATS
+        slower = (both - max(verifying, drafting)) / min(verifying, drafting)
         interference.set(min(max(slower, 0.0), 1.0))

@@ -233,5 +233,5 @@ def test_good_requests_are_drafted_for_beside_bad_ones(good, number):
     found = choose_lengths(requests, load)
     assert set(found.by_request) == set(requests[:good])
     accepted = good * requests[0].expectation.at(16)
-    [seconds] = load.joint_seconds([16 * good], [16 * good])
+    [seconds] = load.seconds([16 * good], [16 * good])
     assert found.rate > 0.95 * (number + accepted) / seconds
