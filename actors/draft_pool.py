@@ -18,10 +18,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.draft_load import DraftLoad
 from actors.draft_scaling import DraftScaling, Wish, decide, wanted_servers
-from actors.placement import CONTROL, LOOPBACK, Handle, Place, create_draft_server
+from actors.placement import CONTROL, Handle, Place, create_draft_server
 from actors.placement_settings import RoleSettings
 from actors.supervision.role_actor import RoleActor, start_actor
 from actors.supervision.supervisor import Supervisor
+from diffuspec.core.addresses import LOOPBACK
 from diffuspec.core.errors import DiffuspecError
 from diffuspec.core.validation import Section
 from diffuspec.draft_server.config import DraftServerConfig
@@ -126,14 +127,18 @@ class DraftPool:
     async def __aenter__(self) -> Self:
         """Start the minimum number of servers. Raises the error of one that cannot start."""
         self._servers = [self._new() for _ in range(self._config.scaling.min_servers)]
+        starts = [asyncio.create_task(one.start()) for one in self._servers]
         try:
-            await asyncio.gather(*[one.start() for one in self._servers])
+            await asyncio.gather(*starts)
+            await self._proxy.use(self.addresses)
         except BaseException:
+            for start in starts:
+                start.cancel()
+            await asyncio.wait(starts)
             await self._stop_all()
             raise
         for one in self._servers:
             one.supervise()
-        await self._proxy.use(self.addresses)
         self._task = asyncio.create_task(self._run())
         return self
 
@@ -217,7 +222,7 @@ class DraftPool:
         """Stop the server with the fewest engines; its engines connect to others."""
         engines = self._proxy.num_engines()
         leaving = min(self._servers, key=lambda one: engines.get(one.address, 0))
-        self._servers.remove(leaving)
-        await self._proxy.use(self.addresses)
+        await self._proxy.use([one for one in self.addresses if one != leaving.address])
         await self._stop(leaving)
+        self._servers.remove(leaving)  # the last step: __aexit__ stops what is still here
         logger.info("a draft server is taken away: %d are left", len(self._servers))

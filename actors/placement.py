@@ -28,6 +28,7 @@ from actors.roles.drafter import DrafterActor
 from actors.roles.path_scorer import PathScorerActor
 from actors.roles.verifier import VerifierRank
 from actors.settings import DrafterProcess, PipelineConfig
+from diffuspec.core.addresses import LOOPBACK
 from diffuspec.core.errors import ConfigError, DiffuspecError
 from diffuspec.draft_server.config import DraftServerConfig
 from diffuspec.rpc.security import Security
@@ -38,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 Handle: TypeAlias = Any  # a Ray actor: its methods have .remote()
 
-LOOPBACK = "127.0.0.1"
 CONTROL = "control"  # concurrency group of health checks, which must not queue behind work
 
 _COORDINATOR_BUNDLE = 0
@@ -92,7 +92,7 @@ class Placement:
         remove_placement_group(self.group)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_RELEASE_SECONDS):
-                while not self.is_removed():
+                while not await asyncio.to_thread(self.is_removed):
                     await asyncio.sleep(_POLL_SECONDS)
 
     def is_removed(self) -> bool:

@@ -11,12 +11,11 @@ import typer
 
 from actors.settings import DrafterProcess, PipelineConfig
 from deploy.processes import holder
-from diffuspec.core.addresses import MAX_PORT, parse_address
+from diffuspec.core.addresses import LOOPBACK, MAX_PORT, parse_address
 from diffuspec.core.errors import ConfigError
 
 Role: TypeAlias = Literal["drafter", "path_scorer", "verifier", "coordinator"]
 
-LOOPBACK = "127.0.0.1"
 _NEEDED = {
     "verifier": (),
     "path_scorer": ("--verifier",),

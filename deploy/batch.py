@@ -14,7 +14,7 @@ from deploy.batches.places import API_KEY_VARIABLE, at_address, in_process, need
 from deploy.batches.results import BatchStoppedError
 from deploy.batches.run import Options
 from deploy.batches.summary import summary_table
-from deploy.options import Config
+from deploy.options import PIPELINE, Config
 from diffuspec.cli import options
 from diffuspec.cli.display import stdout_console
 from diffuspec.cli.parameters import NOTHING_GIVEN, Given
@@ -22,7 +22,6 @@ from diffuspec.command import EXIT_FAILURE, Command
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import SamplingParams, SpeculationParams
 
-_PIPELINE = Path(__file__).parent / "pipeline.yaml"
 _MAX_CONCURRENCY = 4096
 _ROWS_AT_AN_ADDRESS = 16  # rows in flight
 _TIMEOUT_SECONDS = 600.0
@@ -179,13 +178,8 @@ def run(
     drafting = {**options.policy(draft_length), **speculation}
     SpeculationParams(**drafting)  # a wrong value is refused once, rather than in every row
     _check_effects(bool(address), "--address", timeout=timeout, api_key_file=api_key_file)
-    _check_effects(
-        engine == "data",
-        "--engine data",
-        pipelines=pipelines,
-        format=format,
-        shard_bytes=shard_bytes,
-    )
+    large = {"pipelines": pipelines, "format": format, "shard_bytes": shard_bytes}
+    _check_effects(engine == "data", "--engine data", **large)
     how = Options(concurrency, patience, _defaults(sampling), drafting)
     if engine == "data":
         if address or limit or retry_failed:
@@ -193,10 +187,10 @@ def run(
         with needs_ray("--engine data"):
             from deploy.batches.data.engine import LargeBatch, answer_folder
 
-        large = LargeBatch(
+        batch = LargeBatch(
             input, output, format or "jsonl", pipelines or 1, shard_bytes or _SHARD_BYTES
         )
-        _finish(answer_folder(large, load_pipeline(config or _PIPELINE), how), output)
+        _finish(answer_folder(batch, load_pipeline(config or PIPELINE), how), output)
         return
     if address:
         for name, value in (("config", config), ("engine", engine)):
@@ -205,7 +199,7 @@ def run(
         num_rows = concurrency or _ROWS_AT_AN_ADDRESS
         place = at_address(address, api_key_file, num_rows, timeout or _TIMEOUT_SECONDS)
     else:
-        pipeline = load_pipeline(config or _PIPELINE)
+        pipeline = load_pipeline(config or PIPELINE)
         place = in_process(pipeline) if engine == "process" else on_ray(pipeline)
     files = Files(input, output, limit, retry_failed)
     _finish(answer_file(files, place, how, Console(stderr=True, highlight=False)), output)

@@ -36,7 +36,6 @@ from diffuspec.core.params import SpeculationParams
 from diffuspec.engine import Engine
 from diffuspec.pairs.tiny import QUESTIONS
 
-_PIPELINE = Path(__file__).parent / "pipeline.yaml"
 _OUT = Path("runs/cluster")
 _FAN_OUTS = (1, 2, 4, 8)
 _STAGES = ("step", "draft", "search", "verify", "transport")
@@ -83,7 +82,7 @@ def run(
     Exits with 1 if tokens differ.
     """
     out.mkdir(parents=True, exist_ok=True)
-    pipeline = one_at_a_time(load_pipeline(config or _PIPELINE))
+    pipeline = one_at_a_time(load_pipeline(config or options.PIPELINE))
     asked = [q for q in first_per_family(load_questions(QUESTIONS), limit) if q.family != "code"]
     modes = _modes(pipeline, draft_length)
     # the thread count that the roles use

@@ -31,7 +31,6 @@ from diffuspec.command import Command
 from diffuspec.core.params import SpeculationParams
 from diffuspec.pairs.tiny import QUESTIONS
 
-_PIPELINE = Path(__file__).parent / "pipeline.yaml"
 _TRACE = Path("runs/demo/trace.json")
 _PLAIN, _SEQUENTIAL, _OVERLAPPED = ("plain", "sequential", "overlapped")
 _LEGEND = (
@@ -95,7 +94,7 @@ def _pipeline(path: Path | None) -> PipelineConfig:
     """Read a pipeline; None: the default one, for one request at a time."""
     if path is not None:
         return load_pipeline(path)
-    return one_at_a_time(load_pipeline(_PIPELINE))
+    return one_at_a_time(load_pipeline(options.PIPELINE))
 
 
 async def _measure(

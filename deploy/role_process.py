@@ -17,8 +17,8 @@ from actors.roles.path_scorer import PathScorerActor
 from actors.roles.verifier import VerifierRank
 from actors.settings import PipelineConfig
 from actors.supervision.background import in_background, log_problem
-from deploy.addresses import LOOPBACK, Addresses, Role
-from diffuspec.core.addresses import parse_address
+from deploy.addresses import Addresses, Role
+from diffuspec.core.addresses import LOOPBACK, parse_address
 from diffuspec.core.backoff import Backoff
 from diffuspec.core.errors import DiffuspecError, WorkerError
 from diffuspec.core.interfaces import TargetInfo

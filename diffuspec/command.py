@@ -15,18 +15,21 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from diffuspec.core.errors import (
+    ConfigError,
     DiffuspecError,
     OverloadedError,
     RequestCancelledError,
     WorkerError,
 )
 from diffuspec.signals import EXIT_INTERRUPTED, report_interrupt
+
+N = TypeVar("N", int, float)
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -64,6 +67,17 @@ class Commands(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
+
+
+def parse_numbers(option: str, given: str, kind: Callable[[str], N]) -> list[N]:
+    """Return the positive numbers of an option, separated by commas. Raises ConfigError."""
+    try:
+        numbers = [kind(one) for one in given.split(",") if one.strip()]
+    except ValueError as error:
+        raise ConfigError(f"{option} must be numbers separated by commas, got {given!r}") from error
+    if not all(0 < one <= 10_000 for one in numbers):
+        raise ConfigError(f"{option} must be above 0 and at most 10000, got {given!r}")
+    return numbers
 
 
 def _without_types(params: Sequence[Any]) -> list[Any]:

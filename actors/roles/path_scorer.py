@@ -40,6 +40,5 @@ class PathScorerActor(ServedRole):
 
         await search()
         limits = config.limits(config.deadlines.search_seconds)
-        return (
-            await self._serve(PathScorerServicer(scorer, info), host, port, limits, search)
-        ).address
+        servicer = PathScorerServicer(scorer, info)
+        return (await self._serve(servicer, host, port, limits, search)).address

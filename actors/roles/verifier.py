@@ -21,6 +21,7 @@ from actors.roles.hosted_drafters import hosted_drafters
 from actors.roles.watched_verifier import WatchedVerifier
 from actors.settings import PipelineConfig
 from actors.supervision.background import first_of
+from diffuspec.core.addresses import LOOPBACK
 from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import VerifierServicer
 
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-LOOPBACK = "127.0.0.1"
 
 # a rank that gets no message for this long ends, unless its supervisor ends it first
 _MIN_WORD_SECONDS = 60.0

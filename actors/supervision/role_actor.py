@@ -82,12 +82,13 @@ class RoleActor(Generic[Ready]):
             raise explain(error) from error
 
     async def stop(self, drain_seconds: float) -> None:
-        """Let the actor's running work finish, then end it. Never raises."""
+        """Let the actor's running work finish, then end it. Only a cancellation raises."""
         try:
             await self.call("stop", seconds=drain_seconds + _STOP_SECONDS)
         except Exception as error:  # the actor is most likely dead
             log_problem(f"{self.name} was not stopped", error)
-        self.kill()
+        finally:
+            self.kill()
 
     def kill(self) -> None:
         kill(self.handle)

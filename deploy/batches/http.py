@@ -95,8 +95,7 @@ class HttpService:
             async with self._client.stream(method, url, json=body, headers=headers) as response:
                 content = await _read(response)
         except httpx2.TransportError as error:
-            reason = str(error) or type(error).__name__
-            raise ServiceLostError(f"{reason}") from error
+            raise ServiceLostError(str(error) or type(error).__name__) from error
         _check_status(response)
         try:
             said = json.loads(content)

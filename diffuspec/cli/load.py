@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
 from diffuspec.cli import options
-from diffuspec.core.errors import ConfigError
+from diffuspec.command import parse_numbers
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -21,8 +20,6 @@ EXAMPLES = """[bold]Examples[/bold]
 
 The API key is read from DIFFUSPEC_API_KEY.
 """
-
-N = TypeVar("N", int, float)
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="URL of the service, without /v1.")]
 AtATime = Annotated[
@@ -85,8 +82,8 @@ def run(
     from diffuspec.bench.studies.load import LoadPlan
     from diffuspec.pairs.tiny import QUESTIONS
 
-    concurrencies = _numbers("--at-a-time", at_a_time, int)
-    per_second = _numbers("--rates", rates, float)
+    concurrencies = parse_numbers("--at-a-time", at_a_time, int)
+    per_second = parse_numbers("--rates", rates, float)
     asked = first_per_family(load_questions(questions or QUESTIONS), limit)
     make_folder(out)
     with progress(2 * (len(concurrencies) * repeats + len(per_second))) as advance:
@@ -103,14 +100,3 @@ def run(
     plot_service(load, out / "load.png")
     write_report(out, "load", load.to_json(), load.tables(), lines, Console())
     raise typer.Exit(int(load.num_different > 0))
-
-
-def _numbers(option: str, given: str, kind: Callable[[str], N]) -> list[N]:
-    """Read positive numbers separated by commas. Raises ConfigError."""
-    try:
-        numbers = [kind(one) for one in given.split(",") if one.strip()]
-    except ValueError as error:
-        raise ConfigError(f"{option} must be numbers separated by commas, got {given!r}") from error
-    if not all(0 < one <= 10_000 for one in numbers):
-        raise ConfigError(f"{option} must be above 0 and at most 10000, got {given!r}")
-    return numbers

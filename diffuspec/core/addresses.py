@@ -8,6 +8,7 @@ import socket
 
 from diffuspec.core.errors import ConfigError
 
+LOOPBACK = "127.0.0.1"
 UNIX_SCHEME = "unix:"
 MAX_PORT = 65_535
 

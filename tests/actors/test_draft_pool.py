@@ -13,11 +13,13 @@ import numpy as np
 import psutil
 import pytest
 
+from actors import draft_pool
 from actors.draft_pool import DraftPool, DraftPoolConfig, DraftServerSupervisor
-from actors.placement import LOOPBACK, create_draft_server
+from actors.placement import create_draft_server
 from actors.placement_settings import RoleSettings
 from actors.roles.draft_server import DraftServerActor
 from deploy.draft_pool import read_pool
+from diffuspec.core.addresses import LOOPBACK
 from diffuspec.core.errors import ConfigError, WorkerError
 from diffuspec.core.validation import validate
 from diffuspec.draft_server.config import DraftServerConfig
@@ -25,7 +27,7 @@ from diffuspec.pairs.tiny import TARGET
 from diffuspec.rpc.client.connection import Connection
 from diffuspec.rpc.draft_proxy import DraftProxy
 from diffuspec.rpc.limits import DEFAULT_LIMITS
-from diffuspec.rpc.security import Security, new_token
+from diffuspec.rpc.security import Security, TlsFiles, new_token
 from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.services import DRAFT_SERVICE
 from diffuspec.text.tokenizer import load_tokenizer
@@ -101,6 +103,30 @@ async def pool_of(path: Path, **scaling: float) -> AsyncIterator[tuple[DraftPool
     front = RoleServer([proxy], Security(new_token(), is_open=True), f"unix:{path}")
     async with DraftPool(config, security, proxy) as pool, front:
         yield pool, proxy
+
+
+async def test_if_one_server_of_a_pool_cannot_start_the_others_are_not_started_either(monkeypatch):
+    cancelled: list[str] = []
+
+    async def start_actor(name: str, *_: object) -> Any:
+        if name == "draft server 1":
+            raise ConfigError("no such drafter")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(name)
+            raise
+
+    monkeypatch.setattr(draft_pool, "create_draft_server", lambda *_, **__: None)
+    monkeypatch.setattr(draft_pool, "start_actor", start_actor)
+    files = TlsFiles(Path("ca"), Path("certificate"), Path("key"))
+    security = Security(new_token(), files)
+    scaling = {"min_servers": 2, "max_servers": 2}
+    config = validate(DraftPoolConfig, {"server": SERVER, "scaling": scaling})
+    with pytest.raises(ConfigError, match="no such drafter"):
+        async with DraftPool(config, security, DraftProxy(security)):
+            pass
+    assert cancelled == ["draft server 2"]
 
 
 def connect(path: Path) -> DraftClient:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,9 @@ class JsonWorker:
     def ask(self, **request: Any) -> dict[str, Any]:
         """Return the answer to a request. Raises ConfigError if the process has ended."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # the process has ended, which _read reports
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
         return self._read()
 
     def _read(self) -> dict[str, Any]:

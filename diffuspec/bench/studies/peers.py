@@ -7,6 +7,7 @@ the machine's speed affect all of them.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from diffuspec.bench.questions import rotated
 from diffuspec.bench.studies.json_worker import started
 from diffuspec.bench.studies.vllm import read_prompts
 from diffuspec.bench.text_table import TextTable
-from diffuspec.command import Command
+from diffuspec.command import Command, parse_numbers
 from diffuspec.core.errors import ConfigError
 from diffuspec.pairs import smollm2
 from diffuspec.text.gguf_file import gguf_path
@@ -233,8 +234,10 @@ def run(
         smollm2.QUESTIONS
     ),
     limit: Annotated[int, typer.Option(help="Questions per family.", min=1)] = 2,
-    threads: Annotated[str, typer.Option(help="Numbers of threads to measure with.")] = "1,2",
-    bits: Annotated[str, typer.Option(help="Bits per weight.")] = "16,8,4",
+    threads: Annotated[
+        str, typer.Option(help="Numbers of threads to measure with.", metavar="N,N,...")
+    ] = "1,2",
+    bits: Annotated[str, typer.Option(help="Bits per weight.", metavar="N,N,...")] = "16,8,4",
     max_tokens: Annotated[int, typer.Option(min=2)] = 64,
     processor_time: Annotated[
         bool,
@@ -246,19 +249,19 @@ def run(
 ) -> None:
     """Compare decoding of SmolLM2 with other CPU engines."""
     console = Console(stderr=True)
+    wanted = parse_numbers("--bits", bits, int)
+    num_threads_tried = parse_numbers("--threads", threads, int)
+    if not set(wanted) <= set(BITS):
+        raise ConfigError(f"--bits must be among 16, 8 and 4, got {bits}")
+    if processor_time and num_threads_tried != [1]:
+        raise ConfigError(f"--processor-time is that of 1 thread, got --threads {threads}")
     names, prompts = systems_here(console), read_prompts(smollm2.TARGET, questions, limit)
-    wanted = [int(one) for one in bits.split(",")]
-    if unknown := set(wanted) - set(BITS):
-        raise ConfigError(f"bits must be among 16, 8 and 4, got {sorted(unknown)}")
     clock = "processor" if processor_time else "wall"
-    if processor_time and threads != "1":
-        raise ConfigError(f"processor time is that of 1 thread, got --threads {threads}")
     FOLDER.mkdir(parents=True, exist_ok=True)
     cells: list[tuple[str, ...]] = []
-    for number in wanted:
-        for num_threads in (int(one) for one in threads.split(",")):
-            sums = measure(names, number, num_threads, clock, prompts, max_tokens, FOLDER)
-            cells += cells_of(number, num_threads, sums)
+    for number, num_threads in itertools.product(wanted, num_threads_tried):
+        sums = measure(names, number, num_threads, clock, prompts, max_tokens, FOLDER)
+        cells += cells_of(number, num_threads, sums)
     columns = (
         "system",
         "bits",

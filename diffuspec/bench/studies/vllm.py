@@ -26,7 +26,7 @@ from diffuspec.bench.questions import first_per_family, load_questions, rotated
 from diffuspec.bench.report import print_tables
 from diffuspec.bench.studies.json_worker import JsonWorker, started
 from diffuspec.bench.text_table import TextTable
-from diffuspec.command import Command
+from diffuspec.command import Command, parse_numbers
 from diffuspec.core.errors import ConfigError
 from diffuspec.pairs import smollm2
 from diffuspec.text.tokenizer import load_tokenizer
@@ -201,13 +201,39 @@ def table_of(load: int, sums: dict[str, Sums]) -> TextTable:
     return TextTable(f"{load} at a time, {number} answers", columns, tuple(cells))
 
 
+@contextmanager
+def socket_and_logs(logs: Path | None) -> Iterator[tuple[str, Path]]:
+    """Yield the address of a Unix socket and the folder for logs; None: one that is deleted."""
+    with tempfile.TemporaryDirectory() as folder:
+        written = logs or Path(folder)
+        written.mkdir(parents=True, exist_ok=True)
+        yield f"unix:{folder}/drafts", written
+
+
+@contextmanager
+def _engines(
+    names: Sequence[str], dtype: str, load: int, server: str, logs: Path
+) -> Iterator[dict[str, JsonWorker]]:
+    """Start vLLM once for each system. Raises ConfigError."""
+    model = smollm2.TARGET.absolute()
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(
+                vllm(model, dtype, load, name, server, logs / f"{name}_{load}.log")
+            )
+            for name in names
+        }
+
+
 @app.command(cls=Command)
 def run(
     questions: Annotated[Path, typer.Option(help="File in Spec-Bench's format.")] = (
         smollm2.QUESTIONS
     ),
     limit: Annotated[int, typer.Option(help="Questions per family.", min=1)] = 3,
-    loads: Annotated[str, typer.Option(help="Number of concurrent requests.")] = "1,8,32",
+    loads: Annotated[
+        str, typer.Option(help="Numbers of concurrent requests.", metavar="N,N,...")
+    ] = "1,8,32",
     systems: Annotated[str, typer.Option(help=", ".join(SPECULATIVE))] = "plain,ngram,diffuspec",
     max_tokens: Annotated[int, typer.Option(min=1)] = 128,
     rounds: Annotated[int, typer.Option(min=1)] = 1,
@@ -215,31 +241,16 @@ def run(
     logs: Annotated[Path | None, typer.Option(help="Folder for logs of all processes.")] = None,
 ) -> None:
     """Compare vLLM's decoding of SmolLM2 with our drafts, with its own, and with none."""
-    names = [one for one in SPECULATIVE if one in {"plain", *systems.split(",")}]
+    chosen, sizes = {"plain", *systems.split(",")}, parse_numbers("--loads", loads, int)
+    if not chosen <= SPECULATIVE.keys():
+        raise ConfigError(f"--systems must be among {', '.join(SPECULATIVE)}, got {systems}")
+    names = [one for one in SPECULATIVE if one in chosen]
     prompts = read_prompts(smollm2.TARGET, questions, limit)
-    sizes = [int(one) for one in loads.split(",")]
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        written = logs or folder
-        written.mkdir(parents=True, exist_ok=True)
-        address = f"unix:{folder / 'drafts'}"
+    with socket_and_logs(logs) as (address, written), ExitStack() as stack:
         if "diffuspec" in names:
             stack.enter_context(draft_server(address, written / "draft_server.log"))
         for load in sizes:
-            with ExitStack() as engines:
-                workers = {
-                    name: engines.enter_context(
-                        vllm(
-                            smollm2.TARGET.absolute(),
-                            dtype,
-                            load,
-                            name,
-                            address,
-                            written / f"{name}_{load}.log",
-                        )
-                    )
-                    for name in names
-                }
+            with _engines(names, dtype, load, address, written) as workers:
                 for worker in workers.values():
                     worker.ask(prompts=prompts[:2], max_tokens=32, num_at_once=load)
                 found = measure(workers, prompts, load, max_tokens, rounds)

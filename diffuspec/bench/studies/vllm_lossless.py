@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import math
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +22,13 @@ from rich.progress import track
 
 from diffuspec.bench.report import print_tables
 from diffuspec.bench.studies.json_worker import JsonWorker
-from diffuspec.bench.studies.vllm import PYTHON, draft_server, read_prompts, vllm
+from diffuspec.bench.studies.vllm import (
+    PYTHON,
+    draft_server,
+    read_prompts,
+    socket_and_logs,
+    vllm,
+)
 from diffuspec.bench.text_table import TextTable
 from diffuspec.command import Command
 from diffuspec.pairs import PAIRS, find_pair
@@ -214,13 +218,11 @@ def run(
     each = math.ceil(samples / len(texts))
     greedy: dict[str, Asked] = {}
     sampled: dict[str, Asked] = {}
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        address = f"unix:{folder}/drafts"
-        written = logs or Path(folder)
-        written.mkdir(parents=True, exist_ok=True)
-        server_log = written / "draft_server.log"
-        length = None if v2 else num_draft_tokens  # fixed lengths are not drafted ahead
-        stack.enter_context(draft_server(address, server_log, pair, length))
+    length = None if v2 else num_draft_tokens  # fixed lengths are not drafted ahead
+    with (
+        socket_and_logs(logs) as (address, written),
+        draft_server(address, written / "draft_server.log", pair, length),
+    ):
         for name in ("plain", "diffuspec"):
             log = written / f"{name}.log"
             given = (model, dtype, at_once, name, address, log, python, _PATIENCE)

@@ -9,7 +9,8 @@ import pytest
 from actors.roles import self_test
 from actors.roles.coordinator import CoordinatorActor, verifier_at
 from actors.roles.hosted_drafters import DrafterBesideVerifier
-from actors.roles.verifier import LOOPBACK, VerifierRank
+from actors.roles.verifier import VerifierRank
+from diffuspec.core.addresses import LOOPBACK
 from diffuspec.core.errors import DrafterError
 from diffuspec.core.interfaces import HostedDrafter
 from diffuspec.core.params import SamplingParams, SpeculationParams

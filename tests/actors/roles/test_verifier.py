@@ -13,9 +13,10 @@ import pytest
 
 from actors.placement_settings import VerifierSettings
 from actors.roles import self_test
-from actors.roles.verifier import LOOPBACK, RankStatus, VerifierRank
+from actors.roles.verifier import RankStatus, VerifierRank
 from actors.roles.watched_verifier import WatchedVerifier
 from actors.settings import PipelineConfig, parse_pipeline
+from diffuspec.core.addresses import LOOPBACK
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import (
     ConfigError,

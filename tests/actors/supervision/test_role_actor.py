@@ -9,6 +9,7 @@ from ray.exceptions import RayActorError
 
 from actors.placement import Place
 from actors.settings import DeadlineSettings
+from actors.supervision import role_actor
 from actors.supervision.role_actor import RoleActor
 
 
@@ -17,6 +18,7 @@ class Silent:
 
     is_healthy: Any
     run: Any
+    stop: Any
 
     def __init__(self) -> None:
         self.is_healthy = self.run = self
@@ -50,3 +52,16 @@ class Dead(Silent):
 async def test_the_end_of_an_actor_s_process_is_told_without_a_health_check() -> None:
     actor = RoleActor("dead", Dead(), Place("n", "127.0.0.1", (), 1), "")
     assert "experienced an error" in await actor.watch(interval_seconds=1e9)
+
+
+async def test_an_actor_is_killed_even_if_its_stop_is_cancelled(monkeypatch) -> None:
+    killed: list[object] = []
+    monkeypatch.setattr(role_actor, "kill", killed.append)
+    handle = Silent()
+    handle.stop = handle
+    actor = RoleActor("mute", handle, Place("n", "127.0.0.1", (), 1), "")
+    stopping = asyncio.create_task(actor.stop(60.0))
+    await asyncio.sleep(0)
+    stopping.cancel()
+    await asyncio.wait([stopping])
+    assert stopping.cancelled() and killed == [handle]

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from actors.roles import self_test
-from actors.roles.verifier import LOOPBACK
 from actors.settings import DeadlineSettings
 from actors.supervision import supervisor
 from actors.supervision.rank_set import RankSet
 from actors.supervision.verifier_group import SupervisedVerifier, VerifierGroup
+from diffuspec.core.addresses import LOOPBACK
 from diffuspec.core.errors import ModelLoadError, VerifierError, VerifierUnavailableError
 from diffuspec.core.interfaces import HostedDrafter, TargetInfo
 from diffuspec.rpc.security import Security

@@ -14,9 +14,10 @@ import pytest
 import ray
 
 from actors.placement import CONTROL
-from actors.roles.verifier import LOOPBACK, RankStatus, VerifierRank
+from actors.roles.verifier import RankStatus, VerifierRank
 from actors.settings import PipelineConfig, parse_pipeline
 from actors.supervision.verifier_group import SupervisedVerifier, VerifierGroup
+from diffuspec.core.addresses import LOOPBACK
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import ModelLoadError, VerifierError
 from diffuspec.core.interfaces import Verifier

@@ -36,6 +36,15 @@ def test_a_process_that_ended_is_named_with_its_last_words(tmp_path: Path) -> No
         worker.ask(numbers=[])
 
 
+def test_a_process_that_ended_before_a_request_is_named_too(tmp_path: Path) -> None:
+    program = "import os, sys; os.close(0); print('{}', flush=True); sys.exit('no memory')"
+    with (
+        started("adder", [sys.executable, "-c", program], {}, tmp_path / "log") as worker,
+        pytest.raises(ConfigError, match="adder ended with exit code 1: no memory"),
+    ):
+        worker.ask(numbers=[1])
+
+
 def test_a_process_that_does_not_become_ready_is_an_error(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "raise SystemExit('no model')"]
     with (

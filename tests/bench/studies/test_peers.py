@@ -5,8 +5,9 @@ import zipfile
 import numpy as np
 import pytest
 from gguf import GGUFReader, quants
+from typer.testing import CliRunner
 
-from diffuspec.bench.studies.peers import Sums, cells_of, gguf_model
+from diffuspec.bench.studies.peers import Sums, app, cells_of, gguf_model
 from diffuspec.core.errors import ConfigError
 from tests.support.gguf_files import write_gguf
 
@@ -40,3 +41,17 @@ def test_prefill_and_decoding_are_apart_and_answers_are_compared_with_plain_deco
         ("diffuspec", "8", "1", "4", "1.0", "1.00x", "1 of 1"),
         ("OpenVINO", "8", "1", "4", "1.0", "1.00x", "0 of 1"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--bits 16,x", "--bits must be numbers separated by commas, got '16,x'"),
+        ("--bits 16,5", "--bits must be among 16, 8 and 4, got 16,5"),
+        ("--threads 0", "--threads must be above 0 and at most 10000, got '0'"),
+        ("--threads 1,2 --processor-time", "is that of 1 thread, got --threads 1,2"),
+    ],
+)
+def test_wrong_numbers_are_refused_by_name(arguments, message):
+    result = CliRunner().invoke(app, arguments.split())
+    assert result.exit_code == 2 and message in result.stderr
