@@ -21,6 +21,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 
 from diffuspec.core.drafter_config import LookaheadConfig
 from diffuspec.core.interfaces import ObservableVerifier, Observation, PathScorer, TargetInfo
@@ -67,6 +68,7 @@ class LookaheadDrafter:
         self._max_requests = info.max_sequences
         self._states: OrderedDict[str, _State] = OrderedDict()
         self._drafted: OrderedDict[bytes, str] = OrderedDict()  # request ids by prefix
+        self._lock = Lock()  # verifications are observed in the verifier's thread
         self._verifier = verifier
         if verifier is not None:
             verifier.add_observer(self)
@@ -78,14 +80,16 @@ class LookaheadDrafter:
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Take the tokens after the last row of each verified window."""
-        for one in observations:
-            state = self._states.get(self._drafted.pop(one.prefix.tobytes(), ""))
-            if state is not None:
-                self._advance(state, one)
+        with self._lock:
+            for one in observations:
+                state = self._states.get(self._drafted.pop(one.prefix.tobytes(), ""))
+                if state is not None:
+                    self._advance(state, one)
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return one draft per request, in order."""
-        return draft_each(requests, self._draft)
+        with self._lock:
+            return draft_each(requests, self._draft)
 
     async def release(self, request_id: str) -> None:
         self._states.pop(request_id, None)

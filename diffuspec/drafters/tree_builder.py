@@ -52,14 +52,13 @@ class TreeBuilder:
         self._nodes: dict[tuple[int, int], int] = {}  # nodes by parent and token id
         self._confidences: list[float] = []
 
-    @property
-    def is_full(self) -> bool:
-        return len(self._nodes) >= self._max_nodes
-
     def add(self, parent: int, token_id: int, confidence: float) -> int | None:
-        """by parent and token id"""
+        """Return the child with this token, added if it is new; None if the draft is full.
+
+        `parent`: a node or ROOT. `confidence`: ln P(accepted | parent accepted) of a new node.
+        """
         node = self._nodes.get((parent, token_id))
-        if node is None and not self.is_full:
+        if node is None and len(self._nodes) < self._max_nodes:
             node = self._nodes[parent, token_id] = len(self._nodes)
             self._confidences.append(confidence)
         return node

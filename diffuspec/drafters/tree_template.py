@@ -25,8 +25,3 @@ def make_template(num_children: Sequence[Sequence[int]]) -> TemplateNode:
         rest = iter([*below, *leaves])
         below = [TemplateNode(tuple(next(rest) for _ in range(count))) for count in counts]
     return below[0]
-
-
-def num_nodes(node: TemplateNode) -> int:
-    """Return the number of nodes below a node."""
-    return sum(1 + num_nodes(child) for child in node.children)

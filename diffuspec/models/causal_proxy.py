@@ -25,7 +25,7 @@ from diffuspec.models.runner import ModelRunner
 from diffuspec.text.tokenizer import check_tokenizer, load_tokenizer
 
 _MAX_PREFILL_ROWS = 512
-_REQUEST_ID = "proxy"  # slot of the latest prefix
+_REQUEST_ID = "proxy"  # the cache holds one prefix, the latest
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class CausalLmProxy:
         checkpoint.check_autoregressive("the causal proxy")
         checkpoint.check_room_for_drafts()
         num_path_rows = beam_width * MAX_DRAFT_TOKENS
-        loaded = load_model(path, device=device, num_slots=2, num_scratch_rows=num_path_rows)
+        loaded = load_model(path, device=device, num_slots=1, num_scratch_rows=num_path_rows)
         known = check_tokenizer(path, load_tokenizer(path), loaded.runner.vocab_size)
         if known != vocab_size:
             raise VocabularyError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from threading import Thread
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from diffuspec.core.drafter_config import LookaheadConfig
 from diffuspec.core.interfaces import Observation, TargetInfo
 from diffuspec.core.types import EMPTY_TREE, DraftTree
 from diffuspec.drafters.lookahead import LookaheadDrafter
+from diffuspec.drafters.tree_builder import TreeBuilder
 from tests.support.draft_requests import draft_request as request
 from tests.support.fakes import FakeVerifier
 
@@ -108,3 +111,23 @@ async def test_it_observes_the_target_while_requests_are_drafted_for() -> None:
     assert not drafter.is_active
     drafter.close()
     assert not verifier.observers
+
+
+async def test_n_grams_completed_in_the_verifiers_thread_wait_for_a_draft_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafter = await with_window((20, 21))
+    [draft] = await drafter.draft([request([*PROMPT, 10, 3, 4])])
+    seen = answered([*PROMPT, 10, 3, 4], draft.tree, {(10, 20): 30, (10, 11, 21): 31})
+    verifier, add_chain = Thread(target=drafter.observe, args=([seen],)), TreeBuilder.add_chain
+
+    def add_meanwhile(builder: TreeBuilder, *chain: Any) -> None:
+        if verifier.ident is None:
+            verifier.start()
+            verifier.join(timeout=0.05)
+        add_chain(builder, *chain)
+
+    monkeypatch.setattr(TreeBuilder, "add_chain", add_meanwhile)
+    [draft] = await drafter.draft([request([*PROMPT, 10, 3, 4, 10])])
+    verifier.join()
+    assert {(11, 1), (3, 4)} <= paths_of(draft.tree) and (20, 30) not in paths_of(draft.tree)

@@ -5,6 +5,7 @@ With pages of 4 KiB, address translation takes a fifth of the time.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import mmap
@@ -57,7 +58,7 @@ def _take(num_bytes: int) -> Tensor:
 def _chunk(num_bytes: int) -> Tensor:
     size = -(-num_bytes // _PAGE) * _PAGE + _PAGE  # room to align to a page
     memory = mmap.mmap(-1, size, access=mmap.ACCESS_COPY)  # a private mapping
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    with contextlib.suppress(AttributeError, OSError):  # no Linux, or a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     return whole[-whole.data_ptr() % _PAGE :]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
+
+import pytest
 import torch
 
 from diffuspec.models.kernels.huge_pages import empty, zeros
@@ -30,3 +34,12 @@ def test_zeros_have_memory_of_their_own() -> None:
     first.fill_(1)
     assert second.shape == (3, 5) and second.dtype == torch.bfloat16
     assert not second.any()
+
+
+def test_a_kernel_without_huge_pages_gives_usual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Memory(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", Memory)
+    assert not zeros((3, 5), torch.float32).any()
