@@ -23,14 +23,4 @@ def _load(
     return AutoregressiveDrafter.load(config, target.info)
 
 
-def _import_ahead() -> None:
-    import diffuspec.models.autoregressive  # noqa: F401
-
-
-KIND = DrafterKind(
-    AutoregressiveConfig,
-    _load,
-    needs_path_scorer=False,
-    has_model=True,
-    import_ahead=_import_ahead,
-)
+KIND = DrafterKind(AutoregressiveConfig, _load, model_module="diffuspec.models.autoregressive")

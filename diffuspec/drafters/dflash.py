@@ -39,4 +39,4 @@ def _load(config: DFlashConfig, target: Target, path_scorer: PathScorer | None) 
     return DiffuSpecDrafter(HeadLattices(lattices, reader), path_scorer)
 
 
-KIND = DrafterKind(DFlashConfig, _load, needs_path_scorer=True, has_model=False, observes=True)
+KIND = DrafterKind(DFlashConfig, _load, needs_path_scorer=True, observes=True)

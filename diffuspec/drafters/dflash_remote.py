@@ -33,15 +33,10 @@ def _load(config: DFlashRemoteConfig, target: Target, path_scorer: PathScorer | 
     return FedDrafter(lattices, path_scorer, target.info)
 
 
-def _import_ahead() -> None:
-    import diffuspec.models.heads.dflash_runner  # noqa: F401
-
-
 KIND = DrafterKind(
     DFlashRemoteConfig,
     _load,
     needs_path_scorer=True,
-    has_model=True,
+    model_module="diffuspec.models.heads.dflash_runner",
     takes_states=True,
-    import_ahead=_import_ahead,
 )

@@ -47,14 +47,6 @@ def _load(
     return DiffuSpecDrafter(DiffusionDrafter.load(config, target.info), path_scorer)
 
 
-def _import_ahead() -> None:
-    import diffuspec.models.diffusion  # noqa: F401
-
-
 KIND = DrafterKind(
-    DiffuSpecConfig,
-    _load,
-    needs_path_scorer=True,
-    has_model=True,
-    import_ahead=_import_ahead,
+    DiffuSpecConfig, _load, needs_path_scorer=True, model_module="diffuspec.models.diffusion"
 )

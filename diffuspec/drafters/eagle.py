@@ -42,4 +42,4 @@ def _load(config: EagleConfig, target: Target, path_scorer: PathScorer | None) -
     return load_eagle(config, target, StaticShape(TEMPLATE))
 
 
-KIND = DrafterKind(EagleConfig, _load, needs_path_scorer=False, has_model=False, observes=True)
+KIND = DrafterKind(EagleConfig, _load, observes=True)

@@ -41,4 +41,4 @@ def _load(config: Eagle2Config, target: Target, path_scorer: PathScorer | None) 
     return load_eagle(config, target, DynamicShape())
 
 
-KIND = DrafterKind(Eagle2Config, _load, needs_path_scorer=False, has_model=False, observes=True)
+KIND = DrafterKind(Eagle2Config, _load, observes=True)

@@ -28,4 +28,4 @@ def _load(config: HydraConfig, target: Target, path_scorer: PathScorer | None) -
     return HeadDrafter(target, trees, keeps_all=False)
 
 
-KIND = DrafterKind(HydraConfig, _load, needs_path_scorer=False, has_model=False, observes=True)
+KIND = DrafterKind(HydraConfig, _load, observes=True)

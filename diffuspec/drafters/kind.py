@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,10 +35,6 @@ class LocalDrafter(Drafter, Protocol):
         ...
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class DrafterKind(Generic[C]):
     """How to create drafters of one kind, and what they need where they run.
@@ -48,11 +45,20 @@ class DrafterKind(Generic[C]):
 
     config: type[C]
     load: Callable[[C, Target, PathScorer | None], LocalDrafter]
-    needs_path_scorer: bool  # it makes lattices, which are searched here or in another process
-    has_model: bool  # it has a model that may run on a GPU; its configuration has a key `device`
+    # module of its own model, which may run on a GPU: its configuration has a key `device`
+    model_module: str | None = None
+    needs_path_scorer: bool = False  # it makes lattices, searched here or in another process
     observes: bool = False  # it observes verifications, and so runs in the verifier's process
     takes_states: bool = False  # it receives the target's hidden states
-    import_ahead: Callable[[], None] = _nothing  # imports the modules that `load` needs
+
+    @property
+    def has_model(self) -> bool:
+        return self.model_module is not None
+
+    def import_ahead(self) -> None:
+        """Import what `load` needs, which takes seconds."""
+        if self.model_module is not None:
+            importlib.import_module(self.model_module)
 
     @property
     def needs_tokens_alone(self) -> bool:

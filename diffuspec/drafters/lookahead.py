@@ -197,4 +197,4 @@ def _load(
     return LookaheadDrafter(config, target.info, target.verifier)
 
 
-KIND = DrafterKind(LookaheadConfig, _load, needs_path_scorer=False, has_model=False, observes=True)
+KIND = DrafterKind(LookaheadConfig, _load, observes=True)

@@ -72,4 +72,4 @@ def _load(config: MedusaConfig, target: Target, path_scorer: PathScorer | None) 
     return HeadDrafter(target, MedusaTrees(model, target.info), keeps_all=False)
 
 
-KIND = DrafterKind(MedusaConfig, _load, needs_path_scorer=False, has_model=False, observes=True)
+KIND = DrafterKind(MedusaConfig, _load, observes=True)

@@ -78,4 +78,4 @@ def _load(
     return PromptLookupDrafter(config, target.info.eos_token_ids)
 
 
-KIND = DrafterKind(PromptLookupConfig, _load, needs_path_scorer=False, has_model=False)
+KIND = DrafterKind(PromptLookupConfig, _load)

@@ -140,4 +140,4 @@ def _load(
     return load_samd(config, target)
 
 
-KIND = DrafterKind(SuffixAutomatonConfig, _load, needs_path_scorer=False, has_model=False)
+KIND = DrafterKind(SuffixAutomatonConfig, _load)

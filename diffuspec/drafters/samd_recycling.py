@@ -64,6 +64,4 @@ def _load(
     return SamdRecyclingDrafter(load_samd(samd, target), recycling, config.min_match_tokens)
 
 
-KIND = DrafterKind(
-    SamdRecyclingConfig, _load, needs_path_scorer=False, has_model=False, observes=True
-)
+KIND = DrafterKind(SamdRecyclingConfig, _load, observes=True)

@@ -117,6 +117,4 @@ def _load(
     return TokenRecyclingDrafter(target.info, target.verifier)
 
 
-KIND = DrafterKind(
-    TokenRecyclingConfig, _load, needs_path_scorer=False, has_model=False, observes=True
-)
+KIND = DrafterKind(TokenRecyclingConfig, _load, observes=True)

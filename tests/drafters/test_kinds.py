@@ -26,8 +26,9 @@ def test_every_section_has_a_kind_and_every_kind_a_section() -> None:
     assert sections == {name: kind.config for name, kind in KINDS.items()}
 
 
-def test_a_kind_with_a_model_says_on_which_device() -> None:
+def test_a_kind_with_a_model_says_on_which_device_and_can_be_imported_ahead() -> None:
     for kind in KINDS.values():
+        kind.import_ahead()
         assert ("device" in kind.config.model_fields) == kind.has_model
 
 
