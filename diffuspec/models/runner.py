@@ -24,8 +24,9 @@ from diffuspec.models.checks.self_test import run_self_test
 from diffuspec.models.graphs import StepGraphs
 from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.models.kernels.triton.table import MAX_STEP_ROWS
-from diffuspec.models.layers.draft_head import LogitColumns
+from diffuspec.models.layers.draft_head import logit_columns
 from diffuspec.models.layers.invariant_sizes import gpu_size
+from diffuspec.models.layers.linear import has_torch_products
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +39,8 @@ class ModelRunner:
     All calls must come from one thread, preferably in inference mode. forward_seconds and
     num_forwards count the model's forwards, prefill included.
 
-    With `pads`, on a CPU, the rows of a forward are padded to one of a few sizes: in torch's own
-    products, oneDNN compiles kernels for each number of rows on first use, and never frees them.
+    If linear layers on a CPU are torch's own, the rows of a forward are padded to one of a few
+    sizes: oneDNN compiles kernels for each number of rows on first use, and never frees them.
 
     Exact runners compute logits, keys and values whose bits depend only on a row's token and the
     rows before it, as long as the number of threads stays the same. There are two ways. With
@@ -58,24 +59,23 @@ class ModelRunner:
         max_len: int,
         fixed_rows: int | None = None,
         is_exact: bool = False,
-        pads: bool = True,
-        columns: LogitColumns | None = None,
     ) -> None:
-        """columns: those of the model's logits, if it does not compute them for every id."""
         self.model: Any = model.eval().requires_grad_(False)
         parameter = next(model.parameters())
         self.device = parameter.device
         shape = run_self_test(model, self.device)
-        self.columns = columns
-        self.vocab_size = columns.num_ids if columns else shape.num_columns
+        self.columns = logit_columns(model)
+        self.vocab_size = self.columns.num_ids if self.columns else shape.num_columns
         self.num_heads = shape.num_heads  # query heads
         self._group = shape.num_heads // shape.cache.num_kv_heads
         self.has_plain_scoring = shape.has_plain_scoring
         self._fixed_rows = fixed_rows
         self._is_exact = is_exact
-        is_on_gpu = self.device.type == "cuda"
-        pads = (pads or is_on_gpu) and fixed_rows is None
-        self._padded_size = _size_function(pads, is_on_gpu)
+        self._padded_size: Callable[[int], int] = int  # a number of rows -> the padded number
+        if fixed_rows is None and self.device.type == "cuda":
+            self._padded_size = gpu_size
+        elif fixed_rows is None and has_torch_products(model):
+            self._padded_size = padded_size
         num_rows = max_len
         if fixed_rows is not None:
             num_rows = -(-(max_len + fixed_rows) // EXACT_BLOCK) * EXACT_BLOCK
@@ -246,13 +246,6 @@ class _ModelInputs(NamedTuple):
     size: int  # number of rows, padding included
     num_padding: int
     num_logits: int  # number of logits, padding excluded
-
-
-def _size_function(pads: bool, is_on_gpu: bool) -> Callable[[int], int]:
-    """Return the function that maps a number of rows to the padded number."""
-    if not pads:
-        return int
-    return gpu_size if is_on_gpu else padded_size
 
 
 def _join(

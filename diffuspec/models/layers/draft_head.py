@@ -57,6 +57,12 @@ class DraftHead(nn.Module):
         return logits
 
 
+def logit_columns(model: Any) -> LogitColumns | None:
+    """Return the columns of a model's logits; None: one for each token id."""
+    head = model.get_output_embeddings()
+    return head.columns if isinstance(head, DraftHead) else None
+
+
 def use_draft_head(model: Any, token_ids: Tensor, path: Path) -> None:
     """Make a model compute only the logits of these ids. Raises ModelLoadError for invalid ids."""
     head = model.get_output_embeddings()

@@ -62,10 +62,10 @@ def test_a_model_as_one_operation_computes_the_same_bits(
             Segment(2, 0, np.arange(9), np.arange(9), "full", np.arange(9)),
         ],
     )
-    as_one = ModelRunner(model, 3, 100, pads=False)
+    as_one = ModelRunner(model, 3, 100)
     expected = [as_one.forward(segments) for segments in steps]
     monkeypatch.setattr(PackedBatch, "pieces", None)
-    in_parts = ModelRunner(model, 3, 100, pads=False)
+    in_parts = ModelRunner(model, 3, 100)
     for segments, logits in zip(steps, expected, strict=True):
         assert torch.equal(in_parts.forward(segments), logits)
     for mine, other in zip(as_one.cache.layers(0), in_parts.cache.layers(0), strict=True):

@@ -167,7 +167,7 @@ def test_bad_directories_are_refused_before_weights_are_read(
 ) -> None:
     path = save_target("qwen2")
     BAD_DIRECTORIES[case][0](path)
-    monkeypatch.setattr(loading, "_read_weights", None)
+    monkeypatch.setattr(loading, "_read_model", None)
     with pytest.raises(ModelLoadError):
         load_model(path, device="cpu", num_slots=1, is_target=True)
 

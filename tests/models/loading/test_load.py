@@ -159,7 +159,7 @@ def test_too_little_memory_is_found_before_weights_are_read(
     save_target: SaveTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "_available_bytes", lambda device: 2**20)
-    monkeypatch.setattr(loading, "_read_weights", None)
+    monkeypatch.setattr(loading, "_read_model", None)
     path = save_target("qwen2")
     with pytest.raises(
         OutOfMemoryError, match=r"0.\d\d GiB for weights and 1.\d\d GiB for its"
