@@ -78,7 +78,8 @@ class Engine(EngineBase):
         self._coordinator: Coordinator | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._profile: asyncio.Task[None] | None = None
-        self.explain: Callable[[str], None] | None = None  # called with each plan of the scheduler
+        # called with each plan of the scheduler, explained in one line
+        self.on_plan: Callable[[str], None] | None = None
         self._grammar_queue = GrammarQueue(config.coordinator.max_waiting)
 
     @classmethod
@@ -241,7 +242,7 @@ class Engine(EngineBase):
                 self.metrics,
                 self.tracer,
             )
-            coordinator.loop.explain = self.explain
+            coordinator.loop.on_plan = self.on_plan
             self._coordinator, self._loop = await coordinator.__aenter__(), loop
             if seconds := self.config.coordinator.profile_seconds:
                 self._profile = loop.create_task(coordinator.profile(seconds))

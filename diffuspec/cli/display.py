@@ -35,16 +35,24 @@ def stdout_console() -> Console:
     return console
 
 
-async def stream_answer(engine: Engine, prompt: Prompt, sampling: SamplingParams) -> RequestStats:
-    """Print an answer on stdout as it arrives, and return its statistics."""
+async def stream_answer(
+    engine: Engine, prompt: Prompt, sampling: SamplingParams, *, at_once: bool = False
+) -> RequestStats:
+    """Print an answer on stdout as it arrives, or `at_once`; return its statistics."""
     console = stdout_console()
     token_ids = engine.encode(prompt).tolist()
     steps: list[StepStats] = []
+    held: list[RequestOutput] = []
     last = ""
     async for increment in engine.stream(token_ids, sampling):
-        _show(increment, console)
+        if at_once:
+            held.append(increment)
+        else:
+            _show(increment, console)
         steps.append(increment.step)
         last = increment.text or last
+    for increment in held:
+        _show(increment, console)
     if not last.endswith("\n"):
         console.file.write("\n")
     console.file.flush()

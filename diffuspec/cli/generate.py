@@ -55,9 +55,8 @@ ExplainSchedule = Annotated[
     bool,
     typer.Option(
         "--explain-schedule",
-        help="Write a line to stderr for each plan of the scheduler: the candidates, best "
-        "first, with their scores in tokens. It shows why a step drafts, waits or "
-        "decodes plainly.",
+        help="Write a line to stderr for each plan of the scheduler, before the answer: the "
+        "candidates, best first, with their scores in tokens, and why a step has no draft.",
     ),
 ]
 
@@ -91,12 +90,13 @@ def run(
     request = _prompt(read_prompt(prompt, file), chat, system)
     with tracing(trace) as tracer, options.open_engine(settings, given.threads, tracer) as engine:
         if explain_schedule:
-            engine.explain = functools.partial(typer.echo, err=True)
+            engine.on_plan = functools.partial(typer.echo, err=True)
         if json:
             completion = asyncio.run(engine.complete(request, how))
             typer.echo(display.as_json(completion))
         else:
-            stats = asyncio.run(display.stream_answer(engine, request, how))
+            work = display.stream_answer(engine, request, how, at_once=explain_schedule)
+            stats = asyncio.run(work)
             if not quiet:
                 display.show_statistics(stats, None if how.is_greedy else how.seed)
 

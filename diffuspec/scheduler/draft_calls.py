@@ -95,19 +95,6 @@ def _saved_reading(s: Snapshot, call: DraftCall) -> float:
     return left * costs.reading_seconds(call.num_unread, call.num_positions, len(call.lengths))
 
 
-def planned_calls(s: Snapshot) -> list[DraftCall]:
-    """Return the calls that the last plan left for now, as far as their requests still wait."""
-    found = []
-    for call in s.next_drafts:
-        lengths = {one: k for one, k in call.lengths.items() if s.home(one) is call.lane}
-        if lengths and call.lane.is_idle:
-            planned = new_call(s, call.lane, lengths)
-            planned.trial_steps = call.trial_steps
-            planned.awaited = {one: k for one, k in lengths.items() if one in call.awaited}
-            found.append(planned)
-    return found
-
-
 def new_call(s: Snapshot, lane: Lane, lengths: dict[Request, int]) -> DraftCall:
     """Return a call that begins now, with its expected end."""
     unread = sum([tokens_to_read(lane, one) for one in lengths])

@@ -18,6 +18,7 @@ from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.interfaces import Verifier
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.drafting import Drafting
+from diffuspec.scheduler.explain import explain
 from diffuspec.scheduler.learner import Learner
 from diffuspec.scheduler.plan import Plan, Snapshot
 from diffuspec.scheduler.request import Request
@@ -81,7 +82,7 @@ class Loop:
     ) -> None:
         """`finish_step`: called with each verdict, or the error that ends its request."""
         self.events = Events()
-        self.explain: Callable[[str], None] | None = None  # called with each plan, in one line
+        self.on_plan: Callable[[str], None] | None = None  # called with each plan, in one line
         interference = 0.0 if config.overlap else 1.0  # roles that do not overlap share a machine
         self.costs = CostModel(pool.names, interference)
         self.baseline = Baseline(pool.names)
@@ -106,7 +107,7 @@ class Loop:
                 event()
             snapshot = self._snapshot()
             self._plan = schedule(snapshot)
-            self._launch(self._plan, snapshot.num_running)
+            self._launch(self._plan, snapshot)
 
     def _snapshot(self) -> Snapshot:
         verifications, config = self.verifications, self._config
@@ -129,23 +130,22 @@ class Loop:
             max_draft_seconds=config.max_draft_seconds,
             rate=self._plan.rate,
             may_begin=not self._turns_left,
-            next_drafts=self._plan.next_drafts,
         )
 
     def linger(self) -> None:
         """Let a client whose answer has ended send another request before the next calls begin."""
         self._turns_left = _NUM_TURNS
 
-    def _launch(self, plan: Plan, running: int) -> None:
-        """Start the calls of a plan for this number of running requests."""
-        if self.explain is not None and (plan.verify or plan.drafts or plan.considered):
-            self.explain(plan.explain())
+    def _launch(self, plan: Plan, snapshot: Snapshot) -> None:
+        """Start the calls of a plan."""
+        if self.on_plan is not None and (plan.verify or plan.drafts or plan.considered):
+            self.on_plan(explain(plan, snapshot))
         if plan.verify:
-            self.verifications.begin(plan, running)
+            self.verifications.begin(plan, snapshot.num_running)
             for trial in self._pool.trials(plan.verify, time.monotonic()):
                 self.drafting.start(trial)
         for call in plan.drafts:
-            self.drafting.begin(call, running)
+            self.drafting.begin(call, snapshot.num_running)
 
     @property
     def num_decoding(self) -> int:

@@ -40,7 +40,6 @@ class Snapshot:
     rate: float  # tokens per second expected by the last plan
     # False: the client of an answer that has just ended may be about to send another request
     may_begin: bool = True
-    next_drafts: Sequence[DraftCall] = ()  # calls of the last plan that were to begin now
     _chunk_tokens: int = field(default=0, init=False)  # a cache; 0: not computed
 
     @property
@@ -75,29 +74,10 @@ class Plan:
     # number of nodes to verify, for drafts that are cut
     num_nodes: dict[Request, int] = field(default_factory=dict)
     drafts: list[DraftCall] = field(default_factory=list)
-    # calls to start as soon as the verification has begun, with pre-drafts for its outcomes
-    next_drafts: list[DraftCall] = field(default_factory=list)
     wait_until: float = math.inf  # time.monotonic() of the next look
     prefill_chunk_tokens: int = 2**31 - 1  # most tokens of one prompt to read
     rate: float = 0.0  # best expected tokens per second of any plan
     considered: Iterable[Score] = ()  # the candidates, the winner first; can be read only once
-
-    def explain(self) -> str:
-        """Return the candidates and their scores in one line."""
-        plans = [
-            f"{one.name} {one.value:+.2f} ({one.tokens:.1f} tokens in {1e3 * one.seconds:.2f} ms"
-            + (f", first tokens wait {1e3 * one.delay:.1f} ms)" if one.delay else ")")
-            for one in self.considered
-        ]
-        sizes = f"verify {len(self.verify)}, draft {[*map(_sizes, self.drafts)]}"
-        return f"{sizes}, at {self.rate:.0f} tokens/s: " + ", ".join(plans)
-
-
-def _sizes(call: DraftCall) -> str:
-    if call.trial is not None:
-        return f"trial of {call.lane.name}"
-    ahead = f" + {len(call.jobs)} ahead" if call.jobs else ""
-    return "/".join(map(str, call.lengths.values())) + ahead
 
 
 class Batch(NamedTuple):

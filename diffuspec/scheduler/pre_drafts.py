@@ -58,8 +58,8 @@ def add_pre_drafts(s: Snapshot, plan: Plan) -> None:
     """Let idle drafters draft for the likeliest outcomes of the verification in flight."""
     call = s.verification
     if call is None:
-        if plan.verify:  # first the verification, then its outcomes and the drafts in one call
-            plan.next_drafts, plan.drafts, plan.wait_until = plan.drafts, [], s.now
+        if plan.verify:  # drafts begin in the next plan, in one call with the outcomes
+            plan.drafts, plan.wait_until = [], s.now
         return
     begun = {one.lane: one for one in plan.drafts}
     for lane in s.lanes:

@@ -22,7 +22,6 @@ from diffuspec.scheduler.draft_calls import (
     add_calls,
     load_of,
     may_read,
-    planned_calls,
     sized,
     tokens_to_read,
 )
@@ -71,16 +70,13 @@ def _best_plan(s: Snapshot) -> Plan:
     can_verify = s.verification is None and s.now >= s.verifier_at
     if can_verify and s.isolated:
         return Plan(verify=s.isolated, rate=s.rate)
-    if s.next_drafts and s.verification is not None:
-        plan = Plan(drafts=planned_calls(s), rate=s.rate)
-    else:
-        groups = _grouped(s)
-        drafts = _drafts(s, groups)
-        plan = _verifying_plan(s, groups, drafts) if can_verify else Plan(drafts=drafts.calls)
-        plan.rate = drafts.rate
-        if plan.verify:
-            plan.prefill_chunk_tokens = s.prefill_chunk_tokens
-        _cut(s, plan)
+    groups = _grouped(s)
+    drafts = _drafts(s, groups)
+    plan = _verifying_plan(s, groups, drafts) if can_verify else Plan(drafts=drafts.calls)
+    plan.rate = drafts.rate
+    if plan.verify:
+        plan.prefill_chunk_tokens = s.prefill_chunk_tokens
+    _cut(s, plan)
     if s.overlap:
         add_early_drafts(s, plan)
         add_pre_drafts(s, plan)

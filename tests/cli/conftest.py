@@ -51,6 +51,7 @@ class FakeEngine:
         self.prompt: Prompt = ""
         self.sampling = SamplingParams()
         self.is_closed = False
+        self.on_plan: Callable[[str], None] = lambda _: None
 
     @classmethod
     def from_config(cls, config: EngineConfig, tracer: Tracer | None = None) -> FakeEngine:
@@ -77,6 +78,7 @@ class FakeEngine:
             raise self.error
         pieces = ("Gr", "üße", ", ")
         yield RequestOutput((7, 8, 9), 2, pieces, "".join(pieces), self._logprobs(3), None, STEP)
+        self.on_plan("verify 1, draft []")
         logprobs, reason = self._logprobs(1), FinishReason.STOP
         yield RequestOutput((2,), 0, ("Welt",), "Welt", logprobs, reason, LAST_STEP)
 

@@ -43,6 +43,12 @@ def test_text_on_stdout_and_statistics_on_stderr(diffuspec, engine):
     assert engine.last.is_closed
 
 
+def test_plans_are_explained_on_stderr_before_the_answer(diffuspec, engine):
+    result = diffuspec("generate", "Hi there", "--quiet", "--explain-schedule")
+    assert result.output == f"verify 1, draft []\n{TEXT}\n"
+    assert result.stdout == f"{TEXT}\n"
+
+
 def test_quiet_drops_the_statistics(diffuspec, engine):
     result = diffuspec("generate", "Hi there", "--quiet")
     assert (result.stdout, result.stderr) == (f"{TEXT}\n", "")
