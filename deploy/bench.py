@@ -27,7 +27,7 @@ from deploy.rested import rested
 from deploy.runs import Run, Streaming, answer, one_at_a_time, progress_bar
 from deploy.step_cost import StepCost, cost_table, median_ms, step_cost
 from deploy.tokens import given_token
-from diffuspec.bench.plots import Line, plot_sweep
+from diffuspec.bench.plots import Line, plot_sweep, require_matplotlib
 from diffuspec.bench.questions import Question, first_per_family, load_questions, rotated
 from diffuspec.cli.display import stdout_console
 from diffuspec.command import Command
@@ -81,6 +81,7 @@ def run(
 
     Exits with 1 if tokens differ.
     """
+    require_matplotlib()
     out.mkdir(parents=True, exist_ok=True)
     pipeline = one_at_a_time(load_pipeline(config or options.PIPELINE))
     asked = [q for q in first_per_family(load_questions(QUESTIONS), limit) if q.family != "code"]

@@ -7,14 +7,12 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from diffuspec.bench.http_client import HttpClient
 from diffuspec.bench.load import LoadRow, RateRun, ask_at_rate, rate_table
-from diffuspec.bench.plots import require_matplotlib
 from diffuspec.bench.questions import Question, rotated
-from diffuspec.bench.studies.load import OFF, ON, LoadPlan, compare_load, load_tables, plot_load
+from diffuspec.bench.studies.load import OFF, ON, LoadPlan, compare_load, load_tables
 from diffuspec.bench.text_table import TextTable
 from diffuspec.core.types import Prompt
 
@@ -83,10 +81,3 @@ async def measure_service(
                 runs.append((name, await ask_at_rate(client, asked, rate, plan.max_tokens)))
                 on_turn(f"{name}, {rate:g} a second")
     return ServiceLoad(model, tuple(rows), num_different, tuple(runs))
-
-
-def plot_service(load: ServiceLoad, path: Path) -> None:
-    """Draw the closed-loop results into a PNG file, if there are any."""
-    require_matplotlib()
-    if load.rows:
-        plot_load(load.rows, path)

@@ -76,12 +76,14 @@ def run(
     from rich.console import Console
 
     from diffuspec.bench.output import make_folder, progress
+    from diffuspec.bench.plots import require_matplotlib
     from diffuspec.bench.questions import first_per_family, load_questions
     from diffuspec.bench.report import write_report
-    from diffuspec.bench.service_load import measure_service, plot_service
-    from diffuspec.bench.studies.load import LoadPlan
+    from diffuspec.bench.service_load import measure_service
+    from diffuspec.bench.studies.load import LoadPlan, plot_load
     from diffuspec.pairs.tiny import QUESTIONS
 
+    require_matplotlib()
     concurrencies = parse_numbers("--at-a-time", at_a_time, int)
     per_second = parse_numbers("--rates", rates, float)
     asked = first_per_family(load_questions(questions or QUESTIONS), limit)
@@ -97,6 +99,7 @@ def run(
         )
         load = asyncio.run(measuring)
     lines = [f"{load.model} at {url}; answers that differ: {load.num_different}."]
-    plot_service(load, out / "load.png")
+    if load.rows:
+        plot_load(load.rows, out / "load.png")
     write_report(out, "load", load.to_json(), load.tables(), lines, Console())
     raise typer.Exit(int(load.num_different > 0))

@@ -1,5 +1,6 @@
 """The options of `diffuspec load`; what it measures is tested in tests/bench."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,14 @@ NOBODY = "http://127.0.0.1:1"
 def test_wrong_numbers_are_refused_by_name(diffuspec: Run, arguments: str, named: str) -> None:
     result = diffuspec("load", NOBODY, *arguments.split())
     assert named in error_line(result)
+
+
+def test_a_missing_matplotlib_is_named_before_anything_is_measured(
+    diffuspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "pip install 'diffuspec[bench]'" in error_line(diffuspec("load", NOBODY))
 
 
 def test_what_is_no_url_is_named(diffuspec: Run, tmp_path: Path) -> None:
