@@ -64,6 +64,6 @@ def _draft_of(s: Snapshot, request: Request) -> str:
     """Return what a short draft of a request is expected to bring, and what it costs."""
     length = trial_length(request)
     accepted, nodes = request.expectation.verified_at(length)
-    [seconds] = load_of(s, request.drafter, [request]).joint_seconds([length], [nodes])
+    [seconds] = load_of(s, request.drafter, [request]).seconds([length], [nodes])
     plain = s.costs.plain_seconds(s.num_running)
     return f"{accepted:.1f} of {length} tokens for {1e3 * (seconds - plain):.1f} ms more"
