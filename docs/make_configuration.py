@@ -64,8 +64,8 @@ speculation: {policy: cost_aware, tree_shape: best_first}
 ```
 
 `preset: tiny` stands for the embedded pair, `preset: smollm2` for the one that `make smollm2`
-fetches; keys given beside it override the preset's. `parse_config(mapping)` of `diffuspec` takes
-the same as a Python mapping.
+fetches; other keys override the preset's. `parse_config(mapping)` of `diffuspec` takes the same as
+a Python mapping.
 """
 
 _PIPELINE = """\
@@ -142,9 +142,9 @@ SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=128, stop=["\\n\\
 _FORMS = """\
 ### `structured_output`
 
-The form of an answer: `StructuredOutput`, or a mapping, with exactly one of these. Only tokens with
-which the answer can still get its form are drawn, EOS only where it has it. A form that is
-malformed, or whose grammar would be too large, is refused before any work.
+The form of an answer: `StructuredOutput`, or a mapping, with exactly one of these. Only tokens that
+can still lead to the form are drawn, and EOS only once the answer has it. A form that is malformed,
+or whose grammar would be too large, is refused before any work.
 
 ```python
 from diffuspec import SamplingParams, StructuredOutput

@@ -53,7 +53,7 @@ ROWS: dict[str, list[Panel]] = {
     "Load": [
         Panel(
             "Requests",
-            "Waiting requests with running ones at their limit: more pipelines, or fewer tokens.",
+            "Requests wait with the running ones at their limit: add pipelines, or limit tokens.",
             {
                 "running": _now("num_requests_running"),
                 "running at most": _now("max_requests_running"),
@@ -63,7 +63,7 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Tokens per second",
-            "What the service is for. Compare with acceptance length before the hardware.",
+            "Throughput. If it falls, look at the acceptance length first, then at the hardware.",
             {"committed": _rate("generation_tokens_total"), "prompt": _rate("prompt_tokens_total")},
         ),
         Panel(
@@ -79,9 +79,9 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Target's cache",
-            "In use: share of the tokens that all slots can hold. Low with all slots taken: a "
-            "smaller max_model_len leaves room for more slots. Found: share of prompt tokens that "
-            "need not be computed again.",
+            "In use: share of the tokens that all slots can hold. If it is low with all slots "
+            "taken, a smaller max_model_len leaves room for more slots. Found: share of prompt "
+            "tokens that were in the cache.",
             {
                 "in use": f"avg(diffuspec_kv_cache_usage_perc{{{_OF}}})",
                 "found": f"{_rate('prefix_cache_hits_total')} / "
@@ -91,7 +91,7 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Prompt and answer",
-            "Mean sizes of finished requests: other sizes mean other times.",
+            "Mean tokens of finished requests. Other sizes explain other latencies.",
             {
                 "prompt": _mean("request_prompt_tokens"),
                 "answer": _mean("request_generation_tokens"),
@@ -99,7 +99,7 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Drafters",
-            "Fewer available than expected: answers stay right and come slower.",
+            "If fewer are available than expected, answers are slower, but still right.",
             {
                 "available": _now("num_drafters_available"),
                 "expected": _now("num_drafters_expected"),
@@ -127,8 +127,8 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Parts of a request",
-            "Means. Queue grows: more pipelines. Prefill grows: longer prompts, or a batch that is "
-            "too full.",
+            "Means. If the queue grows, add pipelines; if prefill grows, prompts have become "
+            "longer, or the batch is too full.",
             {
                 part: _mean(f"request_{part}_time_seconds")
                 for part in ("queue", "prefill", "decode", "inference")
@@ -137,8 +137,8 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Parts of a step",
-            "Means. Transport beside verify: the network. Draft above verify: shorter drafts, a "
-            "smaller drafter, or overlap.",
+            "Means. Much transport beside verify: the network is slow. Draft above verify: try "
+            "shorter drafts, a smaller drafter, or overlap.",
             {
                 stage: _mean("step_seconds", of=f'stage="{stage}"')
                 for stage in ("step", "verify", "draft", "search", "transport")
@@ -149,18 +149,19 @@ ROWS: dict[str, list[Panel]] = {
     "Speculation": [
         Panel(
             "Acceptance length",
-            "Committed tokens per step; plain decoding is 1. The number that speed-up follows.",
+            "Committed tokens per step; plain decoding has 1. The speed-up follows it.",
             {"tokens per step": f"{_rate('generation_tokens_total')} / {_STEPS}"},
         ),
         Panel(
             "Acceptance by position",
-            "Share of drafted tokens accepted at each position. A sharp fall: drafts are too long.",
+            "Share of drafted tokens accepted at each position. If it falls sharply, drafts are "
+            "too long.",
             {"{{position}}": f"{_ACCEPTED_AT} / {_DRAFTED_AT}"},
             "percentunit",
         ),
         Panel(
             "Draft tokens",
-            "Much verified and little accepted: shorter drafts, fewer branches.",
+            "If much is verified and little accepted, try shorter drafts or fewer branches.",
             {
                 "drafts": _rate("spec_decode_num_drafts_total"),
                 "verified": _rate("spec_decode_num_draft_tokens_total"),
@@ -170,42 +171,43 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Drafters that auto chose",
-            "Steps by drafter. One that is hardly ever chosen may leave the configuration.",
+            "Steps by drafter. Remove one that is hardly ever chosen from the configuration.",
             {"{{drafter}}": _rate("spec_decode_auto_steps_total", "drafter")},
         ),
         Panel(
             "Pre-draft hits",
-            "Share of verdicts that a pre-draft was there for. Low: more outcomes, or none at all.",
+            "Share of verdicts whose next draft was ready. If it is low, pre-draft for more "
+            "outcomes, or for none.",
             {"hits": f"{_HITS} / {_rate('pre_drafts_total')}"},
             "percentunit",
         ),
         Panel(
             "Idle while requests run",
-            "Verifier idle: drafting is in its way. Drafter idle: it could pre-draft more.",
+            "An idle verifier waits for drafts; an idle drafter could pre-draft more.",
             {"verifier": _idle("verifier"), "drafter": _idle("drafter")},
             "percentunit",
         ),
         Panel(
             "Steps without a draft",
-            "Although one was due, by reason; none is right.",
+            "Steps for which drafting failed, by reason. Should be 0.",
             {"{{reason}}": _rate("fallback_total", "reason")},
         ),
         Panel(
             "Audits",
-            "Answers decoded again without drafts. Any that differs is a fault.",
+            "Answers decoded again without drafts. Any difference is a fault.",
             {"{{result}}": _rate("audits_total", "result")},
         ),
     ],
     "HTTP": [
         Panel(
             "Requests by route and status",
-            "499: the client went before the end.",
+            "499: the client disconnected before the end.",
             {"{{route}} {{status}}": _rate("http_requests_total", "route, status")},
             "reqps",
         ),
         Panel(
             "Duration, 95th percentile",
-            "Head of a request to the end of its response, streams included.",
+            "From the head of a request to the end of its response, streams included.",
             {
                 "{{route}}": "histogram_quantile(0.95, "
                 f"{_rate('http_request_duration_seconds_bucket', 'le, route')})",
@@ -214,17 +216,17 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "In progress",
-            "Requests that are being answered, of all routes.",
+            "Open requests of all routes.",
             {"requests": _now("http_requests_open")},
         ),
         Panel(
-            "Errors told",
-            "By code; invalid_api_key and rate_limit_exceeded are refusals of keys.",
+            "Errors",
+            "By code. invalid_api_key and rate_limit_exceeded concern API keys.",
             {"{{code}}": _rate("http_errors_total", "code")},
         ),
         Panel(
-            "Bodies",
-            "Mean size of what was read.",
+            "Request bodies",
+            "Mean bytes read.",
             {"{{route}}": _mean("http_request_body_bytes", "route")},
             "bytes",
         ),

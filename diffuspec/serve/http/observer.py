@@ -38,12 +38,12 @@ class HttpSeries:
         self.table = table = SeriesTable(self.registry)
         self.requests = table.counter(
             "http_requests_total",
-            "HTTP requests, by what they ended with; 499: the client went.",
+            "HTTP requests by route, method and status; 499: the client disconnected.",
             ["route", "method", "status"],
         )
         self.seconds = table.histogram(
             "http_request_duration_seconds",
-            "Head of a request to the end of its response.",
+            "From the head of a request to the end of its response.",
             ["route"],
         )
         self.body_bytes = table.histogram(
@@ -54,7 +54,7 @@ class HttpSeries:
         )
         self.errors = table.counter(
             "http_errors_total",
-            "Errors told to clients, inside of streams too, by their code, or by their type.",
+            "Errors sent to clients, also within streams, by code, or else by type.",
             ["code"],
             [(code,) for code in (*get_args(ErrorCode), "invalid_request_error")],
         )
