@@ -121,6 +121,7 @@ def run(
 
     Prints the URL when it is ready. Ctrl-C or SIGTERM lets running requests finish.
     """
+    from diffuspec.serve.conventions import sampling_defaults
     from diffuspec.serve.server import bind, is_loopback, name_of, serve_engine
 
     logs.configure(log_format)
@@ -141,6 +142,7 @@ def run(
     if data_parallel_size is not None:
         engine_config = engine_config.model_copy(update={"data_parallel_size": data_parallel_size})
     path = engine_config.target.path
+    sampling_defaults(path, settings.generation_config)  # refuses it before models are loaded
     name = model_name or name_of(path)
     with bind(host, port) as bound:
         if settings.api_keys is None and not is_loopback(bound):

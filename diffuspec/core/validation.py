@@ -165,18 +165,20 @@ def _alternatives(hint: Any) -> list[Any]:
     return [part for part in parts if part is not type(None)]
 
 
-def read_yaml(path: Path, *, may_be_empty: bool = False) -> dict[str, object]:
-    """Read a YAML file that holds one mapping. Raises ConfigError."""
+def read_yaml(
+    path: Path, what: str = "configuration", *, may_be_empty: bool = False
+) -> dict[str, object]:
+    """Read a YAML file that holds one mapping. Raises ConfigError, which calls the file `what`."""
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read configuration {path}: {_reason(error)}") from error
+        raise ConfigError(f"cannot read {what} {path}: {_reason(error)}") from error
     if data is None and may_be_empty:
         return {}
     if data is None:
-        raise ConfigError(f"configuration {path} is empty; it must have named sections")
+        raise ConfigError(f"{what} {path} is empty; it must have named sections")
     if not isinstance(data, dict):
-        raise ConfigError(f"configuration {path} must be a mapping with named sections")
+        raise ConfigError(f"{what} {path} must be a mapping with named sections")
     return data
 
 

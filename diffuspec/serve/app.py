@@ -150,8 +150,8 @@ def _add_models(add: Add, backend: Backend) -> None:
         return JSONResponse(listed)
 
     async def model(request: Request) -> JSONResponse:
-        """PlainPaths changes the path in the same way"""
-        # Return the Prometheus series; only those of HTTP while the engine is not ready.
+        """Describe the served model."""
+        # PlainPaths changes the path in the same way.
         name = plain_path(backend.model.name).lstrip("/")
         if request.path_params["name"] != name:
             raise no_such_model(backend.model.name)
@@ -181,12 +181,12 @@ def _add_metrics(add: Add, backend: Backend, series: HttpSeries) -> None:
 
 def _add_health(app: FastAPI, backend: Backend, load: Load) -> None:
     async def health() -> JSONResponse:
-        """Return the number of requests in progress, for load balancers; as in vLLM."""
+        """Return 200 while the process is alive."""
         alive: Health = {"status": "ok"}
         return JSONResponse(alive)
 
     async def show_load() -> JSONResponse:
-        """Return the number of requests in progress, for balancers; as in vLLM."""
+        """Return the number of requests in progress, for load balancers; as in vLLM."""
         shown: ServerLoad = {"server_load": load.num_requests}
         return JSONResponse(shown)
 

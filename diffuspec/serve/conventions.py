@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from diffuspec.core.errors import ConfigError, InvalidRequestError, ModelLoadErr
 from diffuspec.core.params import SamplingParams
 from diffuspec.serve.settings import ServeSettings
 from diffuspec.text.chat_template import template_text
-from diffuspec.text.directory import check_is_no_pointer
+from diffuspec.text.directory import read_json
 from diffuspec.text.gguf_directory import model_directory
 
 ToolParser: TypeAlias = Literal[
@@ -34,6 +33,7 @@ _CALL_MARKS: tuple[tuple[str, ToolParser], ...] = (
     ("<|python_tag|>", "llama3_json"),
     ('"parameters": dictionary', "llama3_json"),
 )
+_DEFAULTS = "generation_config.json"
 _SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -75,7 +75,7 @@ def read_conventions(path: Path, tokenizer: Any, settings: ServeSettings) -> Con
     template = template_text(tokenizer)
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
     tools, reasoning = chosen_parsers(settings)
-    sampling, max_tokens = _defaults(path, settings.generation_config)
+    sampling, max_tokens = sampling_defaults(path, settings.generation_config)
     return Conventions(
         tools or tools_of(template),
         reasoning or reasoning_of(template),
@@ -116,31 +116,26 @@ def _chosen(name: str, given: str | None, names: Any, others: Mapping[str, str])
     return found
 
 
-def _defaults(path: Path, source: str) -> tuple[dict[str, Any], int | None]:
-    """Return the sampling defaults of a generation_config.json, and its limit on answers."""
+def sampling_defaults(path: Path, source: str) -> tuple[dict[str, Any], int | None]:
+    """Return the sampling defaults of a generation_config.json, and its limit on answers.
+
+    `source`: as ServeSettings.generation_config. Raises ConfigError and ModelLoadError.
+    """
     if source == OF_SERVER:
         return {}, None
-    file = (
-        model_directory(path) if source == OF_MODEL else Path(source)
-    ) / "generation_config.json"
-    if not file.is_file():
+    folder = model_directory(path) if source == OF_MODEL else Path(source)
+    if not (folder / _DEFAULTS).is_file():
         if source != OF_MODEL:
             raise ConfigError(
                 f"generation_config must be {OF_MODEL}, {OF_SERVER} or a directory with a "
-                f"generation_config.json, got {source!r:.200}"
+                f"{_DEFAULTS}, got {source!r:.200}"
             )
         return {}, None
-    check_is_no_pointer(file)
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"cannot read {file}: {error}") from error
-    if not isinstance(data, dict):
-        raise ModelLoadError(f"{file} must be a JSON object")
+    data = read_json(folder, _DEFAULTS)
     sampling = {name: data[name] for name in _SAMPLED if data.get(name) is not None}
     longest = data.get("max_new_tokens")
     try:
         SamplingParams(**sampling, **({} if longest is None else {"max_tokens": longest}))
     except (InvalidRequestError, TypeError) as error:
-        raise ModelLoadError(f"{file}: {error}") from error
+        raise ModelLoadError(f"{folder / _DEFAULTS}: {error}") from error
     return sampling, longest

@@ -227,7 +227,9 @@ def _read_schema(text: str) -> object:
     except RecursionError:
         raise InvalidRequestError("json_schema is nested too deeply") from None
     if not isinstance(schema, dict | bool):
-        raise InvalidRequestError(f"json_schema must be a JSON object, got {type(schema).__name__}")
+        raise InvalidRequestError(
+            f"json_schema cannot be used: a JSON Schema is an object, got {type(schema).__name__}"
+        )
     try:
         return cast(object, usable_schema(schema))
     except RecursionError:

@@ -48,3 +48,8 @@ def test_a_file_of_the_service_alone_leaves_the_models_to_the_options(diffuspec,
     result = diffuspec("serve", "--config", str(file), "--target", "nowhere", "--port", "0")
     assert result.exit_code == 2
     assert result.stderr.endswith("error: model directory nowhere does not exist\n")
+
+
+def test_a_wrong_source_of_sampling_defaults_is_refused_before_models_are_loaded(diffuspec):
+    line = error_line(diffuspec("serve", "--generation-config", "nowhere", "--port", "0"))
+    assert line.startswith("generation_config must be auto, vllm or a directory")

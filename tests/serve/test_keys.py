@@ -88,6 +88,11 @@ def test_a_wrong_file_is_refused_without_its_values(path: Path, text: str):
     assert "secret" not in str(caught.value)
 
 
+def test_a_file_that_cannot_be_read_is_named_as_a_file_of_keys(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"cannot read key file .*keys\.yaml: No such file"):
+        read_keys(tmp_path / "keys.yaml")
+
+
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"cannot write .*/none/keys\.yaml: No such file"):
         add_key(tmp_path / "none" / "keys.yaml", "alice")

@@ -210,6 +210,19 @@ async def test_wrong_paths_and_methods_have_the_error_of_the_document(
         document.validate(response.json(), {"$ref": "#/components/schemas/Error"})
 
 
+def test_no_two_routes_have_the_same_description(document: Document):
+    described = {
+        operation["description"]: path
+        for path, methods in document.paths.items()
+        for operation in methods.values()
+    }
+    assert described.keys() >= {
+        "Describe the served model.",
+        "Return 200 while the process is alive.",
+    }
+    assert len(described) == len(document.paths) - 1  # /ping is another name of /health
+
+
 def test_every_route_says_its_answer_and_its_errors(document: Document):
     for path, methods in document.paths.items():
         for operation in methods.values():

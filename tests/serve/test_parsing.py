@@ -181,9 +181,9 @@ def test_what_is_wrong_or_not_supported_is_named(keys, param):
     ("keys", "message"),
     [
         ({"speculation": "on"}, "speculation must be an object or 'off'"),
-        ({"tool_choice": 5}, "tool_choice must be 'none', 'auto' or 'required'"),
-        ({"messages": [5]}, "messages.0 must be an object"),
-        (says("user", content=5), "messages.0.content must be a text or a list"),
+        ({"tool_choice": 5}, "tool_choice must be 'none', 'auto' or 'required', got 5"),
+        ({"messages": [5]}, "messages.0 must be an object, got 5"),
+        (says("user", content=5), "messages.0.content must be a text or a list, got 5"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage is not known"),
         ({"stream": "yes"}, "stream must be true or false"),
         ({"ignore_eos": "yes"}, "ignore_eos must be true or false"),
@@ -196,6 +196,8 @@ def test_what_is_wrong_or_not_supported_is_named(keys, param):
         ),
         ({"messages": []}, "messages must have at least 1 item"),
         ({"n": "two"}, "n must be an integer"),
+        ({"n": 1.5}, r"n must be an integer, got 1\.5"),
+        ({"logprobs": 5}, "logprobs must be true or false, got 5"),
         ({"priority": 5}, "priority must be 0: there is no scheduling by priority"),
         ({"request_id": ""}, "request_id must be at most 128 of A-Z a-z 0-9 . _ # : -"),
         (

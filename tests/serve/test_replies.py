@@ -52,7 +52,9 @@ def choice_of(endpoint: Endpoint, *outputs: RequestOutput, **options: Any) -> An
 def output(text: str, is_last: bool = False, **changes: Any) -> RequestOutput:
     """An output of a step that drafted four tokens, of which two were accepted."""
     reason = FinishReason.STOP if is_last else None
-    step = StepStats(4, 4, 2, 3, verify_seconds=0.2, step_seconds=0.3)
+    step = StepStats(
+        4, 4, 2, 3, draft_seconds=0.1, step_seconds=0.3, verify_seconds=0.2, verify_idle_seconds=0.1
+    )
     values = {"logprobs": None, "token_ids": (65, 66, 67)} | changes
     pieces = (text, *("" for _ in values["token_ids"][1:]))
     return RequestOutput(
@@ -303,6 +305,14 @@ def test_usage_counts_a_prompt_once_and_drafts_by_position():
     assert (speculation["steps"], speculation["acceptance_length"]) == (4, 3.0)
     assert speculation["acceptance_by_position"] == [1.0, 1.0]
     assert speculation["estimated_speedup"] == 2.0  # 3 tokens a step, of which 2/3 is the target
+
+
+def test_an_answer_without_drafts_is_as_fast_as_plain_decoding():
+    reply = reply_to(TEXT)
+    step = StepStats(0, 0, 0, 1, verify_seconds=0.2, step_seconds=0.3, verify_idle_seconds=0.1)
+    reply.add(0, replace(output("a", token_ids=(65,)), step=step))
+    reply.add(0, replace(output("b", is_last=True, token_ids=(66,)), step=step))
+    assert reply.whole()["usage"]["speculation"]["estimated_speedup"] == 1.0
 
 
 def test_drafts_count_as_predicted_where_there_was_a_prediction_alone():

@@ -54,7 +54,7 @@ def test_space_between_the_parts_of_json_is_bounded(indent: int | str | None) ->
     ("form", "message"),
     [
         ({"json_schema": "{"}, "json_schema must be JSON: Expecting .*: line 1"),
-        ({"json_schema": "3"}, "json_schema must be a JSON object, got int"),
+        ({"json_schema": "3"}, "json_schema cannot be used: a JSON Schema is an object, got int"),
         ({"json_schema": '{"type": "text"}'}, "cannot be used: #/type must be string, number"),
         ({"json_schema": "false"}, "cannot be used: no value fits the schema"),
         ({"json_schema": "[" * 30_000}, "json_schema is nested too deeply"),

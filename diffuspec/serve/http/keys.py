@@ -148,7 +148,7 @@ def read_keys(path: Path) -> dict[str, ApiKey]:
 def _read(path: Path) -> dict[str, ApiKey]:
     """Return the keys in a file, which may have become empty. Raises ConfigError."""
     keys = {}
-    for name, data in read_yaml(path, may_be_empty=True).items():
+    for name, data in read_yaml(path, "key file", may_be_empty=True).items():
         try:
             keys[str(name)] = validate(ApiKey, data)
         # the error's message would contain the value, which may be the key itself

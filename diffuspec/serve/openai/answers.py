@@ -105,13 +105,19 @@ def _speculation(answers: Sequence[Answer]) -> SpeculationUsage:
 def _speedup(answers: Sequence[Answer]) -> float | None:
     """Return the speed-up over plain decoding; None before a second step.
 
-    This is an estimate: a plain pass is assumed to take as long as the mean verification. First
-    steps are excluded, since they read the prompt.
+    This is an estimate: plain decoding is assumed to take as long for a token as these steps took
+    without waiting for drafts. First steps are excluded, since they read the prompt.
     """
     steps = [step for answer in answers for step in answer.steps[1:]]
     seconds = sum(step.step_seconds for step in steps)
     if not seconds:
         return None
-    plain_seconds = sum(step.verify_seconds for step in steps) / len(steps)
+    plain_seconds = (seconds - sum(map(_seconds_for_drafts, steps))) / len(steps)
     num_tokens = sum(step.num_committed_tokens for step in steps)
     return round(num_tokens * plain_seconds / seconds, 3)
+
+
+def _seconds_for_drafts(step: StepStats) -> float:
+    """Return the part of a step in which the target waited for its draft."""
+    drafting = step.draft_seconds + step.search_seconds
+    return min(step.verify_idle_seconds, drafting + step.transport_seconds) if drafting else 0.0

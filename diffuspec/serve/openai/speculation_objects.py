@@ -28,7 +28,9 @@ class SpeculationUsage(TypedDict):
     fallback_steps: Annotated[
         int, Field(description="Number of steps that went without a draft that was due.")
     ]
-    estimated_speedup: Annotated[float | None, Field(description="Speed-up over plain decoding.")]
+    estimated_speedup: Annotated[
+        float | None, Field(description="Speed-up over plain decoding; null: only one step.")
+    ]
 
 
 class StepToken(TypedDict):

@@ -47,8 +47,10 @@ def validated(kind: type[B], given: Mapping[str, Any]) -> B:
         problems = error.errors(include_url=False)
         # Report only the best-matching members of a union.
         param = _place(max(problems, key=lambda one: len(one["loc"]))["loc"])
-        found = dict.fromkeys(_problem(one) for one in problems if _place(one["loc"]) == param)
-        what = " or ".join(found).replace(" or must be ", " or ")
+        here = [one for one in problems if _place(one["loc"]) == param]
+        what = " or ".join(dict.fromkeys(map(_problem, here))).replace(" or must be ", " or ")
+        if type(here[0]["input"]) in (int, float):
+            what += f", got {here[0]['input']!r:.80}"
         if what == _PROBLEMS["missing"] and param in _ELSEWHERE:
             what += "".join(
                 f"; {key} is for {_ELSEWHERE[key]}" for key in _ELSEWHERE.keys() & given
@@ -71,9 +73,9 @@ def _problem(problem: ErrorDetails) -> str:
     if kind in _PROBLEMS:
         return _PROBLEMS[kind]
     if kind == "greater_than_equal":
-        return f"must be {problem['ctx']['ge']} or more, got {problem['input']!r:.80}"
+        return f"must be {problem['ctx']['ge']} or more"
     if kind == "less_than_equal":
-        return f"must be at most {problem['ctx']['le']}, got {problem['input']!r:.80}"
+        return f"must be at most {problem['ctx']['le']}"
     what = re.sub("^(Input should|String should|Value error, must) ", "must ", problem["msg"])
     return re.sub("^(?:List|Dictionary) should have (.* items?) after.*", r"must have \1", what)
 
