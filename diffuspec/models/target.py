@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -13,30 +12,24 @@ import torch
 
 from diffuspec.algorithm import draft_tree
 from diffuspec.algorithm.acceptance import Acceptance
-from diffuspec.algorithm.sampling import (
-    is_plain_argmax,
-    likeliest,
-    likeliest_ids,
-    target_tokens,
-)
+from diffuspec.algorithm.sampling import is_plain_argmax, likeliest, target_tokens
 from diffuspec.core.config import TargetConfig
 from diffuspec.core.errors import InvalidRequestError, VerifierError, WorkerError
-from diffuspec.core.interfaces import Observation, Observer, TargetInfo
+from diffuspec.core.interfaces import Observer, TargetInfo
 from diffuspec.core.types import HELD, Verdict, VerifyRequest, num_shared_tokens
 from diffuspec.models.attention.cache import MANY_TOKENS
 from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.validation import check_batch
-from diffuspec.models.verify_plan import VerifyPlan, hidden_rows, wanted_states
+from diffuspec.models.verified_step import VerifiedStep
+from diffuspec.models.verify_plan import VerifyPlan
 from diffuspec.models.worker import Worker
 from diffuspec.text.answer_masks import AnswerMasks
 from diffuspec.text.answer_matchers import Admitted, AnswerMatchers, TokenMasks
 from diffuspec.text.endings import read_eos_token_ids
 from diffuspec.text.grammars import grammars_of
 from diffuspec.text.tokenizer import check_tokenizer, load_tokenizer
-
-logger = logging.getLogger(__name__)
 
 MAX_PREFILL_ROWS = 2048  # limits activations: longer prefixes are run in several forwards
 
@@ -154,39 +147,36 @@ class CausalTarget:
         Raises VerifierError.
         """
         started = time.monotonic()
-        watching = [observer for observer in self._observers if observer.is_active]
-        wishes = [request.states_wanted.layers for request in requests if request.states_wanted]
-        wishes += [observer.hidden_layers for observer in watching]
-        layers = sorted({layer for wish in wishes for layer in wish})
-        hidden_states = HiddenStates(layers) if layers else None
+        observers = [observer for observer in self._observers if observer.is_active]
         try:
-            plans = self._plan(requests, admitted, layers)
-            if not plans:
-                return [HELD] * len(requests)
-            logits = self._forward(plans, hidden_states)
-            token_ids = self._target_tokens(plans, logits)
-            acceptances = [plan.acceptance(token_ids[plan.logit_rows]) for plan in plans]
-            logprobs = [
-                plan.logprobs(acceptance, logits)
-                for plan, acceptance in zip(plans, acceptances, strict=True)
-            ]
-            for plan, acceptance in zip(plans, acceptances, strict=True):
-                self._commit(plan, acceptance)
+            step = self._take_step(requests, admitted, _wanted_layers(requests, observers))
+            verdicts: Mapping[str, Verdict] = {}
+            if step is not None:
+                step.show_to(observers)
+                verdicts = step.verdicts(started)
         except WorkerError as error:
             raise VerifierError(str(error)) from error
         except Exception as error:  # torch may raise anything
             raise VerifierError(f"the target's forward pass failed: {error}") from error
-        if watching:
-            self._observe(watching, plans, acceptances, token_ids, logits, hidden_states)
-        states = wanted_states(plans, acceptances, hidden_states)
-        seconds = time.monotonic() - started
-        verdicts = {
-            plan.asked.request_id: plan.verdict(acceptance, found, seconds, rows)
-            for plan, acceptance, found, rows in zip(
-                plans, acceptances, logprobs, states, strict=True
-            )
-        }
         return [verdicts.get(request.request_id, HELD) for request in requests]
+
+    def _take_step(
+        self,
+        requests: Sequence[VerifyRequest],
+        admitted: Sequence[Admitted | None],
+        hidden_layers: Sequence[int],
+    ) -> VerifiedStep | None:
+        """Verify all requests that are not held, and keep their rows; None if all are held."""
+        plans = self._plan(requests, admitted, hidden_layers)
+        if not plans:
+            return None
+        hidden_states = HiddenStates(hidden_layers) if hidden_layers else None
+        logits = self._forward(plans, hidden_states)
+        token_ids = self._target_tokens(plans, logits)
+        acceptances = [plan.acceptance(token_ids[plan.logit_rows]) for plan in plans]
+        for plan, acceptance in zip(plans, acceptances, strict=True):
+            self._commit(plan, acceptance)
+        return VerifiedStep(plans, token_ids, acceptances, logits, hidden_states)
 
     def _plan(
         self,
@@ -292,40 +282,18 @@ class CausalTarget:
                 self.runner.cache.clear(plan.request.request_id)
         raise VerifierError(f"the target's logits are not finite for requests {', '.join(bad)}")
 
-    def _observe(
-        self,
-        observers: Sequence[Observer],
-        plans: Sequence[VerifyPlan],
-        acceptances: Sequence[Acceptance],
-        token_ids: list[int],
-        logits: torch.Tensor,
-        hidden_states: HiddenStates | None,
-    ) -> None:
-        """Show a step to observers. Their errors are logged and do not fail the step."""
-        for observer in observers:
-            try:
-                top = likeliest_ids(logits, observer.num_top)
-                states = hidden_rows(plans, hidden_states, observer.hidden_layers)
-                observer.observe(
-                    [
-                        Observation(
-                            plan.request.prefix,
-                            plan.request.tree,
-                            token_ids[plan.logit_rows],
-                            acceptance.accepted_nodes,
-                            top[plan.logit_rows],
-                            plan.num_cached,
-                            rows,
-                        )
-                        for plan, acceptance, rows in zip(plans, acceptances, states, strict=True)
-                    ]
-                )
-            except Exception:
-                logger.exception("an observer of the target failed")
-
     def _commit(self, plan: VerifyPlan, acceptance: Acceptance) -> None:
         num_tail = plan.num_tail
         token_ids = plan.request.prefix[plan.start :].tolist()
         token_ids += acceptance.token_ids[:-1]
         rows = [num_tail + node for node in acceptance.accepted_nodes]
         self.runner.cache.commit(plan.slot, token_ids, num_tail, rows)
+
+
+def _wanted_layers(
+    requests: Sequence[VerifyRequest], observers: Sequence[Observer]
+) -> Sequence[int]:
+    """Return the layers whose hidden states requests or observers want, ascending."""
+    wishes = [request.states_wanted.layers for request in requests if request.states_wanted]
+    wishes += [observer.hidden_layers for observer in observers]
+    return sorted({layer for wish in wishes for layer in wish})

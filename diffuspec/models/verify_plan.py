@@ -13,7 +13,7 @@ from diffuspec.algorithm.acceptance import Acceptance, accept, accept_whole
 from diffuspec.algorithm.sampling import token_logprobs
 from diffuspec.core.types import StateRows, TokenLogprobs, Verdict, VerifyRequest
 from diffuspec.models.attention.segment import Segment
-from diffuspec.models.hidden_states import HiddenStates, state_rows
+from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.text.answer_matchers import TokenMasks
 
 
@@ -95,40 +95,3 @@ class VerifyPlan:
             num_cached_tokens=self.num_cached,
             num_unread_tokens=len(self.asked.prefix) - len(self.request.prefix),
         )
-
-
-def hidden_rows(
-    plans: Sequence[VerifyPlan], hidden_states: HiddenStates | None, layers: Sequence[int]
-) -> list[tuple[torch.Tensor, ...]]:
-    """Return each plan's hidden states, [rows from num_cached on, H] for each layer."""
-    if hidden_states is None or not layers:
-        return [()] * len(plans)
-    sizes = [plan.num_rows for plan in plans]
-    by_layer = []
-    for layer in layers:
-        parts = torch.split(hidden_states.rows(layer), sizes)
-        fed = [plan.hidden_states.rows(layer) for plan in plans if plan.hidden_states is not None]
-        pairs = zip(fed, parts, strict=True)
-        by_layer.append([torch.cat(pair) if len(pair[0]) else pair[1] for pair in pairs])
-    return list(zip(*by_layer, strict=True))
-
-
-def wanted_states(
-    plans: Sequence[VerifyPlan],
-    acceptances: Sequence[Acceptance],
-    hidden_states: HiddenStates | None,
-) -> list[StateRows | None]:
-    """Return the hidden states that requests want, up to the last accepted token."""
-    found: list[StateRows | None] = []
-    share = StateRows.MAX_BYTES // max(1, sum(p.request.states_wanted is not None for p in plans))
-    for place, (plan, acceptance) in enumerate(zip(plans, acceptances, strict=True)):
-        wanted = plan.request.states_wanted
-        if wanted is None or not wanted.layers:
-            found.append(None)
-            continue
-        by_layer = hidden_rows(plans, hidden_states, wanted.layers)[place]
-        num_known = len(plan.request.prefix) - plan.num_cached
-        rows = [*range(wanted.first - plan.num_cached, num_known)]
-        rows += [num_known + node for node in acceptance.accepted_nodes]
-        found.append(state_rows(wanted.first, [layer[rows] for layer in by_layer], share))
-    return found
