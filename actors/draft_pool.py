@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.draft_load import DraftLoad
-from actors.draft_scaling import DraftScaling, Wish, decide, wanted_servers
+from actors.draft_scaling import Demand, DraftScaling, decide, desired_servers
 from actors.placement import CONTROL, Handle, Place, create_draft_server
 from actors.placement_settings import RoleSettings
 from actors.supervision.role_actor import RoleActor, start_actor
@@ -121,7 +121,7 @@ class DraftPool:
         self._proxy = proxy
         self._numbers = itertools.count(1)
         self._servers: list[DraftServerSupervisor] = []
-        self._wishes: deque[Wish] = deque()
+        self._demands: deque[Demand] = deque()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -212,11 +212,11 @@ class DraftPool:
 
     def _decided(self, loads: list[DraftLoad], now: float) -> int:
         scaling = self._config.scaling
-        self._wishes.append(Wish(now, wanted_servers(loads, scaling)))
+        self._demands.append(Demand(now, desired_servers(loads, scaling)))
         longest = max(scaling.up_seconds, scaling.down_seconds) + 2 * _ROUND_SECONDS
-        while now - self._wishes[0].at > longest:
-            self._wishes.popleft()
-        return decide(len(self._servers), self._wishes, now, scaling)
+        while now - self._demands[0].at > longest:
+            self._demands.popleft()
+        return decide(len(self._servers), self._demands, now, scaling)
 
     async def _remove(self) -> None:
         """Stop the server with the fewest engines; its engines connect to others."""

@@ -48,14 +48,14 @@ class DraftScaling(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Demand:
     """The number of servers wanted at one point in time."""
 
     at: float
     num_servers: int
 
 
-def wanted_servers(loads: Sequence[DraftLoad], scaling: DraftScaling) -> int:
+def desired_servers(loads: Sequence[DraftLoad], scaling: DraftScaling) -> int:
     """Return the number of servers that would bring these loads to the targets, within the bounds.
 
     Never more than the number of engines: an engine uses one server, and a server may be busy with
@@ -68,14 +68,14 @@ def wanted_servers(loads: Sequence[DraftLoad], scaling: DraftScaling) -> int:
     return min(max(wanted, scaling.min_servers), scaling.max_servers)
 
 
-def decide(num_servers: int, wishes: Sequence[Wish], now: float, scaling: DraftScaling) -> int:
-    """Return the number of servers to run, given the wishes so far, oldest first.
+def decide(num_servers: int, demands: Sequence[Demand], now: float, scaling: DraftScaling) -> int:
+    """Return the number of servers to run, given the demands so far, oldest first.
 
     It grows if more servers were wanted throughout the last up_seconds, and shrinks if fewer were
     wanted throughout down_seconds. A record shorter than that changes nothing.
     """
-    most = max(_last(wishes, now, scaling.down_seconds), default=num_servers)
-    fewest = min(_last(wishes, now, scaling.up_seconds), default=num_servers)
+    most = max(_last(demands, now, scaling.down_seconds), default=num_servers)
+    fewest = min(_last(demands, now, scaling.up_seconds), default=num_servers)
     if fewest > num_servers:
         num_servers = fewest
     elif most < num_servers:
@@ -83,8 +83,8 @@ def decide(num_servers: int, wishes: Sequence[Wish], now: float, scaling: DraftS
     return min(max(num_servers, scaling.min_servers), scaling.max_servers)
 
 
-def _last(wishes: Sequence[Wish], now: float, seconds: float) -> list[int]:
+def _last(demands: Sequence[Demand], now: float, seconds: float) -> list[int]:
     """Return the numbers wanted in the last seconds; an empty list if the record is shorter."""
-    if not wishes or now - wishes[0].at < seconds:
+    if not demands or now - demands[0].at < seconds:
         return []
-    return [one.num_servers for one in wishes if now - one.at <= seconds]
+    return [one.num_servers for one in demands if now - one.at <= seconds]

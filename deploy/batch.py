@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from actors.settings import load_pipeline
-from deploy.batches.command import Files, Interrupted, Outcome, answer_file
+from deploy.batches.command import Files, Interrupted, Report, answer_file
 from deploy.batches.places import API_KEY_VARIABLE, at_address, in_process, needs_ray, on_ray
 from deploy.batches.results import BatchStoppedError
 from deploy.batches.run import Options
@@ -219,11 +219,11 @@ def _defaults(sampling: Given) -> dict[str, Any]:
     return {**usual, **sampling}
 
 
-def _finish(outcome: Outcome, output: Path) -> None:
-    """Print the summary, and exit with the outcome's code."""
-    counts, problem = outcome.counts, outcome.problem
+def _finish(report: Report, output: Path) -> None:
+    """Print the summary, and exit with the report's code."""
+    counts, problem = report.counts, report.problem
     if counts.num_done:
-        stdout_console().print(summary_table(counts, outcome.seconds))
+        stdout_console().print(summary_table(counts, report.seconds))
     if problem is None:
         typer.echo(f"written: {output}")
         if counts.num_failed:

@@ -36,7 +36,7 @@ def ray_cluster(
     address: str,
     pipeline: PipelineConfig | None,
     num_pipelines: int = 1,
-    litter: Sequence[Path] = (),
+    directories: Sequence[Path] = (),
 ) -> Iterator[None]:
     """Connect to a cluster, or start one that ends with this context and leaves no files.
 
@@ -45,8 +45,8 @@ def ray_cluster(
     if a new cluster, which does not grow, can never hold `num_pipelines` pipelines. pipeline: None
     if the cluster is for something other than pipelines.
 
-    A new cluster also ends with this process, however that ends; the directories in `litter` are
-    then removed. This process ends when its cluster does.
+    A new cluster also ends with this process, however that ends, and `directories` are then
+    removed. This process ends when its cluster does.
     """
     option = "--address" if address else "RAY_ADDRESS"
     address = address or os.environ.get("RAY_ADDRESS") or _OWN
@@ -56,7 +56,7 @@ def ray_cluster(
         return
     with (
         tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as directory,
-        guarded(Path(directory), *litter),
+        guarded(Path(directory), *directories),
         _forked_workers(pipeline),
     ):
         try:

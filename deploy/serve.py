@@ -84,8 +84,8 @@ def run(config: _Config = _FILE, port: _Port = None) -> None:
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (
-        haproxy(http.ssl_certfile is not None, service.http) as litter,
-        ray_cluster("local", service.pipeline, litter=litter),
+        haproxy(http.ssl_certfile is not None, service.http) as directories,
+        ray_cluster("local", service.pipeline, directories=directories),
         _serving(schema),
     ):
         url = url_of(http)

@@ -84,7 +84,7 @@ class Files:
 
 
 @dataclass(slots=True)
-class Outcome:
+class Report:
     """The end of a batch."""
 
     counts: Counts
@@ -92,26 +92,26 @@ class Outcome:
     problem: BaseException | None = None  # the error that stopped the run early
 
 
-def answer_file(files: Files, place: Place, options: Options, console: Console) -> Outcome:
+def answer_file(files: Files, place: Place, options: Options, console: Console) -> Report:
     """Answer the rows that have no result yet, and show the progress on a console.
 
-    Raises ConfigError for invalid files; later problems are in the outcome.
+    Raises ConfigError for invalid files; later problems are in the report.
     """
     refuse_copies(files.output)
     source = jsonl_file(files.input, salt_of(options.defaults))
     index = scan(source)
     if files.retries_failures:
         drop_failures(files.output)
-    outcome = Outcome(Counts(min(index.num_rows, files.limit or index.num_rows)))
-    with open_output(files.output, index, outcome.counts.before.add) as output:
-        if outcome.counts.num_done < outcome.counts.num_rows:
+    report = Report(Counts(min(index.num_rows, files.limit or index.num_rows)))
+    with open_output(files.output, index, report.counts.before.add) as output:
+        if report.counts.num_done < report.counts.num_rows:
             lines = read(source, index, output.done, files.limit)
             try:
                 with terminable(), place.surroundings():
-                    run_until_signal(_answer(lines, output, place, options, outcome, console))
+                    run_until_signal(_answer(lines, output, place, options, report, console))
             except (DiffuspecError, OSError, Interrupted, KeyboardInterrupt) as error:
-                outcome.problem = error
-    return outcome
+                report.problem = error
+    return report
 
 
 def salt_of(defaults: Mapping[str, Any]) -> bytes:
@@ -124,10 +124,10 @@ async def _answer(
     output: Output,
     place: Place,
     options: Options,
-    outcome: Outcome,
+    report: Report,
     console: Console,
 ) -> None:
-    counts = outcome.counts
+    counts = report.counts
     async with place.service() as service:
         started = time.monotonic()
         try:
@@ -139,7 +139,7 @@ async def _answer(
 
                 await Run(service, output, options, count).finish(lines)
         finally:
-            outcome.seconds = time.monotonic() - started
+            report.seconds = time.monotonic() - started
 
 
 def refuse_copies(output: Path) -> None:

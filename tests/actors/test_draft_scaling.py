@@ -3,7 +3,7 @@
 import pytest
 
 from actors.draft_load import DraftLoad
-from actors.draft_scaling import DraftScaling, Wish, decide, wanted_servers
+from actors.draft_scaling import Demand, DraftScaling, decide, desired_servers
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.validation import validate
 
@@ -33,12 +33,12 @@ def load(num_engines: int, num_queued: float = 0.0, share: float = 0.0) -> Draft
     ],
 )
 def test_the_load_is_divided_by_what_each_should_have(loads, expected):
-    assert wanted_servers(loads, SCALING) == expected
+    assert desired_servers(loads, SCALING) == expected
 
 
-def wishes(*numbers: int) -> list[Wish]:
+def demands(*numbers: int) -> list[Demand]:
     """What was wanted, every ten seconds up to now, which is 0."""
-    return [Wish(-10.0 * ago, one) for ago, one in enumerate(numbers[::-1])][::-1]
+    return [Demand(-10.0 * ago, one) for ago, one in enumerate(numbers[::-1])][::-1]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def wishes(*numbers: int) -> list[Wish]:
     ],
 )
 def test_a_number_changes_for_what_has_been_wanted_for_a_while(num_servers, record, expected):
-    assert decide(num_servers, wishes(*record), 0.0, SCALING) == expected
+    assert decide(num_servers, demands(*record), 0.0, SCALING) == expected
 
 
 def test_bounds_the_wrong_way_round_are_refused():

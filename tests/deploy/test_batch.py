@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy.batch import _finish, app
-from deploy.batches.command import Outcome
+from deploy.batches.command import Report
 from deploy.batches.outputs import locked
 from deploy.batches.results import BatchStoppedError
 from deploy.batches.summary import Counts
@@ -183,10 +183,10 @@ def test_an_output_is_one_batch_s(batch, tmp_path):
 
 def test_a_full_disk_names_the_file_and_says_that_the_same_command_goes_on() -> None:
     problem = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    outcome = Outcome(Counts(3), problem=problem)
-    outcome.counts.now.num_rows = 2
+    report = Report(Counts(3), problem=problem)
+    report.counts.now.num_rows = 2
     with pytest.raises(BatchStoppedError) as stopped:
-        _finish(outcome, Path("out.jsonl"))
+        _finish(report, Path("out.jsonl"))
     message = str(stopped.value)
     assert message.startswith("cannot write out.jsonl: No space left on device (2 of 3")
     assert message.endswith("the same command goes on from there)")

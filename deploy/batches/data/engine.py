@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from actors.settings import PipelineConfig
-from deploy.batches.command import Interrupted, Outcome, refuse_copies, salt_of, terminable
+from deploy.batches.command import Interrupted, Report, refuse_copies, salt_of, terminable
 from deploy.batches.data.parts import Format, Parts
 from deploy.batches.data.shards import Shard, check_dependencies, plan
 from deploy.batches.inputs import read, scan
@@ -40,11 +40,11 @@ class LargeBatch:
     shard_bytes: int
 
 
-def answer_folder(batch: LargeBatch, config: PipelineConfig, options: Options) -> Outcome:
+def answer_folder(batch: LargeBatch, config: PipelineConfig, options: Options) -> Report:
     """Answer the parts of an input that are not complete yet.
 
     Raises ConfigError and MissingDependencyError before any work; later problems are in the
-    outcome.
+    report.
     """
     check_dependencies()
     refuse_copies(batch.output)
@@ -55,40 +55,40 @@ def answer_folder(batch: LargeBatch, config: PipelineConfig, options: Options) -
         "options": salt_of(options.defaults).decode(),
         "format": batch.format,
     }
-    outcome = Outcome(Counts(0))
+    report = Report(Counts(0))
     with parts.claimed(owner):
         todo: list[Shard] = []
         for shard in planned.shards:
             if (tally := parts.done(shard.name)) is None:
                 todo.append(shard)
             else:
-                outcome.counts.before.merge(tally)
+                report.counts.before.merge(tally)
         if todo:
-            _answer_on_ray(todo, batch.num_pipelines, (config, options, parts), outcome)
-    counts = outcome.counts
+            _answer_on_ray(todo, batch.num_pipelines, (config, options, parts), report)
+    counts = report.counts
     counts.num_rows = counts.num_done
-    return outcome
+    return report
 
 
 def _answer_on_ray(
     todo: Sequence[Shard],
     max_pipelines: int,
     arguments: tuple[PipelineConfig, Options, Parts],
-    outcome: Outcome,
+    report: Report,
 ) -> None:
     num_pipelines = min(max_pipelines, len(todo))
     try:
         with terminable(), ray_cluster("", arguments[0], num_pipelines):
-            _answer_all(todo, num_pipelines, arguments, outcome)
+            _answer_all(todo, num_pipelines, arguments, report)
     except (DiffuspecError, OSError, Interrupted, KeyboardInterrupt) as error:
-        outcome.problem = error
+        report.problem = error
 
 
 def _answer_all(
     shards: Sequence[Shard],
     num_pipelines: int,
     arguments: tuple[PipelineConfig, Options, Parts],
-    outcome: Outcome,
+    report: Report,
 ) -> None:
     """Distribute the parts, and count the results."""
     started = time.monotonic()
@@ -96,10 +96,10 @@ def _answer_all(
         task = progress.add_task("parts", total=len(shards))
         try:
             for row in _tallies(shards, num_pipelines, arguments):
-                outcome.counts.now.merge(Tally(**row))
+                report.counts.now.merge(Tally(**row))
                 progress.advance(task)
         finally:
-            outcome.seconds = time.monotonic() - started
+            report.seconds = time.monotonic() - started
 
 
 def _tallies(
