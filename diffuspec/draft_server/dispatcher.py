@@ -148,20 +148,23 @@ class Dispatcher:
         """Look for work, because an engine has begun to verify."""
         self._wake.set()
 
-    def forget(self, request: EngineRequest) -> None:
-        """Stop drafting for a request that has ended, and free what is cached for it."""
-        for job in [one for one in self._queue if one.request is request]:
-            self._queue.remove(job)
-            job.done.set_result(None)
-        release = asyncio.create_task(self._release(request))
+    def forget(self, requests: Sequence[EngineRequest]) -> None:
+        """Stop drafting for requests that have ended, and free what is cached for them."""
+        ended = {*requests}
+        for job in self._queue:
+            if job.request in ended:
+                job.done.set_result(None)
+        self._queue = [job for job in self._queue if job.request not in ended]
+        release = asyncio.create_task(self._release([one.request_id for one in requests]))
         self._releases.add(release)
         release.add_done_callback(self._releases.discard)
 
-    async def _release(self, request: EngineRequest) -> None:
-        try:
-            await self._drafter.release(request.request_id)
-        except Exception as error:
-            logger.warning("request %s could not be released: %s", request.request_id, error)
+    async def _release(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            try:
+                await self._drafter.release(request_id)
+            except Exception as error:
+                logger.warning("request %s could not be released: %s", request_id, error)
 
     async def profile(self, max_seconds: float) -> None:
         """Measure the drafter before engines use it."""

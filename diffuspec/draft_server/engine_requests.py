@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Sequence
+import asyncio
+import time
+from collections.abc import Callable, ItemsView, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,7 +12,10 @@ from diffuspec.adl.acceptance import SharedExpectation
 from diffuspec.algorithm.outcomes import OutcomeModel
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.draft_server.request import EngineRequest
+from diffuspec.draft_server.validation import check_token_ids
 from diffuspec.v1.draft_service_pb2 import Hello, RequestRow
+
+_TURN_SECONDS = 0.005  # time after which other engines get a turn
 
 
 @dataclass(slots=True)
@@ -32,9 +37,9 @@ class EngineRequests:
         hello: Hello,
         info: TargetInfo,
         drafter_weight: float | Literal["adaptive"],
-        forget: Callable[[EngineRequest], None],
+        forget: Callable[[Sequence[EngineRequest]], None],
     ) -> None:
-        """`name`: unique among engines. `forget` is called with each request that has ended."""
+        """`name`: unique among engines. `forget` is called with requests that have ended."""
         self._name = name
         self._hello = hello
         self._info = info
@@ -51,51 +56,61 @@ class EngineRequests:
         """The requests, by the engine's ids."""
         return self._by_id.items()
 
-    def end(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            request = self._by_id.pop(request_id, None)
-            if request is not None:
-                self._forget(request)
+    def end(self, request_ids: Iterable[str]) -> None:
+        """Remove requests; unknown ones are ignored."""
+        ended = [self._by_id.pop(one) for one in request_ids if one in self._by_id]
+        if ended:
+            self._forget(ended)
 
     def end_all(self) -> None:
         self.end([*self._by_id])
 
-    def take(self, rows: Sequence[RequestRow]) -> Advance:
-        """Add the new tokens of all rows. Requests that have been absent for long are ended."""
-        found = Advance()
+    async def take(self, rows: Sequence[RequestRow]) -> Advance:
+        """Add the new tokens of all rows. Requests that have been absent for long are ended.
+
+        Other engines are served meanwhile. Raises InvalidRequestError for an unknown token id.
+        """
+        found, turn = Advance(), time.monotonic()
         for number, row in enumerate(rows):
+            if time.monotonic() - turn > _TURN_SECONDS:
+                await asyncio.sleep(0)
+                turn = time.monotonic()
             request = self._by_id.get(row.request_id)
-            if request is None and not row.base_length:
-                request, found.is_whole = self._new(row), False
-            if request is None or row.base_length > request.num_tokens:
-                found.requests.append(self._make("", 0))
-                found.unknown.add(number)
+            if request is None or not request.holds(row.base_length):
                 found.is_whole = False
-                continue
-            verdict = request.advance(row.base_length, row.token_ids)
+                if row.base_length:
+                    found.requests.append(self._make("", 0))
+                    found.unknown.add(number)
+                    continue
+                request = self._new(row)
+            token_ids = row.token_ids[: self._info.max_model_len]
+            check_token_ids(token_ids, self._hello)
+            verdict = request.advance(row.base_length, token_ids)
             if verdict is not None:
                 found.num_accepted += verdict.num_accepted_tokens
             request.priority = row.priority
-            self._bound(request, row)
+            self._bound(request, row, token_ids)
             # the most recent one last
             self._by_id[row.request_id] = self._by_id.pop(row.request_id)
             found.requests.append(request)
         self.end([*self._by_id][: max(len(self._by_id) - 2 * self._hello.max_requests, 0)])
         return found
 
-    def _bound(self, request: EngineRequest, row: RequestRow) -> None:
+    def _bound(self, request: EngineRequest, row: RequestRow, token_ids: Sequence[int]) -> None:
         """Update how much may be drafted for a request from now on."""
-        is_foreign = max(row.token_ids, default=0) >= self._info.vocab_size
+        is_foreign = max(token_ids, default=0) >= self._info.vocab_size
         request.is_foreign = request.is_foreign or is_foreign
-        fits = request.num_tokens < self._info.max_model_len and not request.is_foreign
+        length = row.base_length + len(row.token_ids)
+        if length >= self._info.max_model_len:
+            request.drop_tokens(length)
         limits = (row.max_draft_tokens, self._hello.max_draft_tokens)
-        request.max_draft_tokens = min(one for one in limits if one) if fits else 0
+        may_draft = not (request.is_foreign or request.is_dropped)
+        request.max_draft_tokens = min(one for one in limits if one) if may_draft else 0
         longest = min(self._hello.max_model_len, self._info.max_model_len)
         request.num_left = row.max_tokens_left or longest - request.num_tokens
-        if request.num_tokens >= self._info.max_model_len:
-            request.drop_tokens()
 
     def _new(self, row: RequestRow) -> EngineRequest:
+        self.end([row.request_id])
         request = self._make(f"{self._name}/{row.request_id}", row.num_prompt_tokens)
         self._by_id[row.request_id] = request
         return request

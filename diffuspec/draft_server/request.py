@@ -64,7 +64,7 @@ class EngineRequest:
         self._ranked: list[RankedOutcome] | None = None  # outcomes of the running verification
         self._tokens = np.zeros(256, np.int32)
         self._made: list[Made] = []
-        self._is_dropped = False  # it has become too long: its tokens are no longer held
+        self.is_dropped = False  # it has become too long: its tokens are no longer held
         self.num_tokens = 0
         self._weight = DrafterWeight(drafter_weight)
 
@@ -95,10 +95,16 @@ class EngineRequest:
 
     # ---- reports of the engine
 
+    def holds(self, base_length: int) -> bool:
+        """Return whether a row may build on this many tokens."""
+        if self.is_dropped:
+            return base_length == self.num_tokens
+        return base_length <= self.num_tokens
+
     def advance(self, base_length: int, token_ids: Sequence[int]) -> Verdict | None:
         """Take the tokens after a base; return the verdict that they imply on the draft sent.
 
-        The base must be known: base_length is at most num_tokens.
+        The base must be held.
         """
         if base_length < self.num_tokens:  # the engine has gone back, which is unexpected
             self._tokens, self.num_tokens = self._tokens.copy(), base_length
@@ -117,15 +123,15 @@ class EngineRequest:
             self._ranked = None
         return verdict
 
-    def drop_tokens(self) -> None:
-        """Stop holding tokens: the request is too long to be drafted for."""
-        self._is_dropped, self._tokens, self._made = True, np.zeros(0, np.int32), []
+    def drop_tokens(self, num_tokens: int) -> None:
+        """Hold only the number of tokens: the request is too long to be drafted for."""
+        self.is_dropped, self.num_tokens = True, num_tokens
+        self._tokens, self._made = np.zeros(0, np.int32), []
 
     def _append(self, token_ids: Sequence[int]) -> None:
-        end = self.num_tokens + len(token_ids)
-        if self._is_dropped:
-            self.num_tokens = end
+        if self.is_dropped:
             return
+        end = self.num_tokens + len(token_ids)
         if end > len(self._tokens):  # the old array stays unchanged: workers hold views of it
             grown = np.zeros(2 * end, np.int32)
             grown[: self.num_tokens] = self._tokens[: self.num_tokens]

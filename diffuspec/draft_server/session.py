@@ -66,7 +66,7 @@ class Session:
         self.name = name
         self.on_outcomes: Callable[[OutcomeTable], None] | None = None
         self.planner, self.stats = planner, stats
-        self._hello, self._info = hello, info
+        self._hello = hello
         self._dispatcher, self._tenant = dispatcher, tenant
         self._takes_trees = hello.form == DRAFT_FORM_TREE
         self.requests = EngineRequests(name, hello, info, drafter_weight, self._forget)
@@ -90,13 +90,13 @@ class Session:
     async def step(self, step: EngineStep) -> StepDrafts:
         """Return the answer to a step, within its deadline; call `draft_ahead` once it is sent.
 
-        Raises InvalidRequestError before any work.
+        Raises InvalidRequestError for a step that breaks the protocol; no others may follow.
         """
         received = time.monotonic()
-        check_step(step, self._hello, self._info, self._step_id)
+        check_step(step, self._hello, self._step_id)
         self._verifying = []  # until the answer, there is nothing to pre-draft for
         self.requests.end(step.ended_request_ids)
-        found = self.requests.take(step.rows)
+        found = await self.requests.take(step.rows)
         self.stats.count_accepted(found.num_accepted)
         self.stats.count_silent(step.num_silent_steps)
         self._learn(step, found, received)
@@ -139,9 +139,10 @@ class Session:
         self.requests.end_all()
         self.stats.end()
 
-    def _forget(self, request: EngineRequest) -> None:
-        self._dispatcher.forget(request)
-        self.stats.end_request(request)
+    def _forget(self, requests: Sequence[EngineRequest]) -> None:
+        self._dispatcher.forget(requests)
+        for request in requests:
+            self.stats.end_request(request)
 
     async def _draft(self, rows: Sequence[_Row], deadline: float) -> float:
         """Find or make a draft for each row. Returns the seconds waited for drafts."""

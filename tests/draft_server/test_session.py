@@ -11,6 +11,7 @@ import pytest
 from diffuspec.adl.acceptance import SharedExpectation
 from diffuspec.adl.cost_model import DraftCosts
 from diffuspec.algorithm.outcomes import OutcomeModel
+from diffuspec.core.errors import InvalidRequestError
 from diffuspec.draft_server.planner import Planner, Sent
 from diffuspec.draft_server.request import EngineRequest
 from diffuspec.draft_server.service import DraftService
@@ -393,6 +394,47 @@ def test_a_request_longer_than_the_drafter_takes_goes_on_without_drafts():
     drafter = TimedDrafter(right_and_sure)
     run(drafter, work)
     assert not drafter.batches
+
+
+@pytest.mark.parametrize("base", [0, 4])
+def test_a_request_that_was_too_long_and_goes_back_is_drafted_for_once_it_is_sent_whole(base: int):
+    prompts = []
+
+    async def work(service: DraftService, session: Session) -> None:
+        whole = {"request_id": "a", "num_prompt_tokens": 2}
+        await send(session, 1, token_ids=[3] * FAKE_TARGET.max_model_len, **whole)
+        if base:
+            found = await send(session, 2, request_id="a", base_length=base, token_ids=[5])
+            assert found.source == DRAFT_SOURCE_UNKNOWN_BASE
+        answer = await send(session, 3 if base else 2, token_ids=[3, 4, 5], **whole)
+        assert answer.token_ids
+        prompts.extend([one.prefix.tolist() for one in drafter.batches[0]])
+
+    drafter = TimedDrafter(right_and_sure)
+    run(drafter, work, num_draft_tokens=3)
+    assert prompts == [[3, 4, 5]]
+
+
+async def test_an_engine_with_very_many_tokens_does_not_keep_others_waiting():
+    tokens = [3] * (FAKE_TARGET.max_model_len - 1)
+    rows = [RequestRow(request_id=str(number), token_ids=tokens) for number in range(1024)]
+    async with make_service(TimedDrafter(right_and_sure)) as service:
+        large, small = [service.open(make_hello(max_requests=1024))[0] for _ in range(2)]
+        steps = [
+            asyncio.create_task(session.step(EngineStep(step_id=1, rows=sent)))
+            for session, sent in ((large, rows), (small, rows[:1]))
+        ]
+        done, _ = await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
+        assert done == {steps[1]}
+        await steps[0]
+
+
+def test_a_token_id_outside_the_vocabulary_is_refused():
+    async def work(service: DraftService, session: Session) -> None:
+        with pytest.raises(InvalidRequestError, match="token ids must be below 50, got 64"):
+            await send(session, 1, request_id="a", token_ids=[1, 64])
+
+    run(TimedDrafter(right_and_sure), work)
 
 
 def test_tokens_that_the_drafter_does_not_know_are_not_drafted_for():
