@@ -43,7 +43,20 @@ class DraftJob:
     num_tokens: int  # length of the prefix when the draft was requested
     tokens: tuple[int, ...] = ()
     waited_until: float = 0.0  # deadline of its engine, by time.monotonic(); 0: a pre-draft
-    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.Future())
+    # done once its call has ended: whether the drafter has answered
+    done: asyncio.Future[bool] = field(default_factory=lambda: asyncio.Future())
+
+    @classmethod
+    def after(
+        cls,
+        request: EngineRequest,
+        tokens: tuple[int, ...],
+        length: int,
+        waited_until: float = 0.0,
+    ) -> DraftJob:
+        """Return a job for a request's present prefix followed by these tokens."""
+        wanted = request.draft_request(tokens, length)
+        return cls(request, wanted, length, request.num_tokens, tokens, waited_until)
 
     def is_for(self, request: EngineRequest) -> bool:
         """Return whether it is a draft for a request's present prefix."""
@@ -63,7 +76,7 @@ class Ahead:
 
 
 class Customer(Protocol):
-    """A session, as seen by the dispatcher."""
+    """An engine, as seen by the dispatcher."""
 
     def ahead(self, now: float) -> Ahead | None:
         """Return what to pre-draft now; None: nothing is worth it."""
@@ -116,7 +129,7 @@ class Dispatcher:
             if len(self._queue) < _MAX_QUEUED:
                 self._queue.append(job)
             else:
-                job.done.set_result(None)
+                job.done.set_result(False)
         self._wake.set()
 
     def seconds_until(self, jobs: Sequence[DraftJob], now: float) -> float:
@@ -153,7 +166,7 @@ class Dispatcher:
         ended = {*requests}
         for job in self._queue:
             if job.request in ended:
-                job.done.set_result(None)
+                job.done.set_result(False)
         self._queue = [job for job in self._queue if job.request not in ended]
         release = asyncio.create_task(self._release([one.request_id for one in requests]))
         self._releases.add(release)
@@ -164,7 +177,7 @@ class Dispatcher:
             try:
                 await self._drafter.release(request_id)
             except Exception as error:
-                logger.warning("request %s could not be released: %s", request_id, error)
+                logger.warning("request %r could not be released: %s", request_id, error)
 
     async def profile(self, max_seconds: float) -> None:
         """Measure the drafter before engines use it."""
@@ -187,7 +200,7 @@ class Dispatcher:
         """Return the jobs of the next call."""
         if not self.is_available:
             for job in self._queue:
-                job.done.set_result(None)
+                job.done.set_result(False)
             self._queue = []
             return ()
         now = time.monotonic()
@@ -212,6 +225,7 @@ class Dispatcher:
         unread = _num_unread(jobs)
         self._in_call, started = jobs, time.monotonic()
         self._started_at, self._ends_at = started, started + self._seconds(jobs)
+        is_answered = False
         self.busy.begin(started)
         try:
             async with asyncio.timeout(self._max_seconds):
@@ -220,6 +234,7 @@ class Dispatcher:
         except Exception as error:
             self._fail(error)
         else:
+            is_answered = True
             self._breaker.succeeded()
             seconds = time.monotonic() - started
             kind = "waited_for" if jobs[0].waited_until else "ahead"
@@ -233,7 +248,7 @@ class Dispatcher:
             self._in_call = ()
             for job in jobs:
                 if not job.done.done():
-                    job.done.set_result(None)
+                    job.done.set_result(is_answered)
 
     def _check(self, drafts: Sequence[Draft], jobs: Sequence[DraftJob]) -> None:
         if len(drafts) != len(jobs):

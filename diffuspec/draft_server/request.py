@@ -12,7 +12,7 @@ from diffuspec.adl.acceptance import Expectation, SharedExpectation
 from diffuspec.algorithm.draft_tree import draft_after, follow
 from diffuspec.algorithm.drafter_weight import DrafterWeight
 from diffuspec.algorithm.outcomes import OutcomeModel, OutcomeRanking, RankedOutcome
-from diffuspec.core.params import MAX_TREE_NODES, SamplingParams
+from diffuspec.core.params import MAX_DRAFT_TOKENS, MAX_TREE_NODES, SamplingParams
 from diffuspec.core.types import (
     EMPTY_DRAFT,
     MAX_ALTERNATIVES,
@@ -148,15 +148,15 @@ class EngineRequest:
         tree is drafted even for engines that verify chains: its other branches show what else may
         follow.
         """
-        prefix = self.prefix
+        prefix, num_draft_tokens = self.prefix, min(length + 1, MAX_DRAFT_TOKENS)
         if tokens:
             prefix = np.concatenate([prefix, np.array(tokens, np.int32)])
         return DraftRequest(
             request_id=self.request_id,
             prefix=prefix,
-            num_draft_tokens=length + 1,
+            num_draft_tokens=num_draft_tokens,
             tree_shape="best_first",
-            max_nodes=min(2 * (length + 1), MAX_TREE_NODES),
+            max_nodes=min(2 * num_draft_tokens, MAX_TREE_NODES),
             drafter_weight=self._weight.value,
             sampling=_GREEDY,
             num_alternatives=MAX_ALTERNATIVES,

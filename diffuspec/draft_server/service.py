@@ -88,8 +88,8 @@ class DraftService:
         weight = self.config.drafter_weight
         session = Session(name, hello, planner, self.info, self.dispatcher, tenant, stats, weight)
         self.sessions.append(session)
-        self.dispatcher.customers.append(session)
-        logger.info("%s is connected: %s", name, hello.engine or "an engine without a name")
+        self.dispatcher.customers.append(session.pre_drafts)
+        logger.info("%s is connected: %r", name, hello.engine)
         return session, self._welcome(hello)
 
     def _welcome(self, hello: Hello) -> Welcome:
@@ -106,7 +106,7 @@ class DraftService:
         """Remove a session whose engine has gone."""
         session.close()
         self.sessions.remove(session)
-        self.dispatcher.customers.remove(session)
+        self.dispatcher.customers.remove(session.pre_drafts)
         logger.info("%s is gone: %s; %s", session.name, session.stats, session.planner)
 
 

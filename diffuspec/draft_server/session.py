@@ -12,10 +12,11 @@ from diffuspec.algorithm.draft_tree import best_chain
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import EMPTY_DRAFT, Draft
 from diffuspec.draft_server.answers import likeliest, outcome_table, row_message
-from diffuspec.draft_server.dispatcher import Ahead, Dispatcher, DraftJob
+from diffuspec.draft_server.dispatcher import Dispatcher, DraftJob
 from diffuspec.draft_server.engine_requests import Advance, EngineRequests
 from diffuspec.draft_server.metrics import SessionStats
 from diffuspec.draft_server.planner import Planner, Sent
+from diffuspec.draft_server.pre_drafts import PreDrafts
 from diffuspec.draft_server.request import EngineRequest, Made
 from diffuspec.draft_server.tenants import Tenant
 from diffuspec.draft_server.validation import check_step
@@ -36,20 +37,26 @@ from diffuspec.v1.draft_service_pb2 import (
 )
 
 _ANSWER_SECONDS = 0.0005  # time before the deadline at which an answer is sent
-_MAX_AHEAD = 64  # pre-drafts in one call
+_LEAST_SECONDS, _MOST_SECONDS = 1e-6, 3600.0  # other times of a step are no measurements
 
 
 @dataclass(slots=True)
 class _Row:
-    """One request of a step, and the draft found for it."""
+    """One row of a step, and the draft found for it."""
 
     request: EngineRequest
     source: DraftSource = DRAFT_SOURCE_NOT_WORTH_IT
     made: Made | None = None
+    worth: float = 0.0  # expected tokens of `made`
+    sent: Draft = EMPTY_DRAFT  # the part of it that is worth verifying
+
+    @property
+    def num_nodes(self) -> int:
+        return self.sent.tree.num_nodes
 
 
 class Session:
-    """Answers the steps of one engine, and offers pre-drafts between them."""
+    """Answers the steps of one engine."""
 
     def __init__(
         self,
@@ -67,25 +74,13 @@ class Session:
         self.on_outcomes: Callable[[OutcomeTable], None] | None = None
         self.planner, self.stats = planner, stats
         self._hello = hello
-        self._dispatcher, self._tenant = dispatcher, tenant
+        self._dispatcher = dispatcher
+        self.pre_drafts = PreDrafts(planner, dispatcher, tenant, self._push)
         self._takes_trees = hello.form == DRAFT_FORM_TREE
         self.requests = EngineRequests(name, hello, info, drafter_weight, self._forget)
         self._sent: Sent | None = None
-        self._sent_at = 0.0
-        self._verifying: list[EngineRequest] = []  # drafting requests of the running step
         self._step_id = 0
         self._pushed: set[tuple[EngineRequest, tuple[int, ...]]] = set()
-
-    @property
-    def weight(self) -> float:
-        """See Customer."""
-        return self._tenant.weight
-
-    def charge(self, seconds: float) -> None:
-        """See Customer."""
-        self._tenant.charge(seconds)
-
-    # ---- a step
 
     async def step(self, step: EngineStep) -> StepDrafts:
         """Return the answer to a step, within its deadline; call `draft_ahead` once it is sent.
@@ -94,7 +89,7 @@ class Session:
         """
         received = time.monotonic()
         check_step(step, self._hello, self._step_id)
-        self._verifying = []  # until the answer, there is nothing to pre-draft for
+        self.pre_drafts.end()
         self.requests.end(step.ended_request_ids)
         found = await self.requests.take(step.rows)
         self.stats.count_accepted(found.num_accepted)
@@ -107,8 +102,7 @@ class Session:
         reading = self.planner.reading_seconds([row.request for row in known])
         waited = await self._draft(known, received + step.deadline_seconds)
         answer = self._answer(step, rows, received, waited, min(reading, waited))
-        self._sent_at = time.monotonic()
-        self.stats.count_step(self._sent_at - received)
+        self.stats.count_step(time.monotonic() - received)
         return answer
 
     def draft_ahead(self) -> None:
@@ -120,22 +114,20 @@ class Session:
 
         If the number of requests has changed, it is unknown how many of them were verified.
         """
-        sent = self._sent
-        if sent is None or len(step.rows) != sent.num_requests:
+        sent, verify, wait = self._sent, step.verify_seconds, step.wait_seconds
+        if sent is None or not found.is_whole or not 0 < sent.num_requests == len(step.rows):
             return
-        if not found.is_whole or not step.verify_seconds:
+        if verify < _LEAST_SECONDS or max(verify, wait) > _MOST_SECONDS:
             return
         if step.num_silent_steps:
-            steps = 1 + step.num_silent_steps
-            self.planner.observe_silence(sent.num_requests, steps, step.verify_seconds)
-            return
-        busy = self._dispatcher.busy.seconds(received)
-        accepted, seconds = found.num_accepted, step.verify_seconds
-        self.planner.observe(sent, accepted, seconds, step.wait_seconds, busy)
+            self.planner.observe_silence(sent.num_requests, 1 + step.num_silent_steps, verify)
+        else:
+            busy = self._dispatcher.busy.seconds(received)
+            self.planner.observe(sent, found.num_accepted, verify, wait, busy)
 
     def close(self) -> None:
         """Remove all requests: the engine has gone."""
-        self._verifying = []
+        self.pre_drafts.end()
         self.requests.end_all()
         self.stats.end()
 
@@ -148,67 +140,48 @@ class Session:
         """Find or make a draft for each row. Returns the seconds waited for drafts."""
         lengths = self.planner.lengths([row.request for row in rows])
         missing: list[_Row] = []
-        at_hand: list[float] = []
         for row in rows:
             row.request.length = lengths.get(row.request, 0)
             if row.request.length:
-                row.made, worth = row.request.best()
+                row.made, row.worth = row.request.best()
                 if row.made is None or row.made.is_rest:
                     missing.append(row)
-                    at_hand.append(worth)
-        waited = 0.0
-        may_hang = not self.planner.is_patient and self._dispatcher.is_overdue(time.monotonic())
-        if missing and not self._dispatcher.is_available:
-            for row in missing:
-                row.source = DRAFT_SOURCE_FAILED
-        elif missing and may_hang:
-            for row in missing:
-                row.source = DRAFT_SOURCE_LATE if row.made is None else row.source
-        elif missing:
-            waited = await self._draft_now(missing, at_hand, len(rows), deadline)
+        waited = await self._draft_now(missing, len(rows), deadline) if missing else 0.0
         for row in rows:
             if row.made is not None and row.source == DRAFT_SOURCE_NOT_WORTH_IT:
                 row.source = DRAFT_SOURCE_REST if row.made.is_rest else DRAFT_SOURCE_AHEAD
         return waited
 
-    async def _draft_now(
-        self, rows: Sequence[_Row], at_hand: Sequence[float], num_rows: int, deadline: float
-    ) -> float:
+    async def _draft_now(self, rows: Sequence[_Row], num_rows: int, deadline: float) -> float:
         """Wait for the drafts that are worth it. Returns the seconds waited."""
-        coming = {row.request: job for row in rows if (job := self._dispatcher.coming(row.request))}
-        requests = [row.request for row in rows]
-        lengths = self.planner.lengths_now(requests, at_hand, num_rows)
-        wanted = {one: length for one, length in lengths.items() if one not in coming}
-        jobs = [self._job(one, (), length, deadline) for one, length in wanted.items()]
-        self._dispatcher.submit(jobs)
-        awaited = [*jobs, *[job for one, job in coming.items() if one in lengths]]
-        if not awaited:
+        dispatcher, started = self._dispatcher, time.monotonic()
+        may_hang = not self.planner.is_patient and dispatcher.is_overdue(started)
+        if may_hang or not dispatcher.is_available:
+            source = DRAFT_SOURCE_LATE if dispatcher.is_available else DRAFT_SOURCE_FAILED
+            for row in rows:
+                row.source = source if row.made is None else row.source
             return 0.0
-        started = time.monotonic()
+        requests, at_hand = [row.request for row in rows], [row.worth for row in rows]
+        lengths = self.planner.lengths_now(requests, at_hand, num_rows)
+        jobs = {one: job for one in lengths if (job := dispatcher.coming(one))}
+        new = {
+            one: DraftJob.after(one, (), k, deadline)
+            for one, k in lengths.items()
+            if one not in jobs
+        }
+        dispatcher.submit([*new.values()])
+        jobs |= new
+        if not jobs:
+            return 0.0
         left = max(deadline - _ANSWER_SECONDS - started, 0.0)
         if not self.planner.is_patient:
-            left = min(left, self._dispatcher.patience(awaited, started))
-        await asyncio.wait([job.done for job in awaited], timeout=left)
+            left = min(left, dispatcher.patience([*jobs.values()], started))
+        await asyncio.wait([job.done for job in jobs.values()], timeout=left)
         for row in rows:
-            if row.request in lengths:
+            if row.request in jobs:
                 row.made, _ = row.request.best()
-                is_fresh = row.made is not None and not row.made.is_rest
-                if is_fresh:
-                    row.source = DRAFT_SOURCE_FRESH
-                elif row.made is None:
-                    is_done = all([job.done.done() for job in awaited])
-                    row.source = DRAFT_SOURCE_FAILED if is_done else DRAFT_SOURCE_LATE
+                row.source = _source(row, jobs[row.request].done)
         return time.monotonic() - started
-
-    def _job(
-        self,
-        request: EngineRequest,
-        tokens: tuple[int, ...],
-        length: int,
-        waited_until: float = 0.0,
-    ) -> DraftJob:
-        wanted = request.draft_request(tokens, length)
-        return DraftJob(request, wanted, length, request.num_tokens, tokens, waited_until)
 
     def _answer(
         self, step: EngineStep, rows: Sequence[_Row], received: float, waited: float, reading: float
@@ -217,53 +190,37 @@ class Session:
         drafted = [row for row in rows if row.made is not None]
         reaches = [self._reach(row) for row in drafted]
         kept = self.planner.num_nodes(reaches, len(rows))
-        answers, num_nodes = dict[int, Draft](), 0
         for row, reach, number in zip(drafted, reaches, kept, strict=True):
             assert row.made is not None
             limit = min(number, row.request.room)
-            draft, tokens = likeliest(row.made.draft, reach, limit)
-            row.request.expectation.observe_cut(draft.tree.num_nodes, tokens, sum(reach))
-            row.request.send(draft)
-            if not draft.tree.num_nodes:
+            row.sent, tokens = likeliest(row.made.draft, reach, limit)
+            row.request.expectation.observe_cut(row.num_nodes, tokens, sum(reach))
+            if not row.num_nodes:
                 row.source = DRAFT_SOURCE_NOT_WORTH_IT
-            answers[id(row)] = draft
-            num_nodes += draft.tree.num_nodes
         now = time.monotonic()
         for row in rows:
-            draft = answers.get(id(row), EMPTY_DRAFT)
-            self.stats.count_row(row.request, row.source, draft.tree.num_nodes, now - received)
+            row.request.send(row.sent)
+            self.stats.count_row(row.request, row.source, row.num_nodes, now - received)
             if row.made is None:
                 row.request.expectation.observe_no_draft()
-                row.request.send(EMPTY_DRAFT)
-        busy = self._dispatcher.busy.seconds(now)
+        num_nodes, busy = sum([row.num_nodes for row in rows]), self._dispatcher.busy.seconds(now)
         self._sent = Sent(len(rows), num_nodes, waited, reading, busy)
-        self._verifying = [row.request for row in rows if row.request.length]
-        self._sent_at = now
+        self.pre_drafts.begin(self._sent, [row.request for row in rows if row.request.length])
         self._pushed.clear()
         self._step_id = step.step_id
-        messages = [
-            row_message(answers.get(id(row), EMPTY_DRAFT), row.source, self._takes_trees)
-            for row in rows
-        ]
         return StepDrafts(
-            step_id=step.step_id, rows=messages, num_silent_steps=self._num_silent_steps(rows)
+            step_id=step.step_id,
+            rows=[row_message(row.sent, row.source, self._takes_trees) for row in rows],
+            num_silent_steps=self._num_silent_steps(rows),
         )
 
     def _num_silent_steps(self, rows: Sequence[_Row]) -> int:
         """Return the number of next steps that the engine need not report."""
         most = self._hello.max_silent_steps
         is_known = all([row.source == DRAFT_SOURCE_NOT_WORTH_IT for row in rows])
-        if not most or not rows or not is_known or self._is_drafting():
+        if not most or not rows or not is_known or self.pre_drafts.is_drafting():
             return 0
         return min(self.planner.num_silent_steps([row.request for row in rows]), most)
-
-    def _is_drafting(self) -> bool:
-        """Return whether drafts for the coming steps are being made, or are worth making."""
-        if not self._verifying:
-            return False
-        if self.planner.is_patient or self._dispatcher.is_drafting_for(self._verifying):
-            return True
-        return bool(self._worth_ahead(time.monotonic()))
 
     def _reach(self, row: _Row) -> list[float]:
         """Return the reach of the nodes of a row's draft; 0 for nodes that cannot be sent."""
@@ -274,39 +231,6 @@ class Session:
         kept = best_chain(row.made.draft.tree, reach)
         return [value if node in kept else 0.0 for node, value in enumerate(reach)]
 
-    # ---- between steps
-
-    def ahead(self, now: float) -> Ahead | None:
-        """Return the pre-drafts for the likeliest outcomes of the running verification."""
-        chosen = self._worth_ahead(now)
-        if not chosen:
-            return None
-        costs = self.planner.costs
-        saved = sum([chance * costs.seconds(length, 1) for chance, _, _, length in chosen])
-        spent = costs.seconds(sum([length + 1 for *_, length in chosen]), len(chosen))
-        jobs = [self._job(one, tokens, length) for _, one, tokens, length in chosen]
-        if self.on_outcomes is not None:
-            jobs[-1].done.add_done_callback(lambda _: self._push())
-        return Ahead(jobs, saved / max(spent, 1e-9))
-
-    def _worth_ahead(self, now: float) -> list[tuple[float, EngineRequest, tuple[int, ...], int]]:
-        """Return the outcomes worth drafting for: probability, request, next tokens and length."""
-        sent, is_sent = self._sent, self._dispatcher.is_sent
-        if sent is None or not self._verifying:
-            return []
-        seconds = self.planner.verify_seconds(sent.num_rows, sent.num_requests)
-        left = max(self._sent_at + seconds - now, 0.0)
-        found: list[tuple[float, EngineRequest, tuple[int, ...]]] = []
-        for request in self._verifying:
-            found += [(chance, request, tokens) for chance, tokens in request.outcomes()]
-            if request.sent is EMPTY_DRAFT:  # the present prefix has no known continuations
-                found.append((request.expectation.at(1), request, ()))
-        found = [one for one in found if one[1].room_after(len(one[2])) and not is_sent(*one[1:])]
-        found = sorted(found, key=lambda one: one[0], reverse=True)[:_MAX_AHEAD]
-        rooms = [(chance, one, one.room_after(len(tokens))) for chance, one, tokens in found]
-        lengths = self.planner.lengths_ahead(rooms, left, sent.num_requests)
-        return [(*one, length) for one, length in zip(found, lengths, strict=True) if length]
-
     def _push(self) -> None:
         """Send the pre-drafts that have not been sent yet."""
         if self.on_outcomes is None:
@@ -314,3 +238,10 @@ class Session:
         table = outcome_table(self._step_id, self.requests.items(), self._pushed)
         if table.outcomes:
             self.on_outcomes(table)
+
+
+def _source(row: _Row, done: asyncio.Future[bool]) -> DraftSource:
+    """Return where a row's draft comes from that was waited for, or why there is none."""
+    if row.made is not None:
+        return DRAFT_SOURCE_REST if row.made.is_rest else DRAFT_SOURCE_FRESH
+    return DRAFT_SOURCE_FAILED if done.done() else DRAFT_SOURCE_LATE

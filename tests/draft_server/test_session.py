@@ -12,6 +12,7 @@ from diffuspec.adl.acceptance import SharedExpectation
 from diffuspec.adl.cost_model import DraftCosts
 from diffuspec.algorithm.outcomes import OutcomeModel
 from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.draft_server.planner import Planner, Sent
 from diffuspec.draft_server.request import EngineRequest
 from diffuspec.draft_server.service import DraftService
@@ -279,6 +280,13 @@ def test_a_chain_is_as_long_as_the_engine_takes():
     assert not any(row.parents for one in engine.answers for row in one.rows)
 
 
+def test_the_longest_draft_of_an_engine_is_no_longer_than_a_drafter_makes():
+    drafter, hello = TimedDrafter(right_and_sure), {"max_draft_tokens": MAX_DRAFT_TOKENS}
+    decode(drafter, 4, hello=hello, num_draft_tokens=MAX_DRAFT_TOKENS)
+    lengths = {request.num_draft_tokens for batch in drafter.batches for request in batch}
+    assert max(lengths) == MAX_DRAFT_TOKENS
+
+
 def test_an_engine_that_takes_trees_gets_parents():
     hello = {"form": DRAFT_FORM_TREE, "max_draft_tokens": 16}
     engine = decode(TimedDrafter(bushy), 6, {"a": [3, 4, 5]}, hello, row_seconds=0.0)
@@ -437,6 +445,31 @@ def test_a_token_id_outside_the_vocabulary_is_refused():
     run(TimedDrafter(right_and_sure), work)
 
 
+@pytest.mark.parametrize("num_silent_steps", [0, 16])
+@pytest.mark.parametrize("seconds", [5e-324, 1e308])
+def test_nothing_is_learnt_from_times_that_no_step_takes(seconds: float, num_silent_steps: int):
+    async def work(service: DraftService, session: Session) -> tuple[str, str]:
+        engine = FakeEngine(session, PROMPTS)
+        for _ in range(20):
+            await engine.step()
+        before = str(session.planner)
+        engine.report_times(seconds, seconds, num_silent_steps)
+        await engine.step()
+        return before, str(session.planner)
+
+    before, after = run(TimedDrafter(sometimes_right, 0.005), work, SILENT)
+    assert after == before
+
+
+def test_an_engine_without_requests_reports_steps_from_which_nothing_is_learnt():
+    async def work(service: DraftService, session: Session) -> None:
+        for step_id in (1, 2, 3):
+            step = EngineStep(step_id=step_id, verify_seconds=0.01, wait_seconds=0.001)
+            assert not (await session.step(step)).rows
+
+    run(TimedDrafter(right_and_sure), work)
+
+
 def test_tokens_that_the_drafter_does_not_know_are_not_drafted_for():
     async def work(service: DraftService, session: Session) -> None:
         row = {"token_ids": [3, FAKE_TARGET.vocab_size + 1, 4], "num_prompt_tokens": 2}
@@ -478,13 +511,13 @@ def test_tenants_with_more_work_than_time_draft_ahead_by_their_shares(
 
     async def decode_for(service: DraftService, tenant: str) -> None:
         session, _ = service.open(make_hello(tenant=tenant))
-        charge = session.charge
+        charge = session.pre_drafts.charge
 
         def count(seconds: float) -> None:
             used[tenant] += seconds
             charge(seconds)
 
-        monkeypatch.setattr(session, "charge", count)
+        monkeypatch.setattr(session.pre_drafts, "charge", count)
         await FakeEngine(session, {"a": [3, 4, 5]}, step_seconds=0.01).run(150)
         service.close(session)
 

@@ -90,6 +90,10 @@ class FakeEngine:
         del self.texts[name]
         self._ended.append(name)
 
+    def report_times(self, verify: float, wait: float, num_silent_steps: int) -> None:
+        """Report these with the next step, whatever it took."""
+        self._verify, self._wait, self._num_silent = verify, wait, num_silent_steps
+
     async def run(self, num_steps: int) -> None:
         for _ in range(num_steps):
             if self._num_left:

@@ -85,9 +85,10 @@ class DraftServicer(RoleServicer, draft_service_pb2_grpc.DraftServiceServicer):
         if hello.WhichOneof("message") != "hello":
             raise InvalidRequestError("the first message of an engine must be its hello")
         session, welcome = self._sessions.open(hello.hello)
+        stream = _Stream(self, session, context)
         try:
-            await context.write(ConnectResponse(welcome=welcome))
-            await _Stream(self, session, context).run(hello.hello.wants_outcomes)
+            await stream.write(ConnectResponse(welcome=welcome))
+            await stream.run(hello.hello.wants_outcomes)
         finally:
             self._sessions.close(session)
 
@@ -134,7 +135,7 @@ class _Stream:
             while (message := await self._servicer.read(self._context)) is not None:
                 if message.WhichOneof("message") != "step":
                     raise InvalidRequestError("a message after the hello must be a step")
-                await self._write(ConnectResponse(drafts=await self._session.step(message.step)))
+                await self.write(ConnectResponse(drafts=await self._session.step(message.step)))
                 self._session.draft_ahead()
         finally:
             self._session.on_outcomes = None
@@ -150,9 +151,9 @@ class _Stream:
 
     async def _push(self) -> None:
         while True:
-            await self._write(ConnectResponse(outcomes=await self._tables.get()))
+            await self.write(ConnectResponse(outcomes=await self._tables.get()))
 
-    async def _write(self, response: ConnectResponse) -> None:
+    async def write(self, response: ConnectResponse) -> None:
         async with self._writing:
             seconds = self._servicer.limits.max_stall_seconds
             await write_within(seconds, self._context, response)

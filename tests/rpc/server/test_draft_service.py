@@ -1,5 +1,6 @@
 """The draft service's stream: who is let in, and what ends it."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from diffuspec.core.errors import ConfigError
 from diffuspec.core.version import own_version
 from diffuspec.draft_server.service import DraftService
 from diffuspec.rpc.limits import RpcLimits
+from diffuspec.rpc.messages.status import TransportError
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.draft_service import DraftServicer
 from diffuspec.rpc.server.server import RoleServer
@@ -95,6 +97,24 @@ async def test_one_engine_too_many_is_refused(service, security):
             await talk(server.address, HELLO, token=security.token)
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "1 engines are connected, which is the limit" in str(caught.value.details())
+
+
+class Unread:
+    """The context of an engine that says hello and takes no message."""
+
+    async def read(self) -> ConnectRequest:
+        return HELLO
+
+    async def write(self, message: ConnectResponse) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_an_engine_that_does_not_take_its_welcome_leaves_room_for_others(service):
+    servicer = DraftServicer(service)
+    servicer.begin(RpcLimits(max_stall_seconds=0.05))
+    with pytest.raises(TransportError, match=r"no response taken in 0\.05 s"):
+        await servicer.Connect(None, Unread())
+    assert not service.sessions
 
 
 async def test_an_open_server_asks_for_no_token_on_a_socket_of_unix(service, tmp_path):

@@ -1,0 +1,103 @@
+"""Pre-drafts: what to draft for one engine while it verifies, before its verdicts are known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from diffuspec.core.types import EMPTY_DRAFT
+from diffuspec.draft_server.dispatcher import Ahead, Dispatcher, DraftJob
+from diffuspec.draft_server.planner import Planner, Sent
+from diffuspec.draft_server.request import EngineRequest
+from diffuspec.draft_server.tenants import Tenant
+
+_MAX_AHEAD = 64  # pre-drafts in one call
+
+
+class _Outcome(NamedTuple):
+    """A possible outcome of the running verification."""
+
+    probability: float
+    request: EngineRequest
+    tokens: tuple[int, ...]  # tokens that it commits
+
+
+class PreDrafts:
+    """Offers drafts for the likeliest outcomes of an engine's running verification."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        dispatcher: Dispatcher,
+        tenant: Tenant,
+        on_made: Callable[[], None],
+    ) -> None:
+        """`on_made` is called after each call of the drafter for this engine."""
+        self._planner, self._dispatcher, self._tenant = planner, dispatcher, tenant
+        self._on_made = on_made
+        self._sent: Sent | None = None
+        self._sent_at = 0.0
+        self._requests: Sequence[EngineRequest] = ()
+
+    def begin(self, sent: Sent, requests: Sequence[EngineRequest]) -> None:
+        """Offer drafts for these requests from now on, while the engine verifies what was sent."""
+        self._sent, self._sent_at, self._requests = sent, time.monotonic(), requests
+
+    def end(self) -> None:
+        """Offer nothing until the next verification."""
+        self._sent, self._requests = None, ()
+
+    def is_drafting(self) -> bool:
+        """Return whether drafts for the coming steps are being made, or are worth making."""
+        if not self._requests:
+            return False
+        if self._planner.is_patient or self._dispatcher.is_drafting_for(self._requests):
+            return True
+        return bool(self._worth_drafting(time.monotonic()))
+
+    # ---- see Customer
+
+    @property
+    def weight(self) -> float:
+        return self._tenant.weight
+
+    def charge(self, seconds: float) -> None:
+        self._tenant.charge(seconds)
+
+    def ahead(self, now: float) -> Ahead | None:
+        chosen = self._worth_drafting(now)
+        if not chosen:
+            return None
+        costs = self._planner.costs
+        saved = sum([one.probability * costs.seconds(length, 1) for one, length in chosen])
+        spent = costs.seconds(sum([length + 1 for _, length in chosen]), len(chosen))
+        jobs = [DraftJob.after(one.request, one.tokens, length) for one, length in chosen]
+        jobs[-1].done.add_done_callback(lambda _: self._on_made())
+        return Ahead(jobs, saved / max(spent, 1e-9))
+
+    def _worth_drafting(self, now: float) -> list[tuple[_Outcome, int]]:
+        """Return the outcomes that are worth a draft, with its length."""
+        sent = self._sent
+        if sent is None or not self._requests:
+            return []
+        seconds = self._planner.verify_seconds(sent.num_rows, sent.num_requests)
+        left = max(self._sent_at + seconds - now, 0.0)
+        found: list[_Outcome] = []
+        for request in self._requests:
+            found += [_Outcome(chance, request, tokens) for chance, tokens in request.outcomes()]
+            if request.sent is EMPTY_DRAFT:  # the present prefix has no known continuations
+                found.append(_Outcome(request.expectation.at(1), request, ()))
+        found = [one for one in found if self._can_draft(one)]
+        found = sorted(found, key=lambda one: one.probability, reverse=True)[:_MAX_AHEAD]
+        offers = [(one.probability, one.request, _room(one)) for one in found]
+        lengths = self._planner.lengths_ahead(offers, left, sent.num_requests)
+        return [(one, length) for one, length in zip(found, lengths, strict=True) if length]
+
+    def _can_draft(self, outcome: _Outcome) -> bool:
+        is_sent = self._dispatcher.is_sent(outcome.request, outcome.tokens)
+        return _room(outcome) > 0 and not is_sent
+
+
+def _room(outcome: _Outcome) -> int:
+    return outcome.request.room_after(len(outcome.tokens))
