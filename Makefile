@@ -31,10 +31,10 @@ help: ## Print this list
 
 setup: $(STAMP) ## Install diffuspec and everything it needs into .venv
 
-demo: $(STAMP) ## Plain, drafted and overlapped decoding side by side, on a Ray cluster of its own
+demo: $(STAMP) ## Plain, drafted and overlapped decoding side by side, on its own Ray cluster
 	$(BIN)/python -m deploy.demo $(ARGS)
 
-serve: $(STAMP) ## OpenAI's API on http://127.0.0.1:8000, by Ray Serve on a cluster of its own; Ctrl-C stops it
+serve: $(STAMP) ## OpenAI's API on http://127.0.0.1:8000, by Ray Serve on its own cluster; Ctrl-C stops it
 	$(BIN)/python -m deploy.serve $(ARGS)
 
 check: $(STAMP) ## Lint, and the tests that neither start processes nor take long; for every commit
