@@ -63,8 +63,11 @@ def load(path: Path, exact: bool = False) -> CausalTarget:
 
 
 async def verify_one(target: Verifier, request: VerifyRequest) -> Verdict:
-    [verdict] = await target.verify([request])
-    return verdict
+    """Verify a request, again while it is held because the masks of its grammar are not ready."""
+    while True:
+        [verdict] = await target.verify([request])
+        if not verdict.is_held:
+            return verdict
 
 
 async def decode(target: Verifier, sampling: SamplingParams, num_new: int = NUM_NEW) -> list[int]:

@@ -58,9 +58,11 @@ class Follower:
         return self.process.stdout.readline().strip()
 
     def close(self) -> None:
+        """Kill the process, and wait until its output ends: what was started only stands for it."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
+            self._process = None
 
 
 @dataclass

@@ -30,6 +30,7 @@ from tests.models.test_target import (
     SAMPLED,
     decode,
     request,
+    verify_one,
     with_wrong_branches,
 )
 from tests.support.models import make_model
@@ -101,12 +102,11 @@ async def test_ranks_mask_alike(qwen2: Ranks, alone: CausalTarget) -> None:
     prefix = list(PROMPT)
     while len(prefix) < len(truth):
         one = request(prefix, with_wrong_branches(truth[len(prefix) :], rng), STRUCTURED)
-        [verdict] = await qwen2.target.verify([one])
-        prefix += verdict.token_ids
+        prefix += (await verify_one(qwen2.target, one)).token_ids
     assert prefix[: len(truth)] == truth
     wrong = request([*PROMPT, 4], sampling=STRUCTURED)
     with pytest.raises(InvalidRequestError, match="the answer so far violates the form"):
-        await qwen2.target.verify([wrong])
+        await verify_one(qwen2.target, wrong)
     assert len(await qwen2.target.verify([request(PROMPT)])) == 1
 
 
