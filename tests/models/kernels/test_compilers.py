@@ -22,13 +22,14 @@ from diffuspec.models.kernels.products import MatrixProduct
 ROOT = Path(__file__).parents[3]
 SOURCES = ROOT / "diffuspec" / "models" / "kernels" / "cpu"
 FLAGS = "-O1", "-std=c++17", "-Wno-psabi", f"-I{SOURCES}"
-SHARED = ("level", "numbers", "tiles")
-QUANTIZED = ("bfloat16_products", "dynamic_products", "quantized_products")
-PRODUCTS = (
+NATIVE = Path(__file__).parent / "native"
+PROGRAMS = ("checksums", "products_of_stdin")
+KERNELS = (
+    *("level", "numbers", "tiles"),
     *("products", "plain_products", "dot_products", "narrow_products", "vector_products"),
-    *(*QUANTIZED, "tile_products"),
+    *("bfloat16_products", "dynamic_products", "quantized_products", "tile_products"),
+    *("attention", "block_sums", "columns", "elementwise", "tile_attention", "tile_sums"),
 )
-ATTENTION = ("attention", "block_sums", "columns", "elementwise", "tile_attention", "tile_sums")
 # What `native/checksums.cpp` writes on x86-64-v3, on x86-64-v4 and on aarch64.
 CHECKSUMS = """\
 norm a9deafc4a5b8596b
@@ -90,29 +91,37 @@ def toolchain(request: pytest.FixtureRequest) -> Toolchain:
     return found
 
 
-def compiled(toolchain: Toolchain, program: str, names: Sequence[str]) -> list[str]:
-    """Return the command that runs a program of `native`, with the kernels' files of some names.
+def compiled(toolchain: Toolchain, program: str) -> list[str]:
+    """Return the command that runs a program of `native` over the kernels.
 
-    Compiling takes ten seconds: what the same sources gave is kept in build.
+    Compiling takes half a minute: what the same sources gave is kept in build.
     """
-    files = [SOURCES / f"{name}.cpp" for name in (*names, *SHARED)]
-    files.append(Path(__file__).parent / "native" / f"{program}.cpp")
-    command = [toolchain.compiler, *FLAGS, *toolchain.options, *map(str, files)]
+    command = [toolchain.compiler, *FLAGS, *toolchain.options]
     version = [toolchain.compiler, "--version"]
     compiler = subprocess.run(version, stdout=subprocess.PIPE, check=True).stdout
-    read = [*sorted(SOURCES.iterdir()), *sorted(files[-1].parent.iterdir())]
+    read = [*sorted(SOURCES.iterdir()), *sorted(NATIVE.iterdir())]
     sources = b"".join(file.read_bytes() for file in read if file.is_file())
-    digest = hashlib.sha256(b"".join([compiler, *map(os.fsencode, command), sources]))
+    digest = hashlib.sha256(b"".join([compiler, *map(os.fsencode, command), sources])).hexdigest()
     folder = ROOT / "build" / toolchain.name
-    path = folder / f"{program}-{digest.hexdigest()[:16]}"
+    path = folder / digest[:16]
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob(f"{program}-*"):
-            old.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
         with tempfile.TemporaryDirectory(dir=folder) as new:  # whole, if it is there at all
-            subprocess.run([*command, "-o", f"{new}/program"], check=True)
-            os.replace(f"{new}/program", path)
-    return [*toolchain.emulator, str(path)]
+            _compile(command, Path(new))
+            os.rename(new, path)
+            Path(new).mkdir()
+    return [*toolchain.emulator, str(path / program)]
+
+
+def _compile(command: Sequence[str], folder: Path) -> None:
+    """Compile the kernels once, and both programs with them."""
+    kernels = [SOURCES / f"{name}.cpp" for name in KERNELS]
+    subprocess.run([*command, "-c", *map(str, kernels)], cwd=folder, check=True)
+    objects = [f"{name}.o" for name in KERNELS]
+    for program in PROGRAMS:
+        own = [str(NATIVE / f"{program}.cpp"), *objects]
+        subprocess.run([*command, *own, "-o", program], cwd=folder, check=True)
 
 
 def described(product: MatrixProduct, inputs: torch.Tensor) -> bytes:
@@ -150,7 +159,7 @@ def test_products_have_the_same_bits(toolchain: Toolchain) -> None:
                 inputs = torch.randn(num_rows, INPUTS, generator=random)
                 asked.append(described(product, inputs))
                 expected.append(product(inputs).numpy().tobytes())
-    command = compiled(toolchain, "products_of_stdin", PRODUCTS)
+    command = compiled(toolchain, "products_of_stdin")
     for level in toolchain.levels:
         found = subprocess.run(
             [*command, level], input=b"".join(asked), stdout=subprocess.PIPE, check=True
@@ -159,7 +168,7 @@ def test_products_have_the_same_bits(toolchain: Toolchain) -> None:
 
 
 def test_other_operations_have_the_same_bits(toolchain: Toolchain) -> None:
-    command = compiled(toolchain, "checksums", (*ATTENTION, *QUANTIZED))
+    command = compiled(toolchain, "checksums")
     for level in toolchain.levels:
         found = subprocess.run([*command, level], capture_output=True, text=True, check=True)
         assert found.stdout == CHECKSUMS, level
