@@ -3,7 +3,7 @@
 import importlib
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ def name(path: Path) -> str:
 everywhere = pytest.mark.parametrize("path", DOCUMENTS, ids=name)
 
 
-def current_code_spans(path: Path) -> list[str]:
+@cache
+def current_code_spans(path: Path) -> Sequence[str]:
     """Return the code spans of a document; of the changelog those that name what is there now."""
     if path.name != "CHANGELOG.md":
         return code_spans(path)
@@ -168,18 +169,21 @@ def options(command: Any) -> Iterator[str]:
 def entry_point(words: list[str]) -> tuple[Any, list[str]]:
     """Return the command that a command line starts and its arguments; None: not one of ours."""
     if words[0] == "diffuspec":
-        from diffuspec.cli.app import app
         from diffuspec.cli.cluster import MODULES
 
         for name, module in MODULES.items():
             below = name.split()
             if words[1 : 1 + len(below)] == below:
-                found = typer.main.get_command(importlib.import_module(module).app)
-                return found, words[1 + len(below) :]
-        return typer.main.get_command(app), words[1:]
+                return command_of(module), words[1 + len(below) :]
+        return command_of("diffuspec.cli.app"), words[1:]
     if words[:2] == ["python", "-m"] and words[2].partition(".")[0] in TOP_LEVEL:
-        return typer.main.get_command(importlib.import_module(words[2]).app), words[3:]
+        return command_of(words[2]), words[3:]
     return None, []
+
+
+@cache
+def command_of(module: str) -> Any:
+    return typer.main.get_command(importlib.import_module(module).app)
 
 
 def test_every_folder_of_code_has_its_place_in_the_tree_of_the_architecture() -> None:

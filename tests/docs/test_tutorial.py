@@ -3,9 +3,9 @@
 import pytest
 
 from diffuspec.engine import Engine
-from diffuspec.pairs.tiny import tiny_config
 from diffuspec.serve.settings import ServeSettings
 from tests.support.documents import ROOT, Block, blocks
+from tests.support.engines import short_tiny_config
 from tests.support.service import serving
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
@@ -23,7 +23,7 @@ def test_its_script_prints_a_line_for_each_prompt_as_shown(texts, tmp_path, monk
     prompts, shown = texts[-2].text, texts[-1].text.splitlines()
     (tmp_path / "prompts.txt").write_text(prompts)
     monkeypatch.chdir(tmp_path)
-    with serving(lambda: Engine.from_config(tiny_config()), ServeSettings()) as service:
+    with serving(lambda: Engine.from_config(short_tiny_config()), ServeSettings()) as service:
         exec(
             compile(script.replace("http://127.0.0.1:8000", service.url), "compare.py", "exec"), {}
         )

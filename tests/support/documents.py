@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +37,8 @@ class Block:
         return f"{self.path.name}:{self.line}"
 
 
-def blocks(path: Path) -> list[Block]:
+@cache
+def blocks(path: Path) -> Sequence[Block]:
     """Return the fenced blocks of a document in order."""
     text = path.read_text(encoding="utf-8")
     found = []
@@ -47,12 +50,14 @@ def blocks(path: Path) -> list[Block]:
     return found
 
 
+@cache
 def prose(path: Path) -> str:
     """Return a document without its fenced blocks."""
     return _FENCE.sub("", path.read_text(encoding="utf-8"))
 
 
-def code_spans(path: Path) -> list[str]:
+@cache
+def code_spans(path: Path) -> Sequence[str]:
     """Return what stands between backticks outside of fenced blocks."""
     return _SPAN.findall(prose(path))
 
