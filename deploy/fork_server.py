@@ -30,9 +30,11 @@ from typing import Any, NoReturn
 
 from deploy.forked import SERVER_VARIABLE, Program, receive_program
 
-# Ray is missing because it reads its settings on import and keeps threads.
+# Ray is missing because it reads its settings on import and keeps threads; pyarrow and pydantic.v1
+# are what it imports.
 LIBRARIES = (
     *("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto"),
+    *("transformers.models.qwen2.modeling_qwen2", "pyarrow", "pydantic.v1"),
     *("fastapi", "grpc.aio", "uvicorn", "uvloop"),
     *("click", "jsonschema", "msgpack", "opentelemetry.sdk.trace", "requests"),
 )
