@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import ray
-from ray._private import utils
+from ray._private import ray_constants, services, utils
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
 from deploy import forked
 from deploy.proxy import CALLBACK, CALLBACK_VARIABLE
+from tests.support import ray_agent
 from tests.support.ports import free_port
 
 NODE: dict[str, Any] = {
@@ -22,6 +24,14 @@ NODE: dict[str, Any] = {
     "object_store_memory": 100 * 2**20,
     "setup_worker_path": forked.__file__,  # workers are forked
 }
+_PYTHON_OF = "_build_python_executable_command_memory_profileable"
+
+
+def _python_of(component: str, *_: object, **__: object) -> list[str]:
+    """Return what comes before a program of Ray's on its command line."""
+    if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT:
+        return [sys.executable, "-S", ray_agent.__file__]
+    return [sys.executable, "-u"]
 
 
 @contextlib.contextmanager
@@ -62,8 +72,7 @@ def local_cluster(dashboard_port: int | None = None) -> Iterator[Cluster]:
                 head["dashboard_port"] = dashboard_port
                 head["dashboard_agent_listen_port"] = free_port()  # Ray's own is the same for all
             cluster = Cluster(initialize_head=True, head_node_args=head)
-        # Agents of further nodes measure nothing, as where Ray is installed without its dashboard.
-        patch.setattr(utils, "get_dashboard_dependency_error", ImportError)
+        patch.setattr(services, _PYTHON_OF, _python_of)  # for further nodes
         stack.callback(cluster.shutdown)
         if dashboard_port is None:
             ray.init(address=cluster.address, log_to_driver=False)
