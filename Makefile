@@ -16,9 +16,9 @@ unexport PYTHONDONTWRITEBYTECODE  # else every process of every cluster compiles
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
-# Four at a time keep two cores busy, for many tests wait for processes. A file stays in one place;
+# Three at a time keep two cores busy, for many tests wait for processes. A file stays in one place;
 # tests/conftest.py puts the longest first.
-PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # What a release needs, without all that diffuspec itself does.
 TOOLS := $(PYTHON) -m venv build/tools && build/tools/bin/python -m pip --disable-pip-version-check install --quiet

@@ -28,9 +28,12 @@ async def idle_status(pipeline: Pipeline) -> ServiceStatus:
 
 
 def tiny_pipeline(engine: dict[str, Any] | None = None, **sections: Any) -> PipelineConfig:
-    """Return the embedded pair's pipeline on CPUs, two requests at a time."""
-    given = {"preset": "tiny", "target": {**CPU, "max_sequences": 2}, "drafter": CPU}
-    return parse_pipeline({"engine": {**given, **(engine or {})}, **sections})
+    """Return the embedded pair's pipeline on CPUs, small and soon ready."""
+    given = {"preset": "tiny", "drafter": CPU, **(engine or {})}
+    target = {**CPU, "max_sequences": 2, "max_model_len": 512, **given.get("target", {})}
+    coordinator = {"profile_seconds": 0, **given.get("coordinator", {})}
+    given |= {"target": target, "coordinator": coordinator}
+    return parse_pipeline({"engine": given, **sections})
 
 
 def make_certificates(folder: Path) -> dict[str, Path]:

@@ -85,7 +85,8 @@ def nodes(cluster: Cluster) -> Iterator[dict[str, RayNode]]:
 
 
 def make_config(engine: dict[str, Any] | None = None, **sections: Any) -> PipelineConfig:
-    return tiny_pipeline(engine, placement=PLACEMENT, deadlines=DEADLINES, **sections)
+    given = {"coordinator": {"profile_seconds": 0.5}, **(engine or {})}
+    return tiny_pipeline(given, placement=PLACEMENT, deadlines=DEADLINES, **sections)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from deploy.forked import forked
 from diffuspec.data_parallel import member, process
 from diffuspec.data_parallel.engine import DataParallelEngine
 from diffuspec.engine import Engine
-from diffuspec.pairs.tiny import tiny_config
+from tests.support.engines import short_tiny_config
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -22,12 +22,12 @@ def forked_processes() -> Iterator[None]:
 
 @pytest.fixture(scope="package")
 def engines(forked_processes: None) -> Iterator[DataParallelEngine]:
-    config = tiny_config().model_copy(update={"data_parallel_size": 2})
+    config = short_tiny_config().model_copy(update={"data_parallel_size": 2})
     with DataParallelEngine.from_config(config, num_threads=1) as engines:
         yield engines
 
 
 @pytest.fixture(scope="package")
 def one() -> Iterator[Engine]:
-    with Engine.from_config(tiny_config()) as engine:
+    with Engine.from_config(short_tiny_config()) as engine:
         yield engine

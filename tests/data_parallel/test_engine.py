@@ -22,7 +22,7 @@ from diffuspec.core.types import RequestOutput
 from diffuspec.data_parallel.engine import DataParallelEngine
 from diffuspec.engine import Engine
 from diffuspec.pairs import parse_config
-from diffuspec.pairs.tiny import tiny_config
+from tests.support.engines import short_tiny_config
 from tests.support.held_restarts import held_restarts
 
 pytestmark = pytest.mark.process
@@ -55,9 +55,9 @@ def test_answers_are_those_of_one_engine(engines, one, sampling):
         assert replace(mine, steps=()) == replace(other, steps=())
 
 
-def test_both_engines_take_part(engines):
+def test_both_engines_take_part(engines, one):
     before = [member.cpu_seconds() for member in engines._members.values()]
-    assert len(before) == 2 and engines.info.max_sequences == 2 * tiny_config().target.max_sequences
+    assert len(before) == 2 and engines.info.max_sequences == 2 * one.info.max_sequences
 
     async def ask() -> list[int]:
         streams = [engines.stream(prompt, LONG) for prompt in PROMPTS]
@@ -269,7 +269,7 @@ def test_a_stop_lets_answers_finish_and_refuses_others(engines):
 
 
 def test_a_process_ends_with_its_connection():
-    engines = DataParallelEngine.from_config(tiny_config(), num_threads=1)
+    engines = DataParallelEngine.from_config(short_tiny_config(), num_threads=1)
     [process] = [member.process for member in engines._members.values()]
     process.socket.close()  # as when this process is killed
     assert process.wait() == "ended with code 0"

@@ -17,7 +17,7 @@ from tests.support.ports import free_port
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
-PIPELINE = "engine: {preset: tiny, target: {device: cpu}, drafter: null}\n"
+PIPELINE = "engine: {preset: tiny, target: {device: cpu, max_model_len: 512}, drafter: null}\n"
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 

@@ -32,7 +32,7 @@ DRAFTED = SpeculationParams(policy="fixed", num_draft_tokens=8)
 CONFIG = """
 engine:
   preset: tiny
-  target: {device: cpu, max_sequences: 2}
+  target: {device: cpu, max_sequences: 2, max_model_len: 512}
   drafter: {device: cpu}
   drafters: {lookup: {kind: pld}, recycling: {kind: token_recycling}}
 deadlines: {start_seconds: 60, drain_seconds: 5}

@@ -10,7 +10,7 @@ from tests.deploy.test_grpc import Role
 pytestmark = pytest.mark.process
 
 CONFIG = """
-engine: {preset: tiny, target: {device: cpu, max_sequences: 2}}
+engine: {preset: tiny, target: {device: cpu, max_sequences: 2, max_model_len: 512}}
 placement: {verifier: {tensor_parallel: 2}}
 deadlines: {start_seconds: 900}
 """

@@ -44,13 +44,15 @@ STORIES = [
     [{"role": "user", "content": f"Tell me a short story about {one} and a ring in a forest."}]
     for one in ("an owl named Rex", "a fox named Ada", "a bear named Tom", "a cat named Eva")
 ]
-SAMPLED = SamplingParams(max_tokens=160, ignore_eos=True, temperature=1.0, seed=1694)
-LONG: Any = {"max_tokens": 160, "temperature": 1.0, "seed": 1694}
+LONG_TOKENS = 96
+SAMPLED = SamplingParams(max_tokens=LONG_TOKENS, ignore_eos=True, temperature=1.0, seed=1694)
+LONG: Any = {"max_tokens": LONG_TOKENS, "temperature": 1.0, "seed": 1694}
 LONG |= {"extra_body": {"ignore_eos": True}}
 ENGINE = {
-    "target": {"device": "cpu", "max_sequences": 4},
+    "target": {"device": "cpu", "max_sequences": 4, "max_model_len": 512},
     "drafter": {"kind": "pld"},
     "drafters": {"answers": {"kind": "samd"}},
+    "coordinator": {"profile_seconds": 0},
     "speculation": {"policy": "off"},
 }
 PLACEMENT = {"coordinator": {"num_cpus": 0.1}, "verifier": {"num_cpus": 0.1}}
@@ -142,11 +144,11 @@ async def test_answers_of_all_apis_are_those_of_the_library(app, client, expecte
     assert whole.choices[0].message.content == streamed == expected(MESSAGES)
     sampling = {"temperature": 1.0, "seed": 1694, "ignore_eos": True}
     answer = await client.responses.create(
-        model="tiny", input=MESSAGES, max_output_tokens=160, extra_body=sampling
+        model="tiny", input=MESSAGES, max_output_tokens=LONG_TOKENS, extra_body=sampling
     )
     assert answer.output_text == expected(MESSAGES)
     async with AsyncAnthropic(base_url=app.url, api_key="none", max_retries=0) as other:
-        asked = {"messages": MESSAGES, "max_tokens": 160, "extra_body": sampling}
+        asked = {"messages": MESSAGES, "max_tokens": LONG_TOKENS, "extra_body": sampling}
         async with other.messages.stream(model="tiny", **asked) as stream:
             assert await stream.get_final_text() == expected(MESSAGES)
         with pytest.raises(anthropic.NotFoundError):

@@ -19,6 +19,7 @@ from deploy.processes import listeners, raylet_of, workers_of
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
+TARGET = {"device": "cpu", "max_model_len": 512}
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -63,7 +64,7 @@ def kinds_below(raylet: psutil.Process | None) -> set[Kind]:
 )
 def test_it_answers_until_it_is_interrupted_and_leaves_nothing():
     pipeline = {
-        "engine": {"preset": "tiny", "target": {"device": "cpu"}, "drafter": None},
+        "engine": {"preset": "tiny", "target": TARGET, "drafter": None},
         "placement": {"coordinator": {"num_cpus": 0.25}, "verifier": {"num_cpus": 0.25}},
     }
     data = yaml.safe_load((ROOT / "deploy" / "serve.yaml").read_text())

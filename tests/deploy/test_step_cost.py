@@ -8,7 +8,7 @@ from deploy.step_cost import cost_table, step_cost
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import StepStats
 from diffuspec.engine import Engine
-from diffuspec.pairs.tiny import tiny_config
+from tests.support.engines import short_tiny_config
 
 
 def steps(*more_ms: float) -> list[StepStats]:
@@ -61,7 +61,7 @@ SAMPLING = SamplingParams(max_tokens=12)
 
 
 async def test_rested_roles_give_the_same_answer_and_sleep_while_the_other_works():
-    with Engine.from_config(tiny_config()) as engine:
+    with Engine.from_config(short_tiny_config()) as engine:
         async with rested(engine) as resting:
             answer = await resting.complete("Once upon a time", SAMPLING)
         expected = await engine.complete("Once upon a time", SAMPLING)

@@ -9,9 +9,9 @@ from httpx2 import AsyncClient
 from openai import OpenAI
 
 from diffuspec.engine import Engine
-from diffuspec.pairs.tiny import tiny_config
 from diffuspec.serve.settings import ServeSettings
 from tests.support.browser import CHROMIUM, Page, open_page
+from tests.support.engines import short_tiny_config
 from tests.support.service import (
     ScriptedService,
     Service,
@@ -24,7 +24,7 @@ from tests.support.service import (
 
 @pytest.fixture(scope="session")
 def service() -> Iterator[Service]:
-    with serving(lambda: Engine.from_config(tiny_config()), ServeSettings()) as service:
+    with serving(lambda: Engine.from_config(short_tiny_config()), ServeSettings()) as service:
         yield service
 
 

@@ -16,8 +16,8 @@ from diffuspec.core.params import SamplingParams
 from diffuspec.data_parallel import process
 from diffuspec.data_parallel.engine import DataParallelEngine
 from diffuspec.engine import Engine
-from diffuspec.pairs.tiny import tiny_config
 from diffuspec.serve.settings import ServeSettings
+from tests.support.engines import short_tiny_config
 from tests.support.held_restarts import held_restarts
 from tests.support.service import Service, events, serving
 
@@ -29,7 +29,7 @@ ASKED = {"prompt": "Hi", "max_tokens": 200, "ignore_eos": True, "stream": True, 
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    config = tiny_config().model_copy(update={"data_parallel_size": 2})
+    config = short_tiny_config().model_copy(update={"data_parallel_size": 2})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "PYTHON", tuple(forked()))
         with serving(lambda: DataParallelEngine.from_config(config, 1), ServeSettings()) as found:
@@ -56,7 +56,7 @@ def test_a_stream_goes_on_while_its_process_is_replaced(service: Service):
         busy.process.kill()
         text += "".join(lines)
         assert httpx2.get(f"{service.url}/ready").json()["status"] == "degraded"
-    with Engine.from_config(tiny_config()) as engine:
+    with Engine.from_config(short_tiny_config()) as engine:
         [right] = engine.generate(["Hi"], SamplingParams(max_tokens=200, ignore_eos=True))
     assert text_of(text) == right.text
     metrics = httpx2.get(f"{service.url}/metrics").text

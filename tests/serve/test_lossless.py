@@ -13,7 +13,8 @@ from openai import OpenAI
 from diffuspec.completion import Completion
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.engine import Engine
-from diffuspec.pairs.tiny import QUESTIONS, tiny_config
+from diffuspec.pairs.tiny import QUESTIONS
+from tests.support.engines import short_tiny_config
 from tests.support.service import MODEL
 
 NUM_TOKENS = 32
@@ -45,7 +46,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.no_cover]
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Plain]:
     """Answer a question in the library, once with the same parameters."""
-    with Engine.from_config(tiny_config(drafter=None)) as engine:
+    with Engine.from_config(short_tiny_config(drafter=None)) as engine:
         yield cache(lambda number, params: engine.generate([question(number)], params, OFF)[0])
 
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from diffuspec.core.config import EngineConfig
 from diffuspec.core.params import SamplingParams
 from diffuspec.engine import Engine
 from diffuspec.pairs import parse_config
+from diffuspec.pairs.tiny import TARGET, tiny_config
 from tests.support.checkpoints import byte_tokenizer
 
 PROMPT = "The quick brown fox"
 SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
 FOREVER = SamplingParams(max_tokens=400, ignore_eos=True)
 MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def short_tiny_config(**overrides: object) -> EngineConfig:
+    """Return the embedded pair's configuration, with a cache of 100 MB to clear, not of 400."""
+    return tiny_config(target={"path": TARGET, "max_model_len": 512}, **overrides)
 
 
 def make_engine(target: Path, drafter: Path | None = None, **sections: object) -> Engine:
