@@ -1,4 +1,4 @@
-"""Decoder layers of the Llama family as one operation, using `MatrixProduct`s."""
+"""Decoder layers of the Llama family as one operation, using `CpuProduct`s."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diffuspec.models.kernels import operations
-from diffuspec.models.kernels.products import Matrix, MatrixProduct
+from diffuspec.models.kernels.products import CpuProduct, Matrix
 from diffuspec.models.kernels.visible_columns import VisibleColumns
 
 if operations.is_available:
@@ -93,10 +93,10 @@ class AttentionPieces:
 class Products(NamedTuple):
     """The products of a layer."""
 
-    qkv: MatrixProduct
-    output: MatrixProduct
-    gate_up: MatrixProduct
-    down: MatrixProduct
+    qkv: CpuProduct
+    output: CpuProduct
+    gate_up: CpuProduct
+    down: CpuProduct
 
 
 class Norms(NamedTuple):

@@ -18,7 +18,7 @@ number: good enough for drafts, which change no token.
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -65,8 +65,47 @@ class Int8Matrix(NamedTuple):
     scales: Tensor  # float32, [outputs]
 
 
-class MatrixProduct:
+class Product(Protocol):
     """inputs * weight^T + bias, where the weight is [outputs, inputs]."""
+
+    num_outputs: int
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight in torch's layout, [outputs, inputs]. Slow: it is unpacked."""
+        ...
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Return the outputs, [..., outputs], of inputs [..., inputs]."""
+        ...
+
+
+class CpuProduct:
+    """A `Product` computed by the compiled kernel, which reads what a `Matrix` points to."""
+
+    def __init__(self, matrix: Matrix, dtype: torch.dtype) -> None:
+        """dtype: of inputs and outputs."""
+        self.matrix, self._type = matrix, dtype
+        self.num_outputs, self._num_inputs = matrix.num_outputs, matrix.num_inputs
+        self._address = ctypes.addressof(matrix)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        assert inputs.dtype == self._type, f"a product in {self._type} of {inputs.dtype}"
+        inputs = inputs.contiguous()
+        outputs = inputs.new_empty(*inputs.shape[:-1], self.num_outputs)
+        _cpu.multiply(
+            operations.TYPES[self._type],
+            torch.get_num_threads(),
+            self._address,
+            inputs.data_ptr(),
+            outputs.data_ptr(),
+            inputs.numel() // self._num_inputs,
+        )
+        return outputs
+
+
+class MatrixProduct(CpuProduct):
+    """A product whose weight is packed for the instructions in use."""
 
     def __init__(
         self,
@@ -83,13 +122,11 @@ class MatrixProduct:
         if allow_int8 and isinstance(weight, Tensor):
             dtype, weight = dtype or weight.dtype, _to_int8(weight)
         stored, scales = weight if isinstance(weight, Int8Matrix) else (weight, None)
-        self._type = dtype or stored.dtype
-        self.num_outputs, self._num_inputs = stored.shape
-        self._layout = _Tiles if self._type == torch.bfloat16 and has_tiles() else _Vectors
-        padding = -self.num_outputs % self._layout.block
-        self._biases = torch.zeros(self.num_outputs + padding)
-        if bias is not None:
-            self._biases[: self.num_outputs] = bias
+        dtype = dtype or stored.dtype
+        num_outputs, num_inputs = stored.shape
+        self._layout = _Tiles if dtype == torch.bfloat16 and has_tiles() else _Vectors
+        padding = -num_outputs % self._layout.block
+        self._biases = padded_biases(bias, num_outputs + padding)
         self._scales: Tensor | None = None
         self._offsets: Tensor | None = None
         if scales is not None:
@@ -98,21 +135,21 @@ class MatrixProduct:
                 self._offsets = pad(-128 * stored.sum(dim=1, dtype=torch.int32), (0, padding))
         elif stored.dtype == torch.float32:
             stored = _in_16_bits(stored)
-        self._weights = self._packed(stored)
-        self.matrix = Matrix(
+        self._weights = self._packed(stored, dtype)
+        matrix = Matrix(
             self._weights.data_ptr(),
             None if self._scales is None else self._scales.data_ptr(),
             self._biases.data_ptr(),
             None if self._offsets is None else self._offsets.data_ptr(),
-            self._num_inputs,
-            self.num_outputs,
+            num_inputs,
+            num_outputs,
             operations.TYPES.get(stored.dtype, 0),
         )
-        self._address = ctypes.addressof(self.matrix)
+        super().__init__(matrix, dtype)
 
-    def _packed(self, weight: Tensor) -> Tensor:
+    def _packed(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a weight in the layout, packed in parts to avoid a second copy in memory."""
-        takes_pairs = self._type == torch.bfloat16 and (has_tiles() or has_bfloat16_vectors())
+        takes_pairs = dtype == torch.bfloat16 and (has_tiles() or has_bfloat16_vectors())
         input_size = 1 if self._scales is not None else 2 if takes_pairs else 4
         block, starts = self._layout.block, range(0, max(1, len(weight)), _PART)
         shape = self._layout.pack(weight[:1], input_size).shape
@@ -133,20 +170,13 @@ class MatrixProduct:
         rows = self._layout.unpack(self._weights, outputs)[:, : self._num_inputs]
         return rows if self._scales is None else rows * self._scales[outputs, None]
 
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """Return the outputs, [..., outputs], of inputs [..., inputs]."""
-        assert inputs.dtype == self._type, f"a product in {self._type} of {inputs.dtype}"
-        inputs = inputs.contiguous()
-        outputs = inputs.new_empty(*inputs.shape[:-1], self.num_outputs)
-        _cpu.multiply(
-            operations.TYPES[self._type],
-            torch.get_num_threads(),
-            self._address,
-            inputs.data_ptr(),
-            outputs.data_ptr(),
-            inputs.numel() // self._num_inputs,
-        )
-        return outputs
+
+def padded_biases(bias: Tensor | None, size: int) -> Tensor:
+    """Return `size` float32 numbers: the biases, and zeros."""
+    biases = torch.zeros(size)
+    if bias is not None:
+        biases[: len(bias)] = bias
+    return biases
 
 
 def _in_16_bits(weight: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from diffuspec.models.kernels import huge_pages, operations
-from diffuspec.models.kernels.products import Matrix, MatrixProduct
+from diffuspec.models.kernels.products import CpuProduct, Matrix, padded_biases
 
 MAX_GROUP = 256  # inputs in a group, at most
 _BLOCK = 64  # outputs computed together
@@ -94,10 +94,6 @@ class QuantizedMatrix:
         fields = _words(groups.numbers, self.layout.bits), *groups[1:]
         return [None if field is None else _in_blocks(field) for field in fields]
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(field.nbytes for field in self._fields if field is not None)
-
     def structure(self, first_output: int) -> _Part:
         """Return the matrix's addresses, as a part of a larger one with other outputs before it."""
         layout = self.layout
@@ -131,8 +127,8 @@ class QuantizedMatrix:
         return torch.addcmul(offsets[:, :, None], parts, scales).flatten(1)
 
 
-class QuantizedProduct(MatrixProduct):
-    """inputs * weight^T + bias, where the weight is one or more matrices, one after another."""
+class QuantizedProduct(CpuProduct):
+    """A product whose weight is one or more matrices, one after another."""
 
     def __init__(
         self,
@@ -142,13 +138,9 @@ class QuantizedProduct(MatrixProduct):
         quantize_activations: bool = False,
     ) -> None:
         """quantize_activations: round inputs to 8 bits: see cpu/dynamic_products.h."""
-        self.matrices, self.bias = list(matrices), bias
-        self._type = dtype
-        self._num_inputs = matrices[0].num_inputs
-        self.num_outputs = sum(matrix.num_outputs for matrix in matrices)
-        self._biases = torch.zeros(self.num_outputs + _BLOCK)
-        if bias is not None:
-            self._biases[: self.num_outputs] = bias
+        self._matrices = list(matrices)
+        num_outputs = sum(matrix.num_outputs for matrix in matrices)
+        self._biases = padded_biases(bias, num_outputs + _BLOCK)
         parts, first = [], 0
         for matrix in matrices:
             part = matrix.structure(first)
@@ -156,20 +148,19 @@ class QuantizedProduct(MatrixProduct):
             parts.append(part)
             first += matrix.num_outputs
         self._parts = (_Part * len(parts))(*parts)
-        self.matrix = Matrix(
+        whole = Matrix(
             biases=self._biases.data_ptr(),
-            num_inputs=self._num_inputs,
-            num_outputs=self.num_outputs,
+            num_inputs=matrices[0].num_inputs,
+            num_outputs=num_outputs,
             num_parts=len(parts),
             parts=ctypes.addressof(self._parts),
         )
-        self._address = ctypes.addressof(self.matrix)
+        super().__init__(whole, dtype)
 
     @property
     def weight(self) -> Tensor:
         """The weight in torch's layout, [outputs, inputs]. Slow: it is unpacked."""
-        matrices = self.matrices
-        rows = [matrix.rows(torch.arange(matrix.num_outputs)) for matrix in matrices]
+        rows = [matrix.rows(torch.arange(matrix.num_outputs)) for matrix in self._matrices]
         return torch.cat(rows).to(self._type)
 
 

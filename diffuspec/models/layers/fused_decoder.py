@@ -30,6 +30,7 @@ from diffuspec.models.kernels.decoder import (
     Norms,
     Products,
 )
+from diffuspec.models.kernels.products import CpuProduct
 from diffuspec.models.layers.linear import FusedNorm, KernelLinear, Sibling
 
 _FAMILIES = frozenset(
@@ -101,7 +102,8 @@ class FusedDecoderLayer(nn.Module):
     def _parts(self) -> LayerWeights | None:
         """Return the parts of the layer if all of its products are our own."""
         layers = self._qkv, self.self_attn.o_proj, self._gate_up, self.mlp.down_proj
-        own = [layer.product for layer in layers if isinstance(layer, KernelLinear)]
+        products = [layer.product for layer in layers if isinstance(layer, KernelLinear)]
+        own = [product for product in products if isinstance(product, CpuProduct)]
         if len(own) < len(layers):
             return None
         first, last = self.input_layernorm, self.post_attention_layernorm

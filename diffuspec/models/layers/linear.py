@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from diffuspec.models.kernels import operations
-from diffuspec.models.kernels.products import MatrixProduct
-from diffuspec.models.layers.gpu_linear import CublasLinear, GpuQuantizedLinear
+from diffuspec.models.kernels.products import MatrixProduct, Product
+from diffuspec.models.layers.cublas_linear import CublasLinear
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -68,7 +68,7 @@ class KernelLinear(nn.Module):
 
     is_exact = True
 
-    def __init__(self, product: MatrixProduct) -> None:
+    def __init__(self, product: Product) -> None:
         super().__init__()
         self.product = product
 
@@ -81,7 +81,7 @@ class KernelLinear(nn.Module):
         return self.product(inputs)
 
 
-AnyLinear: TypeAlias = KernelLinear | CublasLinear | GpuQuantizedLinear
+AnyLinear: TypeAlias = KernelLinear | CublasLinear
 
 
 def fastest_linear(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,11 @@ from diffuspec.models.kernels.products import Int8Matrix, MatrixProduct
 from diffuspec.models.kernels.quantized import Groups, Layout, QuantizedMatrix, QuantizedProduct
 from diffuspec.models.kernels.triton import matrix as on_gpu
 from diffuspec.models.kernels.triton.matrix import GpuMatrix
-from diffuspec.models.layers.gpu_linear import CublasLinear, GpuQuantizedLinear
+from diffuspec.models.layers.cublas_linear import CublasLinear
 from diffuspec.models.layers.linear import AnyLinear, KernelLinear, fastest_linear
+
+if TYPE_CHECKING:
+    from diffuspec.models.kernels.triton.products import Int8Product
 
 _CPU = torch.device("cpu")
 AnyQuantized: TypeAlias = QuantizedMatrix | GpuMatrix
@@ -59,13 +62,13 @@ def linear_of(
         return KernelLinear(QuantizedProduct(quantized, bias, dtype, quantize_activations))
     on_gpu = [one for one in matrices if isinstance(one, GpuMatrix)]
     if on_gpu:
-        return GpuQuantizedLinear.of_groups(on_gpu, bias, dtype)
+        from diffuspec.models.kernels.triton.products import GroupsProduct  # imports Triton
+
+        return KernelLinear(GroupsProduct(on_gpu, bias, dtype))
     rounded = [one for one in matrices if isinstance(one, Int8Matrix)]
     if rounded:
         whole = Int8Matrix(*(_joined(parts) for parts in zip(*rounded, strict=True)))
-        if whole.numbers.is_cuda:
-            return GpuQuantizedLinear.of_int8(whole, bias, dtype)
-        return KernelLinear(MatrixProduct(whole, bias, dtype=dtype))
+        return KernelLinear(_int8_product(whole, bias, dtype))
     weight = _joined([one for one in matrices if isinstance(one, Tensor)])
     if dtype == torch.float32 and weight.itemsize == 2 and not weight.is_cuda:
         return KernelLinear(MatrixProduct(weight, bias, dtype=dtype))
@@ -117,18 +120,20 @@ def embedding_of(
         return StoredEmbedding(matrix, dtype, matrix.device)
     if isinstance(matrix, QuantizedMatrix):
         return StoredEmbedding(matrix, dtype, _CPU)
-    if isinstance(head, KernelLinear):
+    if isinstance(head, KernelLinear) and isinstance(head.product, MatrixProduct):
         return StoredEmbedding(head.product, dtype, _CPU)
     if isinstance(head, CublasLinear):
         return StoredEmbedding(head.weight, dtype, head.weight.device)
     if isinstance(matrix, Int8Matrix):
-        return _embedding_of_int8(matrix, dtype)
+        return StoredEmbedding(_int8_product(matrix, None, dtype), dtype, matrix.numbers.device)
     return StoredEmbedding(matrix if matrix.is_cuda else matrix.clone(), dtype, matrix.device)
 
 
-def _embedding_of_int8(matrix: Int8Matrix, dtype: torch.dtype) -> StoredEmbedding:
+def _int8_product(
+    matrix: Int8Matrix, bias: Tensor | None, dtype: torch.dtype
+) -> MatrixProduct | Int8Product:
     if matrix.numbers.is_cuda:
         from diffuspec.models.kernels.triton.products import Int8Product  # imports Triton
 
-        return StoredEmbedding(Int8Product(matrix, None, dtype), dtype, matrix.numbers.device)
-    return StoredEmbedding(MatrixProduct(matrix, None, dtype=dtype), dtype, _CPU)
+        return Int8Product(matrix, bias, dtype)
+    return MatrixProduct(matrix, bias, dtype=dtype)

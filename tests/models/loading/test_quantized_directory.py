@@ -21,6 +21,7 @@ from diffuspec.core.types import DraftRequest
 from diffuspec.models.autoregressive import AutoregressiveDrafter
 from diffuspec.models.diffusion import DiffusionDrafter
 from diffuspec.models.kernels import operations
+from diffuspec.models.kernels.products import MatrixProduct
 from diffuspec.models.layers.linear import KernelLinear
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.loading.stored_model import check_can_stay_quantized, empty_model
@@ -57,7 +58,8 @@ def test_layers_that_are_not_quantised_stay_in_16_bits(tmp_path: Path) -> None:
     plain = save_quantized(tmp_path / "model", FORMATS["GPTQ"], tie_word_embeddings=True)
     loaded = load_model(tmp_path / "model", device="cpu", num_slots=1).runner.model
     head = loaded.get_output_embeddings()
-    assert isinstance(head, KernelLinear) and head.product.rows(torch.arange(2)).itemsize == 2
+    assert isinstance(head, KernelLinear) and isinstance(head.product, MatrixProduct)
+    assert head.product.rows(torch.arange(2)).itemsize == 2
     expected = load_file(plain / FILE)["model.embed_tokens.weight"]
     assert torch.equal(loaded.get_input_embeddings().weight, expected)
 

@@ -12,7 +12,7 @@ import torch
 
 from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.models.importing.convert import import_gguf
-from diffuspec.models.layers.gpu_linear import GpuQuantizedLinear
+from diffuspec.models.layers.linear import KernelLinear
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
 from tests.support.gguf_files import write_gguf
@@ -83,4 +83,4 @@ def test_weights_stay_quantised_in_memory(save: Save) -> None:
     path, _ = save("Q4_K")
     layers = [module for module in runner_of(path).model.modules() if hasattr(module, "product")]
     kinds = [getattr(one.product, "layer", one) for one in layers]
-    assert kinds and all(isinstance(one, GpuQuantizedLinear) for one in kinds)
+    assert kinds and all(isinstance(one, KernelLinear) for one in kinds)

@@ -139,10 +139,6 @@ class GpuMatrix:
         return whole
 
     @property
-    def num_bytes(self) -> int:
-        return sum(field.nbytes for field in self.fields if field is not None)
-
-    @property
     def zero(self) -> int:
         """The number in words that stands for 0."""
         has_offsets = self.fields[3] is not None

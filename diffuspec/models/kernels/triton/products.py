@@ -7,7 +7,6 @@ only on the weight's shape, and only tile sizes that agree are used.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 import torch
 import triton
@@ -28,26 +27,8 @@ _MAX_PIECE = 512  # rows whose splits are held in memory at a time
 _UNIT = 128  # 8-bit inputs multiplied at a time
 
 
-class GpuProduct(Protocol):
-    """inputs * weight^T + bias."""
-
-    num_outputs: int
-
-    @property
-    def weight(self) -> Tensor:
-        """The weight in torch's layout, [outputs, inputs]. Slow: it is unpacked."""
-        ...
-
-    @property
-    def num_bytes(self) -> int: ...
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """Return the outputs, [..., outputs], of inputs [..., inputs]."""
-        ...
-
-
 class GroupsProduct:
-    """A product whose weight is one or more matrices, one after another."""
+    """A `Product` whose weight is one or more matrices, one after another."""
 
     def __init__(
         self, matrices: Sequence[GpuMatrix], bias: Tensor | None, dtype: torch.dtype
@@ -55,10 +36,6 @@ class GroupsProduct:
         self._matrices, self._bias, self._type = _joined(matrices), bias, dtype
         self.num_outputs = sum(matrix.num_outputs for matrix in matrices)
         agreeing_tiles(dtype, matrices[0].device)  # no trial can run while steps are being captured
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(matrix.num_bytes for matrix in self._matrices)
 
     @property
     def weight(self) -> Tensor:
@@ -98,16 +75,12 @@ def _joined(matrices: Sequence[GpuMatrix]) -> list[GpuMatrix]:
 
 
 class Int8Product:
-    """A product in int8; rows are rounded to 8 bits as well, and sums are exact."""
+    """A `Product` in int8; rows are rounded to 8 bits as well, and sums are exact."""
 
     def __init__(self, matrix: Int8Matrix, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._numbers, self._scales = matrix.numbers.contiguous(), matrix.scales.contiguous()
         self._bias, self._type = bias, dtype
         self.num_outputs, self._num_inputs = self._numbers.shape
-
-    @property
-    def num_bytes(self) -> int:
-        return self._numbers.nbytes + self._scales.nbytes
 
     @property
     def weight(self) -> Tensor:
