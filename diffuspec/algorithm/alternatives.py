@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from diffuspec.algorithm.draft_tree import depths
 from diffuspec.algorithm.scoring import Column, Node, Scorer, confidences, make_column
-from diffuspec.core.types import Lattice
+from diffuspec.core.types import DraftTree, Lattice
 
 _Likeliest: TypeAlias = tuple[tuple[int, float], ...]
 
@@ -15,23 +16,17 @@ _HARDLY_REACHED = math.log(0.01)
 
 
 def find_alternatives(
-    nodes: Sequence[Node], lattice: Lattice, scorer: Scorer, count: int
+    nodes: Sequence[Node], tree: DraftTree, lattice: Lattice, scorer: Scorer, count: int
 ) -> tuple[_Likeliest, ...]:
     """Return at most `count` tokens for the root and for each node; see `Draft.alternatives`.
 
-    The proxy scores runners-up like candidates, except below nodes that are reached with less than
-    1 % probability. The nodes' `index` must be set.
+    `nodes` are those of the tree. The proxy scores runners-up like candidates, except below nodes
+    that are reached with less than 1 % probability.
     """
     columns = _columns(lattice, scorer.drafter_weight)
     unassisted = [_likeliest(column, column.logprobs, count) for column in columns] + [()]
-    depths = {-1: 0}
     found = []
-    for node in (None, *nodes):
-        depth = 0
-        if node is not None:
-            depth = depths[node.index] = (
-                1 + depths[-1 if node.parent is None else node.parent.index]
-            )
+    for node, depth in zip((None, *nodes), (0, *depths(tree)), strict=True):
         depth = min(depth, len(columns))
         if depth == len(columns) or (node is not None and node.reach < _HARDLY_REACHED):
             found.append(unassisted[depth])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
@@ -21,17 +22,32 @@ _PRIOR_WEIGHT = 6.0  # in tokens, about one draft's, so that a request's own cou
 _MAX_WEIGHT = 400.0  # counts are halved when they reach this, so that old ones fade
 
 
+class FadingCounts:
+    """Numbers of guesses by cell, and of those that were right. Old guesses fade."""
+
+    def __init__(self, priors: Sequence[float], weight: float = 0.0) -> None:
+        """priors: P(right) in each cell, which counts like `weight` guesses."""
+        self.seen = [weight] * len(priors)
+        self.right = [weight * prior for prior in priors]
+
+    def count(self, cell: int, is_right: bool) -> None:
+        if self.seen[cell] >= _MAX_WEIGHT:
+            self.seen[cell] /= 2
+            self.right[cell] /= 2
+        self.seen[cell] += 1
+        self.right[cell] += is_right
+
+
 class Calibration:
     """P(token accepted) as a function of the drafter's probability, counted in cells.
 
-    The prior of a cell is its value in the wider calibration; without one, the drafter's
-    probability.
+    The prior of a cell is its value in the wider calibration, which counts the same tokens and
+    others; without one, the drafter's probability.
     """
 
     def __init__(self, wider: Calibration | None = None) -> None:
         self._wider = wider
-        self._seen = [0.0] * len(_CENTRES)
-        self._right = [0.0] * len(_CENTRES)
+        self._counts = FadingCounts(_CENTRES)
         self._priors: list[float] | None = None  # the priors behind _values; None: stale
         self._values: list[float] = []
 
@@ -40,13 +56,11 @@ class Calibration:
         return self.in_cells()[bisect_right(_LOG_EDGES, logprob)]
 
     def count(self, logprob: float, is_right: bool) -> None:
-        cell = bisect_right(_LOG_EDGES, logprob)
-        if self._seen[cell] >= _MAX_WEIGHT:
-            self._seen[cell] /= 2
-            self._right[cell] /= 2
-        self._seen[cell] += 1
-        self._right[cell] += is_right
+        """Count a token, in the wider calibration too."""
+        self._counts.count(bisect_right(_LOG_EDGES, logprob), is_right)
         self._priors = None
+        if self._wider is not None:
+            self._wider.count(logprob, is_right)
 
     def in_cells(self) -> list[float]:
         """Return P(token accepted) in every cell. The caller must not change the list."""
@@ -55,7 +69,9 @@ class Calibration:
             self._priors = priors
             self._values = [
                 (_PRIOR_WEIGHT * prior + right) / (_PRIOR_WEIGHT + seen)
-                for prior, right, seen in zip(priors, self._right, self._seen, strict=True)
+                for prior, right, seen in zip(
+                    priors, self._counts.right, self._counts.seen, strict=True
+                )
             ]
         return self._values
 
@@ -67,7 +83,6 @@ class AcceptanceModel:
     """
 
     def __init__(self, wider: AcceptanceModel | None = None) -> None:
-        self._wider = wider
         self._nodes: Calibration = Calibration(None if wider is None else wider._nodes)
 
     def reach(self, draft: Draft) -> list[float]:
@@ -84,10 +99,6 @@ class AcceptanceModel:
     def observe(self, draft: Draft, verdict: Verdict) -> None:
         """Count the nodes whose parents were accepted, in the wider model too."""
         accepted = {-1, *verdict.accepted_nodes}
-        wider = None if self._wider is None else self._wider._nodes
         for node, parent in enumerate(draft.tree.parents):
             if parent in accepted:
-                confidence, is_right = draft.confidences[node], node in accepted
-                self._nodes.count(confidence, is_right)
-                if wider is not None:
-                    wider.count(confidence, is_right)
+                self._nodes.count(draft.confidences[node], node in accepted)

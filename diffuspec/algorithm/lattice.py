@@ -35,7 +35,7 @@ def build_lattices(
     logprobs: NDArray[np.float32],
     lengths: Sequence[int],
     pruning: Pruning,
-    keeps_runners_up: Sequence[bool] | None = None,
+    keeps_runners_up: Sequence[bool],
 ) -> list[Lattice]:
     """Build one lattice per request from the most probable ids of all positions, in order.
 
@@ -52,10 +52,9 @@ def build_lattices(
     longer in the processor's caches, and every call into it costs more.
     """
     assert len(logprobs) == sum(lengths), "one row of log-probabilities per draft position"
-    keeps_all = keeps_runners_up or [False] * len(lengths)
     sizes = [_num_candidates(row, pruning.candidate_mass) for row in logprobs.tolist()]
     lattices, start = [], 0
-    for length, keeps in zip(lengths, keeps_all, strict=True):
+    for length, keeps in zip(lengths, keeps_runners_up, strict=True):
         rows = slice(start, start + length)
         start += length
         table = token_ids[rows], logprobs[rows], sizes[rows]

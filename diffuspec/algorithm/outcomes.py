@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from diffuspec.algorithm.calibration import AcceptanceModel, Calibration
+from diffuspec.algorithm.calibration import AcceptanceModel, Calibration, FadingCounts
 from diffuspec.algorithm.draft_tree import path_to
 from diffuspec.core.params import MAX_OUTCOMES
 from diffuspec.core.types import Draft, DraftTree, TokenIds, Verdict
@@ -30,8 +30,7 @@ _MAX_PLACES = 16  # earlier occurrences compared, latest first
 # P(token accepted) of the first, second and third repeat, by number of matching tokens (1 to 4);
 # measured on the embedded pair at positions where the draft was wrong.
 _PRIORS = ((0.4, 0.1, 0.07), (0.65, 0.2, 0.1), (0.6, 0.2, 0.1), (0.85, 0.25, 0.2))
-_PRIOR_WEIGHT = 6.0
-_MAX_WEIGHT = 400.0  # counts are halved when they reach this, so that old ones fade
+_PRIOR_WEIGHT = 6.0  # in repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +40,11 @@ class Repeat:
     token_id: int
     num_matched: int  # tokens of matching context, 1 to MAX_MATCH
     rank: int  # rank from 0: longer matches first, then later ones
+
+    @property
+    def cell(self) -> int:
+        """Index of its place in _PRIORS."""
+        return (self.num_matched - 1) * MAX_REPEATS + self.rank
 
 
 class Repeats:
@@ -85,20 +89,13 @@ class RepeatRates:
     """P(token accepted) of repeats by match length and rank, learnt where drafts were wrong."""
 
     def __init__(self) -> None:
-        self._seen = [[_PRIOR_WEIGHT] * MAX_REPEATS for _ in range(MAX_MATCH)]
-        self._right = [[_PRIOR_WEIGHT * prior for prior in row] for row in _PRIORS]
+        self._counts = FadingCounts([prior for row in _PRIORS for prior in row], _PRIOR_WEIGHT)
 
     def probability(self, repeat: Repeat) -> float:
-        row, column = repeat.num_matched - 1, repeat.rank
-        return self._right[row][column] / self._seen[row][column]
+        return self._counts.right[repeat.cell] / self._counts.seen[repeat.cell]
 
     def count(self, repeat: Repeat, is_right: bool) -> None:
-        row, column = repeat.num_matched - 1, repeat.rank
-        if self._seen[row][column] >= _MAX_WEIGHT:
-            self._seen[row][column] /= 2
-            self._right[row][column] /= 2
-        self._seen[row][column] += 1
-        self._right[row][column] += is_right
+        self._counts.count(repeat.cell, is_right)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +199,5 @@ class OutcomeRanking:
         for repeat in self._repeats_at.get(happened.node, ()):
             self._shared.repeats.count(repeat, repeat.token_id == happened.token_id)
         for ranked in self._ranked:
-            is_right = ranked.outcome == happened
-            self._scores.count(math.log(ranked.score), is_right)
-            self._shared.scores.count(math.log(ranked.score), is_right)
+            self._scores.count(math.log(ranked.score), ranked.outcome == happened)
         self._ranked = []

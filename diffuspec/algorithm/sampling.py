@@ -62,8 +62,6 @@ def target_tokens(
     the tree's nodes in order. masks has an entry for each request: the masks of its rows if it has
     a structured output (see `History`). The result stays on the logits' device.
     """
-    if is_plain_argmax(requests):
-        return _argmax(logits)
     chosen = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     nodes = [_nodes(request) for request in requests]
     first = [0, *itertools.accumulate(map(len, nodes))]

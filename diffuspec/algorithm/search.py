@@ -103,7 +103,8 @@ class PathSearch:
         draft = _draft(nodes, lattice.num_tokens_before_eos, scorer.has_proxy)
         if not request.num_alternatives:
             return draft
-        alternatives = find_alternatives(nodes, lattice, scorer, request.num_alternatives)
+        count = request.num_alternatives
+        alternatives = find_alternatives(nodes, draft.tree, lattice, scorer, count)
         return replace(draft, alternatives=alternatives)
 
 

@@ -16,7 +16,7 @@ def check_request(
     sampling: SamplingParams,
     speculation: SpeculationParams,
     info: TargetInfo,
-    committed: TokenIds | None = None,
+    committed: TokenIds | None,
 ) -> None:
     """Raise InvalidRequestError, naming the value, if this target cannot serve a request.
 

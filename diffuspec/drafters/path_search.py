@@ -32,7 +32,9 @@ def make_path_search(
             config.causal_lm, vocab_size=info.vocab_size, beam_width=config.beam_width
         )
     matchers = None if target_path is None else AnswerMatchers(grammars_of(target_path, info))
-    retrieval = Retrieval(info.max_sequences, info.eos_token_ids, not config.retrieval)
+    retrieval = Retrieval(
+        info.max_sequences, info.eos_token_ids, predicted_only=not config.retrieval
+    )
     cache = None
     if proxy is not None and config.cache_weight:
         cache = CacheModel(proxy, config.cache_weight, info.max_sequences)

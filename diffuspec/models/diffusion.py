@@ -19,7 +19,7 @@ from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.types import DraftRequest, Lattice, TokenIds, num_shared_tokens
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.diffusion_layout import feed, lay_out
-from diffuspec.models.draft_context import draft_context, max_context_tokens
+from diffuspec.models.draft_context import cut_to_limit, draft_context, max_context_tokens
 from diffuspec.models.draft_requests import (
     check_draft_request,
     check_vocabulary,
@@ -198,7 +198,7 @@ class DiffusionDrafter:
     def _begin(self, request: DraftRequest) -> MaskedDraft:
         k = request.num_draft_tokens
         prefix = draft_context(request.prefix, request.num_prompt_tokens, self._context_tokens)
-        prefix = _cut(prefix, self._max_positions - k - self._settings.block_size + 1)
+        prefix = cut_to_limit(prefix, self._max_positions - k - self._settings.block_size + 1)
         return MaskedDraft(request, prefix, block=self._masks[:k].copy())
 
     def _fill(self, drafts: Sequence[MaskedDraft], columns: LogitColumns | None) -> None:
@@ -289,17 +289,6 @@ def _joined(drafts: Sequence[MaskedDraft]) -> torch.Tensor:
     """Return the logits of all drafts, [sum of k, V]."""
     logits = [draft.logits for draft in drafts if draft.logits is not None]
     return logits[0] if len(logits) == 1 else torch.cat(logits)
-
-
-def _cut(prefix: TokenIds, limit: int) -> TokenIds:
-    """Drop the beginning of a prefix that exceeds the limit, half a limit at a time.
-
-    So the cut stays the same while the prefix grows by many tokens, and cached rows remain valid.
-    """
-    if len(prefix) <= limit:
-        return prefix
-    step = max(1, limit // 2)
-    return prefix[math.ceil((len(prefix) - limit) / step) * step :]
 
 
 def _check_mask(mask_token_id: int, vocab_size: int) -> None:

@@ -36,3 +36,14 @@ def draft_context(prefix: TokenIds, num_prompt_tokens: int, size: int | None) ->
 def max_context_tokens(max_model_len: int, size: int | None) -> int:
     """Return the number of tokens in the longest context of a target's prefix."""
     return max_model_len if size is None else min(max_model_len, _MAX_GROWTH * size)
+
+
+def cut_to_limit(prefix: TokenIds, limit: int) -> TokenIds:
+    """Drop the beginning of a prefix that exceeds the limit, half a limit at a time.
+
+    So the cut stays the same while the prefix grows by many tokens, and cached rows remain valid.
+    """
+    if len(prefix) <= limit:
+        return prefix
+    step = max(1, limit // 2)
+    return prefix[math.ceil((len(prefix) - limit) / step) * step :]

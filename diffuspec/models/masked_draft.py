@@ -28,10 +28,10 @@ class MaskedDraft:
             logits = torch.where(still_masked[:, None], logits, self.logits)
         self.logits = logits
 
-    def fix_most_confident(self, count: int, block_size: int | None = None) -> None:
+    def fix_most_confident(self, count: int, block_size: int | None) -> None:
         """Replace `count` masks by their likeliest tokens, most confident first.
 
-        If a model sees text in blocks of block_size, masks of earlier blocks come first.
+        If a model sees text in blocks of block_size tokens, masks of earlier blocks come first.
         """
         assert self.logits is not None
         size = len(self.block)

@@ -14,6 +14,7 @@ def pruning(tau=0.8, width=15, eos=EOS):
 
 
 def build_all(logits, lengths, cut, keeps=None):
+    keeps = keeps or [False] * len(lengths)
     return build_lattices(*most_probable(logits, cut.max_candidates), lengths, cut, keeps)
 
 

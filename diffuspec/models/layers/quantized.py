@@ -51,7 +51,7 @@ def linear_of(
     matrices: Sequence[StoredMatrix],
     bias: Tensor | None,
     dtype: torch.dtype,
-    quantize_activations: bool = False,
+    quantize_activations: bool,
 ) -> AnyLinear:
     """Return a linear layer of matrices in the same format, with their outputs concatenated.
 
