@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from diffuspec.cli import options
+from diffuspec.cli import engine_config, options
 from diffuspec.cli.parameters import NOTHING_GIVEN, Given
 from diffuspec.core.params import SamplingParams
 from diffuspec.pairs import DEFAULT_PAIR, find_pair
@@ -43,7 +43,7 @@ def run(
     from diffuspec.bench.questions import first_per_family, load_questions
 
     how = SamplingParams(**sampling).with_seed()
-    settings = options.engine_config(given, speculation, max_sequences=None)
+    settings = engine_config.compose(given, speculation, max_sequences=None)
     file = questions or find_pair(given.pair or DEFAULT_PAIR, "--pair").questions
     asked = first_per_family(load_questions(file), limit)
     with options.open_engine(settings, given.threads) as engine:

@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from diffuspec.cli import display, options
+from diffuspec.cli import display, engine_config, options
 from diffuspec.core.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def run(
     from diffuspec.bench.questions import first_per_family, load_questions
     from diffuspec.pairs import DEFAULT_PAIR, find_pair
 
-    config = options.engine_config(options.EngineOptions(pair=pair, dtype=dtype))
+    config = engine_config.compose(options.EngineOptions(pair=pair, dtype=dtype))
     asked = find_pair(pair or DEFAULT_PAIR, "--pair").questions
     questions = first_per_family(load_questions(asked), 1)
     console = display.stdout_console()

@@ -25,6 +25,7 @@ from diffuspec.telemetry import logs, otel
 
 if TYPE_CHECKING:
     from diffuspec.draft_server.config import DraftServerConfig
+    from diffuspec.draft_server.service import DraftService
     from diffuspec.rpc.security import Security
 
 logger = logging.getLogger(__name__)
@@ -147,20 +148,70 @@ NO_SECURITY = SecurityOptions()
 takes_security = takes_fields("secured", SecurityOptions)
 
 
+@dataclass(frozen=True, slots=True)
+class DraftOptions:
+    """What drafts, and for how many requests. None: not given."""
+
+    config: Config = None
+    pair: PairName = None
+    drafter: Drafter = None
+    drafter_kind: Kind = None
+    drafter_block_size: options.DrafterBlockSize = None
+    ngram: Ngram = None
+    tokenizer: Tokenizer = None
+    max_model_len: MaxModelLen = None
+    max_requests: MaxRequests = None
+    num_draft_tokens: NumDraftTokens = None
+
+    def settings(self) -> DraftServerConfig:
+        """Return the configuration of a file or a pair, overridden by options.
+
+        Raises ConfigError.
+        """
+        from diffuspec.draft_server.config import DraftServerConfig
+
+        given = {
+            "drafter": self._drafter(),
+            "search": None if self.ngram is None else {"ngram": self.ngram},
+            "tokenizer": self.tokenizer,
+            "max_model_len": self.max_model_len,
+            "max_requests": self.max_requests,
+            "num_draft_tokens": self.num_draft_tokens,
+        }
+        data = self._base() | {key: value for key, value in given.items() if value is not None}
+        if "drafter" not in data:
+            raise ConfigError(
+                "name what drafts: --drafter DIR with --tokenizer DIR, or --pair, or --config FILE"
+            )
+        if "tokenizer" not in data:
+            raise ConfigError("--tokenizer DIR is needed: the tokenizer of the engines' model")
+        return validate(DraftServerConfig, data, ["preset"])
+
+    def _base(self) -> dict[str, Any]:
+        """Return the content of the file, or of the pair's. Raises ConfigError."""
+        if self.config is not None and self.pair is not None:
+            raise ConfigError("--pair and --config exclude each other")
+        data = {} if self.config is None else read_yaml(self.config)
+        if self.pair is not None:
+            find_pair(self.pair, "--pair")
+            data["preset"] = self.pair
+        return fill_in_draft_server(data)
+
+    def _drafter(self) -> Section | None:
+        section: Section | None = None
+        if self.drafter is not None or self.drafter_kind is not None:
+            section = {"kind": self.drafter_kind or "diffuspec"}
+        if section is not None and self.drafter is not None:
+            section["path"] = self.drafter
+        return with_block_size(section, self.drafter_block_size)
+
+
+@takes_fields("chosen", DraftOptions)
 @takes_security
 def run(
-    config: Config = None,
-    pair: PairName = None,
-    drafter: Drafter = None,
-    drafter_kind: Kind = None,
-    drafter_block_size: options.DrafterBlockSize = None,
-    ngram: Ngram = None,
-    tokenizer: Tokenizer = None,
+    chosen: DraftOptions,
     threads: options.Threads = None,
     listen: Listen = "127.0.0.1:9500",
-    max_model_len: MaxModelLen = None,
-    max_requests: MaxRequests = None,
-    num_draft_tokens: NumDraftTokens = None,
     metrics_port: MetricsPort = None,
     secured: SecurityOptions = NO_SECURITY,
     explain: Explain = False,
@@ -170,55 +221,25 @@ def run(
 
     Prints the address when it is ready. Ctrl-C or SIGTERM ends it; engines go on without drafts.
     """
+    from diffuspec.draft_server.service import load_service
+    from diffuspec.rpc.server.server import check_address
+
     logs.configure(log_format)
     host, port = parse_listen_address("--listen", listen)
     security = secured.security()
     security.server_credentials(host)  # raises on a bad configuration before models are loaded
     otel.check()
-    given = {
-        "drafter": _drafter(drafter, drafter_kind, drafter_block_size),
-        "search": None if ngram is None else {"ngram": ngram},
-        "tokenizer": tokenizer,
-        "max_model_len": max_model_len,
-        "max_requests": max_requests,
-        "num_draft_tokens": num_draft_tokens,
-    }
-    settings = _settings(config, pair, {k: v for k, v in given.items() if v is not None})
+    settings = chosen.settings()
     if explain:
         typer.echo(_explanation(settings, listen, security))
         return
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
-    uvloop.run(_serve(settings, security, host, port, metrics_port))
-
-
-def _drafter(path: Path | None, kind: str | None, block_size: int | None) -> Section | None:
-    if path is None and kind is None:
-        return with_block_size(None, block_size)
-    section: Section = {"kind": kind or "diffuspec"}
-    return with_block_size(section if path is None else {**section, "path": path}, block_size)
-
-
-def _settings(config: Path | None, pair: str | None, given: dict[str, object]) -> DraftServerConfig:
-    """Compose the configuration from a file or a pair, then options. Raises ConfigError."""
-    from diffuspec.draft_server.config import DraftServerConfig
-
-    if config is not None and pair is not None:
-        raise ConfigError("--pair and --config exclude each other")
-    data = {} if config is None else read_yaml(config)
-    if pair is not None:
-        find_pair(pair, "--pair")
-        data["preset"] = pair
-    data = fill_in_draft_server(data)
-    if "drafter" not in {*data, *given}:
-        raise ConfigError(
-            "name what drafts: --drafter DIR with --tokenizer DIR, or --pair, or --config FILE"
-        )
-    if "tokenizer" not in {*data, *given}:
-        raise ConfigError("--tokenizer DIR is needed: the tokenizer of the engines' model")
-    return validate(DraftServerConfig, data | given, ["preset"])
+    check_address(host, port)
+    if metrics_port is not None:
+        check_address("127.0.0.1", metrics_port)
+    options.use_threads(threads)
+    service, drafter = load_service(settings)  # outside the event loop, so that Ctrl-C ends it
+    with contextlib.closing(drafter):
+        uvloop.run(_serve(service, security, host, port, metrics_port))
 
 
 def _explanation(settings: DraftServerConfig, listen: str, security: Security) -> str:
@@ -250,24 +271,14 @@ def _explanation(settings: DraftServerConfig, listen: str, security: Security) -
 
 
 async def _serve(
-    settings: DraftServerConfig,
-    security: Security,
-    host: str,
-    port: int,
-    metrics_port: int | None,
+    service: DraftService, security: Security, host: str, port: int, metrics_port: int | None
 ) -> None:
-    from diffuspec.draft_server.service import load_service
     from diffuspec.rpc.server.draft_service import DraftServicer
-    from diffuspec.rpc.server.server import RoleServer, check_address
+    from diffuspec.rpc.server.server import RoleServer
     from diffuspec.telemetry.metrics_server import serving_metrics
 
-    check_address(host, port)  # before models are loaded
-    if metrics_port is not None:
-        check_address("127.0.0.1", metrics_port)
     end = end_event()
-    service, drafter = load_service(settings)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.closing(drafter))
         service.spans = stack.enter_context(otel.exporting_drafts())
         if metrics_port is not None:
             registry = service.metrics.registry

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diffuspec.cli import display, options
+from diffuspec.cli import display, engine_config, options
 from diffuspec.cli.parameters import NOTHING_GIVEN, Given
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.params import SamplingParams, StructuredOutput
@@ -84,7 +84,7 @@ def run(
     how = SamplingParams(structured_output=structured, **sampling).with_seed()
     if how.logprobs is not None and not json:
         raise InvalidRequestError("--logprobs needs --json")
-    settings = options.engine_config(given, speculation)
+    settings = engine_config.compose(given, speculation)
     if not chat and settings.target.path == TARGET:
         logger.warning("the embedded target was trained on chats only; it cannot continue text")
     request = _prompt(read_prompt(prompt, file), chat, system)

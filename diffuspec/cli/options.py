@@ -1,30 +1,27 @@
-"""Options shared by several commands, and the configuration that they make."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from diffuspec.cli.drafter_section import NONE, choose_section, kind_of, with_block_size
-from diffuspec.cli.parameters import NOTHING_GIVEN, Given, takes_fields, takes_parameters
-from diffuspec.core.config import EngineConfig, TargetConfig
+from diffuspec.cli.parameters import Given, takes_fields, takes_parameters
+from diffuspec.core.config import EngineConfig
 from diffuspec.core.devices import DType
 from diffuspec.core.drafter_config import MAX_BLOCK_SIZE
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import (
-    AUTO_DRAFTER,
     DraftLengthPolicy,
     SamplingParams,
     SpeculationParams,
     StructuredOutput,
 )
 from diffuspec.drafters import KINDS
-from diffuspec.pairs import DEFAULT_PAIR, PAIRS, Pair, find_pair, load_config, parse_config
+from diffuspec.pairs import DEFAULT_PAIR, PAIRS
 from diffuspec.telemetry import logs
-from diffuspec.text.directory import check_given
 
 if TYPE_CHECKING:
     from diffuspec.engine import Engine
@@ -167,12 +164,16 @@ def open_engine(
     """
     from diffuspec.engine import Engine
 
-    num_threads = num_threads or _threads_of_pair(config)
+    use_threads(num_threads or _threads_of_pair(config))
+    return Engine.from_config(config, tracer)
+
+
+def use_threads(num_threads: int | None) -> None:
+    """Compute with this number of CPU threads; None: torch's choice."""
     if num_threads is not None:
         import torch
 
         torch.set_num_threads(num_threads)
-    return Engine.from_config(config, tracer)
 
 
 def open_engines(config: EngineConfig, num_threads: int | None) -> EngineBase:
@@ -191,90 +192,6 @@ def _threads_of_pair(config: EngineConfig) -> int | None:
     """Return the best number of threads for a pair, if the target is that of one."""
     pairs = (pair for pair in PAIRS.values() if pair.target == config.target.path)
     return next((pair.num_threads for pair in pairs), None)
-
-
-def engine_config(
-    given: EngineOptions,
-    speculation: Given = NOTHING_GIVEN,
-    max_sequences: int | None = 1,
-    file: EngineConfig | None = None,
-    keeps_drafters: bool = False,
-) -> EngineConfig:
-    """Compose the configuration from a file, or a target alone, or a pair; then options.
-
-    max_sequences: without a file; None: the default. speculation: overrides --draft-length, and
-    both override the section. file: the content of `given.config`, if it was read before.
-    keeps_drafters: keep all drafters of the file if no option chooses one; they are always kept for
-    the drafter "auto". Raises InvalidRequestError for a wrong parameter, and ConfigError, also for
-    options that have no effect on the drafter or without a drafter.
-    """
-    speculation = {**policy(given.draft_length), **speculation}
-    base, ngram = _base(given, file), given.ngram
-    has_file = file is not None or given.config is not None
-    data = base.model_dump()
-    if given.target is not None:
-        data["target"]["path"] = given.target
-    if given.dtype is not None:
-        data["target"]["dtype"] = given.dtype
-    chosen = given.drafter_kind or base.speculation.drafter
-    is_one = not keeps_drafters or given.drafter_kind is not None
-    if given.drafter is None and (chosen == AUTO_DRAFTER or not is_one):
-        section = data["drafter"]
-    else:
-        others = {} if has_file or given.target else _pair(given.pair).other_drafters()
-        section = choose_section(base, others, given.drafter, given.drafter_kind)
-        chosen, data["drafters"] = None, {}
-    data["drafter"] = section = with_block_size(section, given.drafter_block_size)
-    if section is None:
-        _check_plain(ngram, speculation)
-    elif ngram not in (None, NONE) and not kind_of(section).needs_path_scorer:
-        raise ConfigError(f"--ngram has no effect on a drafter of the kind {section['kind']}")
-    if ngram is not None:
-        data["search"]["ngram"] = None if ngram == NONE else Path(ngram)
-    data["speculation"] = asdict(replace(base.speculation, **speculation, drafter=chosen))
-    if not has_file and max_sequences is not None:
-        data["target"]["max_sequences"] = max_sequences
-    if "max_nodes" in speculation:
-        least = speculation["max_nodes"]
-        data["target"]["max_tree_nodes"] = max(data["target"]["max_tree_nodes"], least)
-    config = parse_config(data)
-    _check_exist(given)
-    return config
-
-
-def _check_exist(given: EngineOptions) -> None:
-    """Check that the given files exist. Raises ModelLoadError and ConfigError."""
-    drafter, ngram = (
-        None if path in (None, NONE) else Path(path) for path in (given.drafter, given.ngram)
-    )
-    check_given(models=[given.target, drafter], ngram=ngram)
-
-
-def _check_plain(ngram: str | None, speculation: Given) -> None:
-    """Raise ConfigError if options about drafts are given without a drafter."""
-    if ngram not in (None, NONE):
-        raise ConfigError("--ngram has no effect without a drafter (--drafter DIR)")
-    if speculation and speculation.get("policy") != "off":
-        raise ConfigError("the drafting options have no effect without a drafter (--drafter DIR)")
-
-
-def _base(given: EngineOptions, file: EngineConfig | None) -> EngineConfig:
-    """Return the configuration to which options are applied. Raises ConfigError."""
-    has_file = file is not None or given.config is not None
-    if given.pair is not None and (has_file or given.target is not None):
-        other = "--config" if has_file else "--target"
-        raise ConfigError(f"--pair and {other} exclude each other")
-    if file is not None:
-        return file
-    if given.config is not None:
-        return load_config(given.config)
-    if given.target is not None:
-        return EngineConfig(target=TargetConfig(path=given.target))
-    return _pair(given.pair).load_config()
-
-
-def _pair(name: str | None) -> Pair:
-    return find_pair(name or DEFAULT_PAIR, "--pair")
 
 
 def policy(draft_length: str | None) -> Given:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import uvloop
 
-from diffuspec.cli import options
-from diffuspec.cli.parameters import NOTHING_GIVEN, Given
+from diffuspec.cli import engine_config, options
+from diffuspec.cli.parameters import NOTHING_GIVEN, Given, takes_fields
 from diffuspec.core.addresses import MAX_PORT
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError
@@ -99,20 +100,75 @@ GenerationConfig = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    """The options for the service itself. None: not given."""
+
+    host: Host = "127.0.0.1"
+    port: Port = 8000
+    api_keys: ApiKeys = None
+    model_name: ModelName = None
+    max_sequences: MaxSequences = None
+    data_parallel_size: options.DataParallelSize = None
+    tls_certificate: Certificate = None
+    tls_key: Key = None
+    tool_call_parser: ToolCallParser = None
+    reasoning_parser: ReasoningParser = None
+    generation_config: GenerationConfig = None
+
+    def tls(self) -> Tls | None:
+        """Return the certificate and its key, if given. Raises ConfigError."""
+        from diffuspec.serve.server import Tls
+
+        certificate, key = self.tls_certificate, self.tls_key
+        if certificate is None and key is None:
+            return None
+        if certificate is None or key is None:
+            raise ConfigError("--tls-certificate and --tls-key belong together")
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+        except OSError as error:
+            raise ConfigError(
+                f"--tls-certificate {certificate} and --tls-key {key} must be a certificate and "
+                f"its key, in PEM form: {error.strerror or error}"
+            ) from error
+        return Tls(certificate, key)
+
+    def settings(self, data: Mapping[str, object]) -> ServeSettings:
+        """Return the settings in a file's data, overridden by options. Raises ConfigError."""
+        from diffuspec.serve.conventions import chosen_parsers
+        from diffuspec.serve.http.keys import read_keys
+        from diffuspec.serve.settings import ServeFile
+
+        settings = validate(ServeFile, {"serve": data.get("serve", {})}).serve
+        names = ("api_keys", "tool_call_parser", "reasoning_parser", "generation_config")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        settings = settings.model_copy(update=given)
+        chosen_parsers(settings)  # refuses wrong names and keys before models are loaded
+        if settings.api_keys is not None:
+            read_keys(settings.api_keys)
+        return settings
+
+    def engine(
+        self, given: options.EngineOptions, speculation: Given, data: Mapping[str, object]
+    ) -> EngineConfig:
+        """Return the engines' configuration: a file's data, then options. Raises ConfigError."""
+        configured = parse_file(data) if data.keys() - {"serve"} else None
+        if configured is None:
+            given = replace(given, config=None)
+        config = engine_config.compose(
+            given, speculation, self.max_sequences, configured, keeps_drafters=True
+        )
+        if self.data_parallel_size is None:
+            return config
+        return config.model_copy(update={"data_parallel_size": self.data_parallel_size})
+
+
+@takes_fields("service", ServiceOptions)
 @options.takes_engine
 @options.takes_speculation
 def run(
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    api_keys: ApiKeys = None,
-    model_name: ModelName = None,
-    max_sequences: MaxSequences = None,
-    data_parallel_size: options.DataParallelSize = None,
-    tls_certificate: Certificate = None,
-    tls_key: Key = None,
-    tool_call_parser: ToolCallParser = None,
-    reasoning_parser: ReasoningParser = None,
-    generation_config: GenerationConfig = None,
+    service: ServiceOptions,
     given: options.EngineOptions = options.NO_OPTIONS,
     speculation: Given = NOTHING_GIVEN,
     log_format: options.LogFormat = None,
@@ -126,67 +182,22 @@ def run(
 
     logs.configure(log_format)
     otel.check()
-    tls = _tls(tls_certificate, tls_key)
-    settings, configured = _read(
-        given.config,
-        api_keys=api_keys,
-        tool_call_parser=tool_call_parser,
-        reasoning_parser=reasoning_parser,
-        generation_config=generation_config,
-    )
-    if configured is None:
-        given = replace(given, config=None)
-    engine_config = options.engine_config(
-        given, speculation, max_sequences, configured, keeps_drafters=True
-    )
-    if data_parallel_size is not None:
-        engine_config = engine_config.model_copy(update={"data_parallel_size": data_parallel_size})
-    path = engine_config.target.path
+    tls = service.tls()
+    data = {} if given.config is None else read_yaml(given.config)
+    settings, config = service.settings(data), service.engine(given, speculation, data)
+    path = config.target.path
     sampling_defaults(path, settings.generation_config)  # refuses it before models are loaded
-    name = model_name or name_of(path)
-    with bind(host, port) as bound:
+    name = service.model_name or name_of(path)
+    with bind(service.host, service.port) as bound:
         if settings.api_keys is None and not is_loopback(bound):
-            raise ConfigError(f"{host} can be reached by others: give --api-keys FILE.yaml")
+            raise ConfigError(f"{service.host} can be reached by others: give --api-keys FILE.yaml")
         typer.echo(f"loading {path}", err=True)
-        engine = options.open_engines(engine_config, given.threads)
+        engine = options.open_engines(config, given.threads)
 
         def announce(url: str) -> None:
             typer.echo(f"serving {name} on {url}\n\n{_curl(url, settings)}\n")
 
         uvloop.run(serve_engine(engine, name, settings, bound, announce, tls))
-
-
-def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
-    from diffuspec.serve.server import Tls
-
-    if certificate is None and key is None:
-        return None
-    if certificate is None or key is None:
-        raise ConfigError("--tls-certificate and --tls-key belong together")
-    try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
-    except OSError as error:
-        raise ConfigError(
-            f"--tls-certificate {certificate} and --tls-key {key} must be a certificate and its "
-            f"key, in PEM form: {error.strerror or error}"
-        ) from error
-    return Tls(certificate, key)
-
-
-def _read(config: Path | None, **given: object) -> tuple[ServeSettings, EngineConfig | None]:
-    """Return the service's settings, `given` over the file's, and the engine's if there are any."""
-    from diffuspec.serve.conventions import chosen_parsers
-    from diffuspec.serve.http.keys import read_keys
-    from diffuspec.serve.settings import ServeFile
-
-    data = {} if config is None else read_yaml(config)
-    settings = validate(ServeFile, {"serve": data.get("serve", {})}).serve
-    wanted = {name: value for name, value in given.items() if value is not None}
-    settings = settings.model_copy(update=wanted)
-    chosen_parsers(settings)  # refuses wrong names and keys before models are loaded
-    if settings.api_keys is not None:
-        read_keys(settings.api_keys)
-    return settings, parse_file(data) if data.keys() - {"serve"} else None
 
 
 def _curl(url: str, settings: ServeSettings) -> str:

@@ -21,8 +21,8 @@ LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 FORMAT_VARIABLE = "DIFFUSPEC_LOG_FORMAT"
 LEVEL_VARIABLE = "DIFFUSPEC_LOG_LEVEL"
-# warnings only: their info repeats our own lines
-_QUIET = ("uvicorn", "httpx", "httpcore", "asyncio")
+# warnings only: their info repeats our own lines, or is of no use to operators
+_QUIET = ("uvicorn", "httpx", "httpcore", "asyncio", "torch")
 
 
 def configure(form: LogFormat | None = None, level: LogLevel = "info") -> None:

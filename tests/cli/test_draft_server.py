@@ -4,6 +4,9 @@ import socket
 
 import pytest
 
+from diffuspec.beside_loop import is_in_loop
+from diffuspec.core.errors import ConfigError
+from diffuspec.draft_server.config import DraftServerConfig
 from diffuspec.pairs.tiny import DRAFTER, TARGET
 from tests.cli.conftest import error_line, printed
 
@@ -69,3 +72,12 @@ def test_a_socket_that_cannot_be_made_is_refused(diffuspec, tmp_path):
     path = tmp_path / "none" / "drafts.sock"
     line = error_line(diffuspec("draft-server", "--pair", "tiny", "--listen", f"unix:{path}"))
     assert line.endswith(f"cannot serve on unix:{path}: No such file or directory")
+
+
+def test_models_are_loaded_outside_the_event_loop_where_ctrl_c_ends_it(diffuspec, monkeypatch):
+    def load(config: DraftServerConfig) -> None:
+        raise ConfigError("in a loop" if is_in_loop() else "outside")
+
+    monkeypatch.setattr("diffuspec.draft_server.service.load_service", load)
+    result = diffuspec("draft-server", "--pair", "tiny", "--listen", "127.0.0.1:0")
+    assert error_line(result) == "outside"

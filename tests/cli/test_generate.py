@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from diffuspec.cli.options import EngineOptions, engine_config
+from diffuspec.cli.engine_config import compose
+from diffuspec.cli.options import EngineOptions
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.errors import (
@@ -368,13 +369,11 @@ FILE = parse_config(
 def test_the_drafters_are_those_of_the_file_or_the_one_that_is_chosen(
     kind: str | None, keeps_drafters: bool, names: list[str], chosen: str | None
 ) -> None:
-    config = engine_config(
-        EngineOptions(drafter_kind=kind), file=FILE, keeps_drafters=keeps_drafters
-    )
+    config = compose(EngineOptions(drafter_kind=kind), file=FILE, keeps_drafters=keeps_drafters)
     assert [*config.named_drafters] == names and config.speculation.drafter == chosen
 
 
 def test_without_drafters_there_is_none_to_choose() -> None:
     plain = parse_config({"target": {"path": "t"}})
     with pytest.raises(ConfigError, match=r"speculation\.drafter must be one of none, got 'auto'"):
-        engine_config(EngineOptions(drafter_kind="auto"), file=plain)
+        compose(EngineOptions(drafter_kind="auto"), file=plain)

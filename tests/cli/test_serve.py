@@ -19,7 +19,7 @@ def test_a_warning_of_a_service_is_a_line_of_its_log_and_no_other(diffuspec, mon
         logging.getLogger("diffuspec.serve").warning("once")
         raise ConfigError("that is all")
 
-    monkeypatch.setattr(serve, "_tls", warned)
+    monkeypatch.setattr(serve.ServiceOptions, "tls", warned)
     warning, error = diffuspec("serve").stderr.splitlines()
     assert warning.endswith("WARNING diffuspec.serve once") and error == "error: that is all"
 
