@@ -18,6 +18,14 @@ from tests.support.draft_streams import SECONDS, VOCABULARY, Scripted
 StartServer: TypeAlias = Callable[[], subprocess.Popen[str]]
 
 
+def kill(server: subprocess.Popen[str]) -> None:
+    """Kill a server, and wait until its output ends: the process here only stands for it."""
+    server.kill()
+    assert server.stdout is not None
+    server.stdout.read()
+    server.wait()
+
+
 @pytest.fixture
 def draft_server(tmp_path: Path) -> Iterator[StartServer]:
     """Start `diffuspec draft-server` for the embedded pair at the socket d, and wait for it."""

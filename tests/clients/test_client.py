@@ -15,7 +15,7 @@ from diffuspec_client import Draft, DraftClient, Row, Settings
 from diffuspec_client.draft_service_pb2 import RowDraft, StepDrafts
 from diffuspec_client.patience import Patience
 from diffuspec_client.vocabulary import Vocabulary
-from tests.clients.conftest import StartServer
+from tests.clients.conftest import StartServer, kill
 from tests.support.draft_streams import SECONDS, TOKENS, VOCABULARY
 
 
@@ -59,8 +59,7 @@ def test_drafts_come_from_the_command_and_again_after_it_was_killed_until_it_is_
     assert client.wait_until_connected(SECONDS)
     drafts = drafts_within(client)[-1]
     assert all(len(one.token_ids) == len(one.confidences) <= 8 for one in drafts)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    kill(process)
     started = time.monotonic()
     after = [client.step(rows(text_of(60 + number))) for number in range(20)]
     assert time.monotonic() - started < 5.0  # not even one deadline

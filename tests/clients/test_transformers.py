@@ -20,10 +20,10 @@ from diffuspec_client.transformers import (
     has_dynamic_cache,
     missing_hooks,
 )
-from tests.clients.conftest import StartServer
+from tests.clients.conftest import StartServer, kill
 from tests.support.draft_streams import Scripted
 
-NUM_TOKENS = 48
+NUM_TOKENS = 32
 
 
 @pytest.fixture(scope="module")
@@ -233,8 +233,7 @@ def test_answers_are_those_of_generate_while_a_server_drafts_and_after_it_was_ki
     def draft(row: Any) -> list[int]:
         drafted.append(len(found := ask(row)))
         if len(drafted) == num_until_killed:
-            server.kill()
-            server.wait()
+            kill(server)
         return found
 
     drafts.draft = draft
