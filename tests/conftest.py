@@ -47,6 +47,7 @@ _LONGEST = (  # files, so that none of them begins when the others are over
     "deploy/test_grpc.py",
     "test_memory.py",
 )
+_CLIENTS = ("anthropic", "openai")  # which take seconds to import
 _TESTS = Path(__file__).parent
 _cluster = contextlib.ExitStack()  # which stops the Ray cluster, if there is one
 _on_cluster: set[Path] = set()  # files that share it
@@ -67,7 +68,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--chaos-requests", type=int, default=6, help="asked while processes die")
-    parser.addoption("--memory-requests", type=int, default=1000, help="answered by one engine")
+    parser.addoption("--memory-requests", type=int, default=500, help="answered by one engine")
     parser.addoption("--chaos-seed", type=int, default=1694, help="of what goes wrong, and when")
 
 
@@ -87,7 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
         stack = contextlib.ExitStack()
         # Coverage has to see what it measures imported.
         modules = LIBRARIES if config.getoption("cov_source", None) else MODULES
-        stack.enter_context(fork_server(modules))  # idle until it is first asked
+        stack.enter_context(fork_server([*modules, *_CLIENTS]))  # idle until it is first asked
         config.add_cleanup(stack.close)
 
 

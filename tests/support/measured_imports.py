@@ -20,20 +20,24 @@ def measured_imports(coverage: Coverage | None) -> Iterator[None]:
     if coverage is None:
         yield
         return
-    execute, depth = SourceFileLoader.exec_module, 0
+    execute, is_on = SourceFileLoader.exec_module, False
+
+    def switch(on: bool) -> bool:
+        """Begin or end measuring; return whether it was on."""
+        nonlocal is_on
+        was_on, is_on = is_on, on
+        if on and not was_on:
+            coverage.start()
+        elif was_on and not on:
+            coverage.stop()
+        return was_on
 
     def measure(loader: SourceFileLoader, module: ModuleType) -> None:
-        nonlocal depth
-        is_measured = _is_measured(module.__name__)
-        if is_measured and not depth:
-            coverage.start()
-        depth += is_measured
+        was_on = switch(_is_measured(module.__name__))
         try:
             execute(loader, module)
         finally:
-            depth -= is_measured
-            if is_measured and not depth:
-                coverage.stop()
+            switch(was_on)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SourceFileLoader, "exec_module", measure)
