@@ -18,6 +18,12 @@ from deploy.batches.serve_app import running_app
 from deploy.local_ray import _forked_workers, _interrupts_held, ray_cluster
 from diffuspec.core.errors import ConfigError
 
+SMALL = """
+from ray._private.node import Node
+
+for one in ("start_api_server", "start_log_monitor", "start_monitor"):  # nothing here needs them
+    setattr(Node, one, lambda *_, **__: None)
+"""
 INTERRUPTED_START = """
 import signal
 import ray
@@ -114,7 +120,7 @@ def test_a_start_that_is_interrupted_leaves_no_folder():
     with tempfile.TemporaryDirectory(prefix="d") as folder:  # pytest's are too long for sockets
         environment = {**os.environ, "TMPDIR": folder, "RAY_ADDRESS": "local"}
         ended = subprocess.run(
-            [sys.executable, "-c", INTERRUPTED_START],
+            [sys.executable, "-c", SMALL + INTERRUPTED_START],
             env=environment,
             capture_output=True,
             text=True,
@@ -129,7 +135,7 @@ def test_a_start_that_is_interrupted_leaves_no_folder():
 def test_a_command_ends_with_an_error_when_its_cluster_is_lost_and_leaves_nothing(part, name):
     with tempfile.TemporaryDirectory(prefix="d") as folder:  # pytest's are too long for sockets
         command = subprocess.Popen(
-            [sys.executable, "-c", LASTING],
+            [sys.executable, "-c", SMALL + LASTING],
             env={**os.environ, "TMPDIR": folder, "RAY_ADDRESS": "local"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

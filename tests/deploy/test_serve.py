@@ -19,7 +19,6 @@ from actors.service.directory import Member
 from deploy import chaos
 from diffuspec.core.params import SamplingParams, StructuredOutput
 from diffuspec.engine import Engine
-from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from tests.actors.conftest import tiny_pipeline
 from tests.serve.test_lossless import MORE, SAMPLINGS, question
 from tests.support.serve_app import (
@@ -211,14 +210,6 @@ async def token_ids_of(
         for choice in part.choices:
             token_ids[choice.index] += getattr(choice, "token_ids", ())
     return token_ids
-
-
-async def test_programs_reach_a_coordinator_with_the_directory_s_address_and_token(app, expected):
-    for member in await app.pipelines(2):
-        client = await RemoteCoordinator.connect(member.address, CONFIG.security(member.token))
-        steps = [step.text async for step in client.stream(MESSAGES, SAMPLED)]
-        await client.close()
-        assert "".join(steps) == expected(MESSAGES)
 
 
 def request(app: ServeApp, method: str, path: str, body: bytes, **headers: str) -> tuple[int, Any]:

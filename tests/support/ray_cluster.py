@@ -24,6 +24,7 @@ NODE: dict[str, Any] = {
     "object_store_memory": 100 * 2**20,
     "setup_worker_path": forked.__file__,  # workers are forked
 }
+_start_ray_process = services.start_ray_process
 _PYTHON_OF = "_build_python_executable_command_memory_profileable"
 
 
@@ -32,6 +33,13 @@ def _python_of(component: str, *_: object, **__: object) -> list[str]:
     if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT:
         return [sys.executable, "-S", ray_agent.__file__]
     return [sys.executable, "-u"]
+
+
+def _start_with_jobs_alone(command: list[str], kind: str, **options: Any) -> object:
+    """Start a process of Ray's; a dashboard, which has ten processes of its own, with two."""
+    if kind == ray_constants.PROCESS_TYPE_DASHBOARD:
+        command = [*command, "--modules-to-load=JobHead,NodeHead"]
+    return _start_ray_process(command, kind, **options)
 
 
 @contextlib.contextmanager
@@ -69,6 +77,7 @@ def local_cluster(dashboard_port: int | None = None) -> Iterator[Cluster]:
                 start.setattr(Node, "start_api_server", lambda *_, **__: None)
             else:
                 start.setattr(utils, "get_dashboard_dependency_error", lambda: None)
+                start.setattr(services, "start_ray_process", _start_with_jobs_alone)
                 head["dashboard_port"] = dashboard_port
                 head["dashboard_agent_listen_port"] = free_port()  # Ray's own is the same for all
             cluster = Cluster(initialize_head=True, head_node_args=head)

@@ -27,7 +27,9 @@ from tests.deploy.batches.data import sigterm
 from tests.support.batches import Echo, Stuck, chat, results_in, texts
 
 PIPELINE = """
-engine: {preset: tiny, target: {device: cpu, max_model_len: 512}, drafter: {kind: pld}}
+engine:
+  {preset: tiny, target: {device: cpu, max_model_len: 512}, drafter: {kind: pld},
+   coordinator: {profile_seconds: 0}}
 placement: {coordinator: {num_cpus: 0.25}, drafter: {num_cpus: 0.25}, verifier: {num_cpus: 0.25}}
 """
 Command = Callable[..., list[str]]
