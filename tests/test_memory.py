@@ -19,9 +19,9 @@ from diffuspec.core.params import SamplingParams
 from diffuspec.engine import Engine
 from diffuspec.pairs import parse_config
 
-NUM_WARM_UP = 1000  # requests after which all sizes of batches have occurred
+NUM_WARM_UP = 500  # requests after which all sizes of batches have occurred
 NUM_SAMPLES = 5  # of the resident memory
-MAX_GROWTH_BYTES = 16 * 2**20
+MAX_GROWTH_BYTES = 8 * 2**20
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -110,7 +110,7 @@ def exact_runner(
 def test_exact_rows_do_not_depend_on_what_else_is_in_a_step(
     exact_runner: ModelRunner, family: str
 ) -> None:
-    length = 80  # more than a block
+    length = 68  # more than a block
     token_ids = random_tokens(length)
     expected = feed_by(exact_runner, 0, token_ids, [1] * length)
     if exact_runner.cache.dtype == torch.float32:

@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 
 from diffuspec.bench.virtual_time.cells import Cell, Figures, Plan, run_plan
+from diffuspec.bench.virtual_time.traffic import REGIMES, Answer, make_answers
 from diffuspec.core.interfaces import Drafter
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from tests.support.fakes import HangingDrafter, never_right, right_and_sure
@@ -19,10 +20,18 @@ pytestmark = [pytest.mark.virtual_time, pytest.mark.no_cover, pytest.mark.timeou
 LONG = SamplingParams(max_tokens=300, ignore_eos=True)
 
 
+class ShortCell(Cell):
+    """A cell with half of the answers."""
+
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        return make_answers(REGIMES[self.regime], 32)
+
+
 @cache
 def figures(machine: str, regime: str, load: int, policy: str) -> Figures:
     plan = Plan(SpeculationParams(policy=policy))  # type: ignore[arg-type]
-    return run_plan(Cell(machine, regime, load), plan)
+    return run_plan(ShortCell(machine, regime, load), plan)
 
 
 def speedup(machine: str, regime: str, load: int) -> float:

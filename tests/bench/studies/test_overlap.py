@@ -67,7 +67,7 @@ def test_without_outcomes_overlap_is_sequential_decoding():
     assert none.mean_acceptance_length == sequential.mean_acceptance_length
 
 
-@pytest.mark.parametrize("draft_seconds", [0.001, 0.01, 0.029, 0.035, 0.1])
+@pytest.mark.parametrize("draft_seconds", [0.001, 0.029, 0.035, 0.1])
 def test_auto_is_never_much_slower_than_the_best_number_of_outcomes(draft_seconds):
     rows = measure(pace=Pace(0.03, draft_seconds))
     best = max(row.tokens_per_second for row in rows.values())

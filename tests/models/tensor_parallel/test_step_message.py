@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from diffuspec.core.errors import VerifierError
 from diffuspec.core.params import SamplingParams, StructuredOutput
@@ -51,6 +51,7 @@ STEPS = st.builds(
 )
 
 
+@settings(max_examples=20)  # each takes a tenth of a second to draw
 @given(STEPS)
 def test_a_step_arrives_as_it_was_sent(step: Step) -> None:
     arrived = decode_step(encode_step(step))

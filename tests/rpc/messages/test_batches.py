@@ -88,6 +88,7 @@ def test_batches_arrive_as_they_were_sent(send, requests, data):
         assert_same(send(pipe, *batch), batch)
 
 
+@settings(max_examples=25)
 @given(st.lists(st.lists(strategies.draft_requests, max_size=3), max_size=6))
 def test_a_forgetful_receiver_gets_all_with_one_resend(batches):
     pipe = Pipe(RpcLimits(max_prefixes=1, max_prefix_tokens=100))
