@@ -11,15 +11,11 @@ from typing import Any
 HANG_SECONDS = 0.6
 
 
-async def answers_while_hanging(ask: Callable[[], Coroutine[Any, Any, bool]]) -> tuple[bool, bool]:
-    """Do nothing else in this event loop for HANG_SECONDS.
-
-    Returns what another thread is answered at the beginning, and at the end.
-    """
+async def answer_while_hanging(ask: Callable[[], Coroutine[Any, Any, bool]]) -> bool:
+    """Do nothing else in this event loop for HANG_SECONDS; return what is answered at their end."""
     found = []
 
     def watch() -> None:
-        found.append(asyncio.run(ask()))
         time.sleep(HANG_SECONDS)
         found.append(asyncio.run(ask()))
 
@@ -27,4 +23,4 @@ async def answers_while_hanging(ask: Callable[[], Coroutine[Any, Any, bool]]) ->
     watcher.start()
     watcher.join()
     await asyncio.sleep(HANG_SECONDS / 2)
-    return found[0], found[1]
+    return found[0]
