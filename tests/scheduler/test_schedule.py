@@ -10,7 +10,6 @@ import pytest
 from diffuspec.adl.baseline import Baseline
 from diffuspec.adl.cost_model import DraftCosts
 from diffuspec.algorithm.draft_tree import chain
-from diffuspec.algorithm.outcomes import OutcomeModel, OutcomeRanking
 from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import Draft, Verdict
 from diffuspec.scheduler import schedule as schedule_module
@@ -18,13 +17,13 @@ from diffuspec.scheduler.calls import UNNAMED
 from diffuspec.scheduler.plan import Plan, Snapshot
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.schedule import schedule
-from diffuspec.scheduler.step import PreDrafts
 from tests.support.snapshots import (
     NOW,
     cost_model,
     decoding,
     drafted,
     drafting_call,
+    in_verification,
     measured_baseline,
     pool_of_names,
     reading,
@@ -392,14 +391,6 @@ def test_a_draft_call_reads_no_more_prompts_than_the_guard_could_bear(speculatio
 # ---- drafts ahead
 
 
-def in_verification(num_outcomes: Any) -> Request:
-    """Return a request whose draft has a likely alternative at each node."""
-    speculation = SpeculationParams(num_outcomes=num_outcomes)
-    request = drafted(8, speculation, confidence=-0.01, alternatives=[(9, -0.1), (10, -3.0)])
-    request.pre_drafts = PreDrafts(OutcomeRanking(OutcomeModel()))
-    return request
-
-
 def verifying(num_outcomes: Any = "auto", seconds_left: float = 0.05, **changes: Any) -> Snapshot:
     call = verifying_call([in_verification(num_outcomes)], seconds_left)
     costs = cost_model(interference=0.0)
@@ -423,7 +414,7 @@ def test_nothing_is_drafted_ahead_without_overlap() -> None:
 
 
 def test_nothing_is_drafted_ahead_of_a_verification_that_is_yet_to_begin() -> None:
-    request = in_verification("auto")
+    request = in_verification()
     plan = schedule(snapshot([request], cost_model(interference=0.0), overlap=True))
     assert plan.verify == [request] and not plan.drafts
     assert plan.wait_until == NOW, "they are looked for once it has begun"
@@ -443,18 +434,13 @@ def test_the_drafts_of_a_plan_begin_once_its_verification_has() -> None:
     assert not schedule(state).drafts, "their drafter is gone"
 
 
-@pytest.mark.parametrize("number", [0, 1, 4])
-def test_no_more_outcomes_are_drafted_ahead_than_a_request_allows(number) -> None:
-    assert num_ahead(schedule(verifying(number))) == number
-
-
 def test_no_outcome_is_drafted_ahead_that_the_verification_would_not_outlast() -> None:
     assert not schedule(verifying(seconds_left=0.0)).drafts
     assert num_ahead(schedule(verifying(4, seconds_left=0.0))) == 4, "those asked for are"
 
 
 def test_drafts_and_drafts_ahead_share_a_call() -> None:
-    request, call = decoding(), verifying_call([in_verification("auto")], 0.05)
+    request, call = decoding(), verifying_call([in_verification()], 0.05)
     costs = cost_model(interference=0.0)
     plan = schedule(snapshot([request], costs, verification=call, overlap=True))
     assert len(plan.drafts) == 1 and drafted_for(plan) == [request] and num_ahead(plan) > 0
@@ -504,7 +490,7 @@ def test_scheduling_changes_nothing_so_that_the_same_state_gives_the_same_plan(o
     costs = cost_model(verify=(0.02, 0.0005), names=("a", "b"), interference=0.5)
     baseline = measured_baseline(costs)
     save_up_for_trials(baseline, 8)
-    ahead = verifying_call([in_verification("auto")], 0.05)
+    ahead = verifying_call([in_verification()], 0.05)
     ahead.requests[0].drafter = "a"
     ready = [drafted(8, drafter="a"), decoding(drafter="b"), decoding(OFF), reading(100)]
     for verification in (None, ahead):

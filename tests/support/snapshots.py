@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from diffuspec.adl.cost_curve import CostCurve
 from diffuspec.adl.cost_model import CostModel
 from diffuspec.adl.policies import make_policy
 from diffuspec.algorithm.draft_tree import chain
+from diffuspec.algorithm.outcomes import OutcomeModel, OutcomeRanking
 from diffuspec.core.config import DraftLengthConfig
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Draft
@@ -23,6 +24,7 @@ from diffuspec.scheduler.calls import UNNAMED, DraftCall, Lane, VerifyCall
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.plan import Snapshot
 from diffuspec.scheduler.request import Request
+from diffuspec.scheduler.step import PreDrafts
 from tests.support.fakes import EOS, FAKE_TARGET
 from tests.support.stage import PROMPT, fake_drafter
 
@@ -142,6 +144,14 @@ def drafted(
 
 
 # ---- calls under way
+
+
+def in_verification(num_outcomes: int | Literal["auto"] = "auto") -> Request:
+    """Return a request whose draft is being verified, with a likely alternative at each node."""
+    speculation = SpeculationParams(num_outcomes=num_outcomes)
+    request = drafted(8, speculation, confidence=-0.01, alternatives=[(9, -0.1), (10, -3.0)])
+    request.pre_drafts = PreDrafts(OutcomeRanking(OutcomeModel()))
+    return request
 
 
 def drafting_call(lane: Lane, requests: Sequence[Request], seconds_left: float) -> DraftCall:
