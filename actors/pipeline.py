@@ -26,7 +26,7 @@ from actors.supervision.drafter_supervisor import DrafterSupervisor
 from actors.supervision.role_actor import ActorLostError
 from diffuspec.core.errors import DiffuspecError, DrafterError, ShuttingDownError
 from diffuspec.core.interfaces import ServiceStatus
-from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.params import GREEDY, SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, RequestOutput
 from diffuspec.resumption import ResumedAnswer
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
@@ -35,7 +35,6 @@ from diffuspec.rpc.security import new_token
 
 logger = logging.getLogger(__name__)
 
-_GREEDY = SamplingParams()
 _STATUS_SECONDS = 10.0
 _SLACK_SECONDS = 10.0  # time in which health checks notice a lost coordinator
 _READ_SECONDS = 2.0  # time for callers to read the rest of their answers
@@ -120,7 +119,7 @@ class Pipeline:
     async def stream(
         self,
         prompt: Prompt,
-        sampling: SamplingParams = _GREEDY,
+        sampling: SamplingParams = GREEDY,
         speculation: SpeculationParams | None = None,
         request_id: str | None = None,
     ) -> AsyncGenerator[RequestOutput]:

@@ -17,7 +17,7 @@ from itertools import zip_longest
 
 from diffuspec.core.backoff import Backoff
 from diffuspec.core.errors import DiffuspecError
-from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.params import PLAIN, SamplingParams
 from diffuspec.core.types import RequestOutput, TokenLogprobs
 from diffuspec.engine_base import EngineBase
 
@@ -25,7 +25,6 @@ __all__ = ["Auditor", "Divergence", "audit"]
 
 logger = logging.getLogger(__name__)
 
-_PLAIN = SpeculationParams(policy="off")
 _MAX_QUEUED = 16  # answers waiting for their audit
 
 
@@ -50,7 +49,7 @@ async def audit(
     For a sampled answer `sampling` must have its seed. Raises DiffuspecError.
     """
     asked = replace(sampling, logprobs=max(2, sampling.logprobs or 0), prompt_logprobs=None)
-    plain = await engine.complete(list(prompt_ids), asked, _PLAIN)
+    plain = await engine.complete(list(prompt_ids), asked, PLAIN)
     for position, (mine, other) in enumerate(zip_longest(token_ids, plain.token_ids)):
         if mine != other:
             gap = None if other is None else _gap(plain.logprobs, position)

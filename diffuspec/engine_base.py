@@ -17,7 +17,7 @@ from diffuspec.completion import Completion
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import ServiceStatus, TargetInfo
-from diffuspec.core.params import MAX_CHOICES, SamplingParams, SpeculationParams
+from diffuspec.core.params import GREEDY, MAX_CHOICES, SamplingParams, SpeculationParams
 from diffuspec.core.types import NO_TOKENS, Prompt, RequestOutput, TokenIds
 from diffuspec.telemetry.metrics import Metrics
 from diffuspec.text.prompt import as_token_ids, encode_prompt, list_of_prompts
@@ -25,7 +25,6 @@ from diffuspec.text.prompt import as_token_ids, encode_prompt, list_of_prompts
 if TYPE_CHECKING:
     from diffuspec.telemetry.request_spans import RequestSpans
 
-_GREEDY = SamplingParams()
 ANOTHER_LOOP = (
     "this engine is in use in another event loop: there `await engine.complete(prompt)`, not "
     "`engine.generate`"
@@ -120,7 +119,7 @@ class EngineBase(ABC):
     def generate(
         self,
         prompts: Iterable[Prompt],
-        sampling: SamplingParams | Sequence[SamplingParams] = _GREEDY,
+        sampling: SamplingParams | Sequence[SamplingParams] = GREEDY,
         speculation: SpeculationParams | None = None,
         n: int = 1,
     ) -> list[Completion]:
@@ -140,7 +139,7 @@ class EngineBase(ABC):
     async def complete(
         self,
         prompt: Prompt,
-        sampling: SamplingParams = _GREEDY,
+        sampling: SamplingParams = GREEDY,
         speculation: SpeculationParams | None = None,
         request_id: str | None = None,
     ) -> Completion:
@@ -153,7 +152,7 @@ class EngineBase(ABC):
     async def stream(
         self,
         prompt: Prompt,
-        sampling: SamplingParams = _GREEDY,
+        sampling: SamplingParams = GREEDY,
         speculation: SpeculationParams | None = None,
         request_id: str | None = None,
         committed_token_ids: Sequence[int] = (),

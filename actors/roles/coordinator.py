@@ -28,7 +28,7 @@ from diffuspec.core.errors import (
     VerifierUnavailableError,
 )
 from diffuspec.core.interfaces import ServiceStatus, TargetInfo, Verifier
-from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.params import GREEDY, PLAIN, SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, RequestOutput, Verdict, VerifyRequest
 from diffuspec.engine import Engine
 from diffuspec.rpc.client.roles import RemoteVerifier
@@ -54,9 +54,6 @@ class HostedVerifier(Verifier, DrafterHost, Protocol):
 
 
 OpenVerifier: TypeAlias = Callable[[], AbstractAsyncContextManager[HostedVerifier]]
-
-_PLAIN = SpeculationParams(policy="off")
-_GREEDY = SamplingParams()
 
 
 class _ObservedVerifier:
@@ -150,7 +147,7 @@ class CoordinatorActor(ServedRole):
         self._resources.push_async_callback(self.drafters.close)
         digest = vocabulary_digest(tokenizer, verifier.info.vocab_size)
         await self.drafters.load(verifier.info, digest, verifier)
-        await engine.complete(self_test.prompt(verifier.info), self_test.SAMPLING, _PLAIN)
+        await engine.complete(self_test.prompt(verifier.info), self_test.SAMPLING, PLAIN)
         limits = config.coordinator_limits()
         servicer = CoordinatorServicer(self, engine.default_speculation, self._health)
         self._server = await self._serve(servicer, host, port, limits, self._ask_verifier)
@@ -180,7 +177,7 @@ class CoordinatorActor(ServedRole):
     async def stream(
         self,
         prompt: Prompt,
-        sampling: SamplingParams = _GREEDY,
+        sampling: SamplingParams = GREEDY,
         speculation: SpeculationParams | None = None,
         request_id: str | None = None,
         committed_token_ids: Sequence[int] = (),

@@ -312,3 +312,7 @@ class SpeculationParams:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+GREEDY = SamplingParams()
+PLAIN = SpeculationParams(policy="off")  # without drafts

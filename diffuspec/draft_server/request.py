@@ -12,7 +12,7 @@ from diffuspec.adl.acceptance import Expectation, SharedExpectation
 from diffuspec.algorithm.draft_tree import draft_after, follow
 from diffuspec.algorithm.drafter_weight import DrafterWeight
 from diffuspec.algorithm.outcomes import OutcomeModel, OutcomeRanking, RankedOutcome
-from diffuspec.core.params import MAX_DRAFT_TOKENS, MAX_TREE_NODES, SamplingParams
+from diffuspec.core.params import GREEDY, MAX_DRAFT_TOKENS, MAX_TREE_NODES
 from diffuspec.core.types import (
     EMPTY_DRAFT,
     MAX_ALTERNATIVES,
@@ -24,7 +24,6 @@ from diffuspec.core.types import (
 )
 
 _MAX_MADE = 32  # drafts kept for one request
-_GREEDY = SamplingParams()
 
 
 @dataclass(slots=True, eq=False)
@@ -158,7 +157,7 @@ class EngineRequest:
             tree_shape="best_first",
             max_nodes=min(2 * num_draft_tokens, MAX_TREE_NODES),
             drafter_weight=self._weight.value,
-            sampling=_GREEDY,
+            sampling=GREEDY,
             num_alternatives=MAX_ALTERNATIVES,
             num_prompt_tokens=self.num_prompt_tokens,
         )

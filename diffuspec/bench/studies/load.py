@@ -25,7 +25,7 @@ from diffuspec.bench.questions import Question, rotated
 from diffuspec.bench.systems.engine_system import sibling
 from diffuspec.bench.text_table import TextTable
 from diffuspec.core.errors import ConfigError
-from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.params import PLAIN, SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt
 from diffuspec.data_parallel.engine import DataParallelEngine
 from diffuspec.engine import Engine
@@ -84,7 +84,7 @@ def study_load(
         async with _opened(engine) as (on, off, forget):
             clients: dict[str, LoadClient] = {
                 ON: EngineClient(on, engine.default_speculation),
-                OFF: EngineClient(off, SpeculationParams(policy="off")),
+                OFF: EngineClient(off, PLAIN),
             }
             return await compare_load(clients, prompts, plan, forget, on_turn, engine.cpu_seconds)
 

@@ -17,7 +17,7 @@ from diffuspec.bench.studies.overlap import SEQUENTIAL, OverlapRow, Pace, measur
 from diffuspec.bench.text_table import TextTable
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.interfaces import Drafter, Verifier
-from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.params import GREEDY, SpeculationParams
 from diffuspec.core.types import (
     MAX_ALTERNATIVES,
     Draft,
@@ -36,7 +36,6 @@ _DRAFTS = {
     "tree of 16 nodes": SpeculationParams(policy="fixed", num_draft_tokens=16, max_nodes=16),
 }
 _PACE = Pace()
-_GREEDY = SamplingParams()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +182,13 @@ class _Answer:
             tree_shape=speculation.tree_shape,
             max_nodes=speculation.max_nodes,
             drafter_weight=0.5 if weight == "adaptive" else weight,
-            sampling=_GREEDY,
+            sampling=GREEDY,
             num_alternatives=MAX_ALTERNATIVES,
         )
 
     def _verify_request(self, draft: Draft) -> VerifyRequest:
         num_prompt_tokens = self._num_prompt_tokens
-        return VerifyRequest(self._name, self._prefix, num_prompt_tokens, draft.tree, _GREEDY)
+        return VerifyRequest(self._name, self._prefix, num_prompt_tokens, draft.tree, GREEDY)
 
 
 def _hit_rate_table(found: Mapping[str, Sequence[HitRates]]) -> TextTable:

@@ -31,7 +31,7 @@ from diffuspec.bench.systems.engine_system import EngineSystem, sibling
 from diffuspec.bench.systems.naming import BASELINE
 from diffuspec.bench.text_table import TextTable
 from diffuspec.core.config import EngineConfig
-from diffuspec.core.params import MAX_DRAFT_TOKENS, SpeculationParams
+from diffuspec.core.params import MAX_DRAFT_TOKENS, PLAIN, SpeculationParams
 from diffuspec.engine import Engine
 
 
@@ -178,7 +178,7 @@ def _systems(
 ) -> Iterator[EngineSystem]:
     """Yield plain decoding and the settings."""
     plain = stack.enter_context(sibling(engine))
-    yield EngineSystem(BASELINE, plain, SpeculationParams(policy="off"))
+    yield EngineSystem(BASELINE, plain, PLAIN)
     for setting in measured:
         own = stack.enter_context(sibling(engine, setting.config))
         yield EngineSystem(setting.name, own, setting.speculation)

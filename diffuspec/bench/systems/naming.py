@@ -17,7 +17,13 @@ from pydantic import ValidationError
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.drafter_config import DrafterConfig
 from diffuspec.core.errors import ConfigError
-from diffuspec.core.params import AUTO_DRAFTER, DraftLengthPolicy, SpeculationParams, TreeShape
+from diffuspec.core.params import (
+    AUTO_DRAFTER,
+    PLAIN,
+    DraftLengthPolicy,
+    SpeculationParams,
+    TreeShape,
+)
 from diffuspec.drafters import KINDS
 
 BASELINE = "plain"
@@ -65,7 +71,7 @@ def speculation_for(
     if name == AUTO_DRAFTER:
         return replace(defaults, policy="cost_aware", tree_shape="best_first", drafter=name)
     if name == BASELINE:
-        return SpeculationParams(policy="off")
+        return PLAIN
     if name == "paper":
         return SpeculationParams(policy="paper", tree_shape="path", drafter_weight=0.5)
     match = re.fullmatch(rf"(cost_aware|fixed_(\d+))_({'|'.join(TREE_SHAPES)})", name)

@@ -22,7 +22,7 @@ from diffuspec.bench.virtual_time.traffic import (
     make_answers,
 )
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
-from diffuspec.core.params import SpeculationParams
+from diffuspec.core.params import PLAIN, SpeculationParams
 from diffuspec.core.types import Prompt
 from diffuspec.scheduler.coordinator import Coordinator
 from diffuspec.scheduler.drafters import DrafterPool
@@ -31,7 +31,6 @@ LOADS = (1, 2, 4, 8, 16, 32, MAX_SEQUENCES)
 OFF, DEFAULT, FIXED, ORACLE = SYSTEMS = ("off", "default", "fixed", "oracle")
 FIXED_LENGTHS = (2, 4, 8, 12, 16, 24, 48)
 
-_PLAIN = SpeculationParams(policy="off")
 _DRAFT_LENGTH = DraftLengthConfig(max_draft_tokens=64)
 _MIN_ANSWERS = 64  # minimum number of answers in a run
 _ROUNDS = 4  # answers for each client
@@ -79,7 +78,7 @@ class Plan:
     threshold: float = 0.0  # requests whose share of right tokens is above this are drafted
 
     def choose(self, answer: Answer) -> SpeculationParams:
-        return self.speculation if answer.share > self.threshold else _PLAIN
+        return self.speculation if answer.share > self.threshold else PLAIN
 
 
 _FIXED_PARAMS = {
@@ -110,7 +109,7 @@ def measure(cell: Cell, systems: Sequence[str]) -> list[CellRow]:
 def _plans(system: str, cell: Cell) -> list[Plan]:
     if system == ORACLE:
         return oracle_plans(cell)
-    return [Plan(_PLAIN if system == OFF else SpeculationParams())]
+    return [Plan(PLAIN if system == OFF else SpeculationParams())]
 
 
 def oracle_plans(cell: Cell) -> list[Plan]:
@@ -118,7 +117,7 @@ def oracle_plans(cell: Cell) -> list[Plan]:
 
     Thresholds that select no request, or the same ones as a lower threshold, are left out.
     """
-    plans, seen = [Plan(_PLAIN)], {frozenset[int]()}
+    plans, seen = [Plan(PLAIN)], {frozenset[int]()}
     for threshold in REGIMES[cell.regime].thresholds:
         chosen = frozenset(one.number for one in cell.answers if one.share > threshold)
         if chosen not in seen:

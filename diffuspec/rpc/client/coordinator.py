@@ -9,7 +9,7 @@ from typing import Self
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from diffuspec.core.interfaces import ServiceStatus
-from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.params import GREEDY, SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, RequestOutput
 from diffuspec.rpc.client.connection import Connection
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
@@ -27,7 +27,6 @@ _CALL_SECONDS = 10.0
 
 # Bytes that a server may send ahead of a slow reader: about 100 outputs. The default is 64 KiB.
 _OPTIONS = (("grpc.http2.lookahead_bytes", 16 * 1024),)
-_GREEDY = SamplingParams()
 
 
 class RemoteCoordinator:
@@ -66,7 +65,7 @@ class RemoteCoordinator:
     async def stream(
         self,
         prompt: Prompt,
-        sampling: SamplingParams = _GREEDY,
+        sampling: SamplingParams = GREEDY,
         speculation: SpeculationParams | None = None,
         request_id: str | None = None,
         committed_token_ids: Sequence[int] = (),

@@ -12,13 +12,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.params import PLAIN, SamplingParams
 from diffuspec.engine import Engine
 from diffuspec.pairs.smollm2 import smollm2_config
 
 Clock: TypeAlias = Callable[[], float]
 
-_PLAIN = SpeculationParams(policy="off")
 _MAX_LEN = 2048
 _CLOCKS: dict[str, Clock] = {"wall": time.monotonic, "processor": time.process_time}
 
@@ -27,7 +26,7 @@ async def answer(engine: Engine, asked: dict[str, Any], clock: Clock) -> dict[st
     """Answer a prompt without cached prefixes."""
     engine.reset_prefix_cache()
     sampling = SamplingParams(max_tokens=asked["max_tokens"])
-    speculation = None if asked["drafts"] else _PLAIN
+    speculation = None if asked["drafts"] else PLAIN
     started, first, tokens = clock(), None, list[int]()
     async for output in engine.stream(asked["prompt"], sampling, speculation):
         tokens += output.token_ids
