@@ -105,14 +105,16 @@ class Connection:
     def _exchange(self, channel: grpc.Channel, hello: Hello) -> bool:
         """Exchange messages until the stream ends. Returns whether the hello was accepted."""
         outbox: queue.SimpleQueue[ConnectRequest | None] = queue.SimpleQueue()
-        self._outbox = outbox
         outbox.put(ConnectRequest(hello=hello))
+        self._outbox = outbox
         connect = channel.stream_stream(
             _METHOD,
             request_serializer=ConnectRequest.SerializeToString,
             response_deserializer=ConnectResponse.FromString,
         )
         call = self._call = connect(_messages(outbox), metadata=self._metadata)
+        if self._is_closed.is_set():  # `close` has not seen this call
+            call.cancel()
         timer = threading.Timer(_WELCOME_SECONDS, call.cancel)
         timer.daemon = True
         timer.start()

@@ -187,14 +187,21 @@ class Dispatcher:
             logger.warning("the drafter is not profiled, costs are learnt as it drafts: %s", error)
 
     async def run(self) -> None:
-        """Draft until cancelled."""
-        while True:
-            jobs = self._next()
-            if jobs:
-                await self._call(jobs)
-            else:
-                self._wake.clear()
-                await self._wake.wait()
+        """Draft until cancelled. Requests that are not released by then are not released."""
+        try:
+            while True:
+                jobs = self._next()
+                if jobs:
+                    await self._call(jobs)
+                else:
+                    self._wake.clear()
+                    await self._wake.wait()
+        except Exception:
+            logger.exception("drafting has ended: restart the server")
+            raise
+        finally:
+            for release in self._releases:
+                release.cancel()
 
     def _next(self) -> Sequence[DraftJob]:
         """Return the jobs of the next call."""

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from diffuspec.rpc.client.connection import Connection
-from diffuspec.rpc.limits import RpcLimits
+from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.interceptor import write_within
 from diffuspec.rpc.server.servicers import RoleServicer
@@ -40,7 +40,7 @@ class DraftProxy(RoleServicer):
     def __init__(self, security: Security) -> None:
         """`security`: the credentials that the servers require."""
         self._security = security
-        self._limits = RpcLimits()
+        self._limits = DEFAULT_LIMITS
         self._servers: dict[str, _Server] = {}
         self._is_draining = False
 

@@ -30,11 +30,11 @@ class DraftServiceStub(object):
 
     The stream ends with FAILED_PRECONDITION for another vocabulary or protocol version,
     INVALID_ARGUMENT for a message that breaks the protocol, RESOURCE_EXHAUSTED when too many engines
-    are connected or a message is larger than 16 MiB, UNAVAILABLE after five minutes without a
-    message or when the server ends, and UNAUTHENTICATED without the server's token, if it has one
-    (metadata "authorization: Bearer TOKEN"). The status says in words what was wrong. After
-    UNAVAILABLE and RESOURCE_EXHAUSTED a client connects again after a pause, with a hello and all of
-    its requests; after any other status it has to change something first.
+    are connected or a message is larger than 16 MiB, UNAVAILABLE after 30 seconds without a hello,
+    five minutes without another message, or when the server ends, and UNAUTHENTICATED without the
+    server's token, if it has one (metadata "authorization: Bearer TOKEN"). The status says in words
+    what was wrong. After UNAVAILABLE and RESOURCE_EXHAUSTED a client connects again after a pause,
+    with a hello and all of its requests; after any other status it has to change something first.
 
     The server also serves grpc.health.v1. It drops connections that are pinged more often than every
     15 seconds.
@@ -58,11 +58,11 @@ class DraftServiceServicer(object):
 
     The stream ends with FAILED_PRECONDITION for another vocabulary or protocol version,
     INVALID_ARGUMENT for a message that breaks the protocol, RESOURCE_EXHAUSTED when too many engines
-    are connected or a message is larger than 16 MiB, UNAVAILABLE after five minutes without a
-    message or when the server ends, and UNAUTHENTICATED without the server's token, if it has one
-    (metadata "authorization: Bearer TOKEN"). The status says in words what was wrong. After
-    UNAVAILABLE and RESOURCE_EXHAUSTED a client connects again after a pause, with a hello and all of
-    its requests; after any other status it has to change something first.
+    are connected or a message is larger than 16 MiB, UNAVAILABLE after 30 seconds without a hello,
+    five minutes without another message, or when the server ends, and UNAUTHENTICATED without the
+    server's token, if it has one (metadata "authorization: Bearer TOKEN"). The status says in words
+    what was wrong. After UNAVAILABLE and RESOURCE_EXHAUSTED a client connects again after a pause,
+    with a hello and all of its requests; after any other status it has to change something first.
 
     The server also serves grpc.health.v1. It drops connections that are pinged more often than every
     15 seconds.
@@ -96,11 +96,11 @@ class DraftService(object):
 
     The stream ends with FAILED_PRECONDITION for another vocabulary or protocol version,
     INVALID_ARGUMENT for a message that breaks the protocol, RESOURCE_EXHAUSTED when too many engines
-    are connected or a message is larger than 16 MiB, UNAVAILABLE after five minutes without a
-    message or when the server ends, and UNAUTHENTICATED without the server's token, if it has one
-    (metadata "authorization: Bearer TOKEN"). The status says in words what was wrong. After
-    UNAVAILABLE and RESOURCE_EXHAUSTED a client connects again after a pause, with a hello and all of
-    its requests; after any other status it has to change something first.
+    are connected or a message is larger than 16 MiB, UNAVAILABLE after 30 seconds without a hello,
+    five minutes without another message, or when the server ends, and UNAUTHENTICATED without the
+    server's token, if it has one (metadata "authorization: Bearer TOKEN"). The status says in words
+    what was wrong. After UNAVAILABLE and RESOURCE_EXHAUSTED a client connects again after a pause,
+    with a hello and all of its requests; after any other status it has to change something first.
 
     The server also serves grpc.health.v1. It drops connections that are pinged more often than every
     15 seconds.

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
 from diffuspec_client import Draft, DraftClient, Row, Settings
-from diffuspec_client.draft_service_pb2 import RowDraft, StepDrafts
+from diffuspec_client.connection import Connection
+from diffuspec_client.draft_service_pb2 import Hello, RowDraft, StepDrafts
 from diffuspec_client.patience import Patience
 from diffuspec_client.vocabulary import Vocabulary
 from tests.clients.conftest import StartServer, kill
-from tests.support.draft_streams import SECONDS, TOKENS, VOCABULARY
+from tests.support.draft_streams import SECONDS, TOKENS, VOCABULARY, Scripted
 
 
 def connect(tmp_path: Path, vocabulary: Vocabulary = VOCABULARY, **given: Any) -> DraftClient:
@@ -210,3 +213,20 @@ def test_settings_come_from_the_environment_and_are_overridden_by_name():
 def test_settings_that_cannot_be_used_are_refused(given: dict[str, object], message: str):
     with pytest.raises(ValueError, match=message):
         Settings.read(given, {})
+
+
+def test_a_connection_that_is_closed_while_it_connects_leaves_no_stream_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    connect, messages = Connection._channel, queue.SimpleQueue[Any]()
+
+    def close_first(connection: Connection) -> grpc.Channel:
+        connection.close()
+        return connect(connection)
+
+    monkeypatch.setattr(Connection, "_channel", close_first)
+    server = Scripted(f"unix:{tmp_path / 's'}", lambda _: None)
+    settings = Settings(server=f"unix:{tmp_path / 's'}")
+    Connection(settings, Hello(), VOCABULARY, messages.put)
+    assert messages.get(timeout=SECONDS) is None
+    server.stop()

@@ -375,6 +375,40 @@ def test_requests_that_end_are_released():
     assert sorted(drafter.released) == ["engine-1/a", "engine-1/b"]
 
 
+def test_no_request_is_released_once_the_service_has_ended():
+    class Slow(TimedDrafter):
+        async def release(self, request_id: str) -> None:
+            await asyncio.sleep(1.0)
+            await super().release(request_id)
+
+    async def main() -> None:
+        async with make_service(drafter) as service:
+            session, _ = service.open(make_hello())
+            await FakeEngine(session, PROMPTS).run(2)
+            service.close(session)
+        await asyncio.sleep(2.0)
+
+    drafter = Slow(right_and_sure)
+    run_in_virtual_time(main())
+    assert not drafter.released
+
+
+def test_a_fault_in_the_choice_of_drafts_shows_in_the_health_and_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def fail(now: float) -> None:
+        raise ZeroDivisionError
+
+    async def work(service: DraftService, session: Session) -> None:
+        monkeypatch.setattr(session.pre_drafts, "ahead", fail)
+        await FakeEngine(session, PROMPTS).run(4)
+        assert not service.is_healthy()
+
+    with pytest.raises(ZeroDivisionError):
+        run(TimedDrafter(right_and_sure), work)
+    assert "drafting has ended: restart the server" in caplog.text
+
+
 def test_requests_that_never_end_are_forgotten_when_there_are_too_many():
     drafter = TimedDrafter(right_and_sure)
 

@@ -27,7 +27,7 @@ TOKEN_SIZE = 4
 class Held(NamedTuple):
     """A prefix known to both ends."""
 
-    data: bytes  # Return the name of the bool that represents a word instead of a number.
+    data: bytes  # its token ids, as little-endian int32
     hasher: hashlib.blake2b  # over all of data
     sampling: SamplingParams
     prediction: TokenIds = NO_TOKENS

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import grpc
 
 from diffuspec.core.errors import InvalidRequestError, ShuttingDownError
-from diffuspec.rpc.limits import RpcLimits
+from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.messages.status import IdleStreamError
 from diffuspec.rpc.server.interceptor import refuse_malformed, write_within
 from diffuspec.rpc.server.servicers import RoleServicer
@@ -59,7 +59,7 @@ class DraftServicer(RoleServicer, draft_service_pb2_grpc.DraftServiceServicer):
 
     def __init__(self, sessions: EngineSessions) -> None:
         self._sessions = sessions
-        self.limits = RpcLimits()
+        self.limits = DEFAULT_LIMITS
         self._draining = asyncio.Event()
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -74,12 +74,9 @@ class DraftServicer(RoleServicer, draft_service_pb2_grpc.DraftServiceServicer):
     def drain(self) -> None:
         self._draining.set()
 
-    async def finish(self) -> None:
-        pass
-
     async def Connect(self, requests: object, context: Any) -> None:
         """Serve one engine until its stream ends."""
-        hello = await self.read(context)
+        hello = await self.read(context, self.limits.max_stall_seconds)
         if hello is None:
             return
         if hello.WhichOneof("message") != "hello":
@@ -92,11 +89,13 @@ class DraftServicer(RoleServicer, draft_service_pb2_grpc.DraftServiceServicer):
         finally:
             self._sessions.close(session)
 
-    async def read(self, context: Any) -> ConnectRequest | None:
-        """Return the next message; None: the engine has finished. Raises IdleStreamError."""
+    async def read(self, context: Any, limit: float) -> ConnectRequest | None:
+        """Return the next message; None: the engine has finished.
+
+        Raises IdleStreamError if there is none within `limit` seconds, and ShuttingDownError.
+        """
         reading = asyncio.ensure_future(context.read())
         draining = asyncio.ensure_future(self._draining.wait())
-        limit = self.limits.max_idle_seconds
         try:
             await asyncio.wait(
                 [reading, draining], timeout=limit, return_when=asyncio.FIRST_COMPLETED
@@ -132,7 +131,8 @@ class _Stream:
             self._session.on_outcomes = self._put
             pushing = asyncio.create_task(self._push())
         try:
-            while (message := await self._servicer.read(self._context)) is not None:
+            limit = self._servicer.limits.max_idle_seconds
+            while (message := await self._servicer.read(self._context, limit)) is not None:
                 if message.WhichOneof("message") != "step":
                     raise InvalidRequestError("a message after the hello must be a step")
                 await self.write(ConnectResponse(drafts=await self._session.step(message.step)))

@@ -99,6 +99,17 @@ async def test_one_engine_too_many_is_refused(service, security):
     assert "1 engines are connected, which is the limit" in str(caught.value.details())
 
 
+async def test_a_stream_without_a_hello_is_closed(service, security):
+    async with (
+        server_of(service, security, max_stall_seconds=0.05) as server,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        connect: Any = channel.stream_stream("/diffuspec.v1.DraftService/Connect")
+        call = connect(metadata=security.metadata)
+        assert await call.code() == grpc.StatusCode.UNAVAILABLE
+        assert "after 0.05 s without a message" in await call.details()
+
+
 class Unread:
     """The context of an engine that says hello and takes no message."""
 
