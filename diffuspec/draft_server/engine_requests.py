@@ -12,7 +12,7 @@ from diffuspec.adl.acceptance import SharedExpectation
 from diffuspec.algorithm.outcomes import OutcomeModel
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.draft_server.request import EngineRequest
-from diffuspec.draft_server.validation import check_token_ids
+from diffuspec.draft_server.validation import highest_token_id
 from diffuspec.v1.draft_service_pb2 import Hello, RequestRow
 
 _TURN_SECONDS = 0.005  # time after which other engines get a turn
@@ -45,7 +45,7 @@ class EngineRequests:
         self._info = info
         self._weight = drafter_weight
         self._forget = forget
-        self._shared = SharedExpectation(min(hello.max_draft_tokens, 128))
+        self._shared = SharedExpectation(hello.max_draft_tokens)
         self._outcomes = OutcomeModel()
         self._by_id: dict[str, EngineRequest] = {}
 
@@ -84,30 +84,29 @@ class EngineRequests:
                     continue
                 request = self._new(row)
             token_ids = row.token_ids[: self._info.max_model_len]
-            check_token_ids(token_ids, self._hello)
+            highest = highest_token_id(token_ids, self._hello)
             verdict = request.advance(row.base_length, token_ids)
             if verdict is not None:
                 found.num_accepted += verdict.num_accepted_tokens
             request.priority = row.priority
-            self._bound(request, row, token_ids)
+            self._bound(request, row, highest)
             # the most recent one last
             self._by_id[row.request_id] = self._by_id.pop(row.request_id)
             found.requests.append(request)
         self.end([*self._by_id][: max(len(self._by_id) - 2 * self._hello.max_requests, 0)])
         return found
 
-    def _bound(self, request: EngineRequest, row: RequestRow, token_ids: Sequence[int]) -> None:
-        """Update how much may be drafted for a request from now on."""
-        is_foreign = max(token_ids, default=0) >= self._info.vocab_size
-        request.is_foreign = request.is_foreign or is_foreign
+    def _bound(self, request: EngineRequest, row: RequestRow, highest: int) -> None:
+        """Update how much may be drafted for a request. `highest`: of its new token ids."""
+        request.is_foreign = request.is_foreign or highest >= self._info.vocab_size
         length = row.base_length + len(row.token_ids)
         if length >= self._info.max_model_len:
             request.drop_tokens(length)
         limits = (row.max_draft_tokens, self._hello.max_draft_tokens)
         may_draft = not (request.is_foreign or request.is_dropped)
         request.max_draft_tokens = min(one for one in limits if one) if may_draft else 0
-        longest = min(self._hello.max_model_len, self._info.max_model_len)
-        request.num_left = row.max_tokens_left or longest - request.num_tokens
+        left = min(self._hello.max_model_len, self._info.max_model_len) - request.num_tokens
+        request.num_left = min(row.max_tokens_left or left, left)
 
     def _new(self, row: RequestRow) -> EngineRequest:
         self.end([row.request_id])

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from diffuspec.core.errors import ConfigError, OverloadedError
 from diffuspec.core.interfaces import Drafter, TargetInfo
-from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.version import own_version
 from diffuspec.draft_server.config import DraftServerConfig
 from diffuspec.draft_server.dispatcher import Dispatcher
@@ -99,7 +98,7 @@ class DraftService:
             drafter=self.config.drafter.kind,
             max_requests=hello.max_requests,
             max_model_len=min(self.info.max_model_len, hello.max_model_len),
-            max_draft_tokens=min(hello.max_draft_tokens, MAX_DRAFT_TOKENS),
+            max_draft_tokens=hello.max_draft_tokens,
         )
 
     def close(self, session: Session) -> None:

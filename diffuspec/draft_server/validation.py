@@ -98,10 +98,12 @@ def _check_row(row: RequestRow, hello: Hello) -> None:
     _require("num_prompt_tokens", row.num_prompt_tokens, 0, length)
 
 
-def check_token_ids(token_ids: Sequence[int], hello: Hello) -> None:
+def highest_token_id(token_ids: Sequence[int], hello: Hello) -> int:
+    """Return the highest of a row's token ids; 0 if there are none. Refuses unknown ones."""
     highest = max(token_ids, default=0)
     if highest >= hello.vocab_size:
         raise InvalidRequestError(f"token ids must be below {hello.vocab_size}, got {highest}")
+    return highest
 
 
 def _require(name: str, value: float, least: float, most: float) -> None:

@@ -438,6 +438,16 @@ def test_a_request_longer_than_the_drafter_takes_goes_on_without_drafts():
     assert not drafter.batches
 
 
+def test_no_draft_is_longer_than_the_drafter_s_context_whatever_the_engine_allows():
+    async def work(service: DraftService, session: Session) -> None:
+        row = {"token_ids": [3] * (FAKE_TARGET.max_model_len - 4), "max_tokens_left": 2**32 - 1}
+        await send(session, 1, request_id="a", **row)
+
+    drafter = TimedDrafter(right_and_sure)
+    run(drafter, work, num_draft_tokens=8)
+    assert [one.num_draft_tokens for batch in drafter.batches for one in batch] == [4]
+
+
 @pytest.mark.parametrize("base", [0, 4])
 def test_a_request_that_was_too_long_and_goes_back_is_drafted_for_once_it_is_sent_whole(base: int):
     prompts = []
