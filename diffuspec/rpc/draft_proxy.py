@@ -15,6 +15,7 @@ import grpc
 
 from diffuspec.rpc.client.connection import Connection
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
+from diffuspec.rpc.messages.status import IdleStreamError, from_rpc_error
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.interceptor import write_within
 from diffuspec.rpc.server.servicers import RoleServicer
@@ -29,7 +30,7 @@ class _Server:
 
     connection: Connection
     streams: set[asyncio.Event] = field(default_factory=set)  # set one to end its stream
-    has_failed: bool = False  # a stream has ended with UNAVAILABLE since the last `use`
+    has_failed: bool = False  # it has ended or could not be reached since the last `use`
 
 
 class DraftProxy(RoleServicer):
@@ -114,7 +115,8 @@ class DraftProxy(RoleServicer):
                 await context.abort(_UNAVAILABLE, "the draft server is taken away; connect again")
             await receiving
         except grpc.aio.AioRpcError as error:
-            server.has_failed = error.code() == _UNAVAILABLE
+            is_idle = isinstance(from_rpc_error(error), IdleStreamError)
+            server.has_failed = error.code() == _UNAVAILABLE and not is_idle
             metadata = tuple(error.trailing_metadata() or ())
             await context.abort(error.code(), error.details() or "", metadata)
         finally:

@@ -61,8 +61,9 @@ class CoordinatorServiceServicer(object):
         call cancels the request.
 
         Errors: INVALID_ARGUMENT for an invalid prompt or option, RESOURCE_EXHAUSTED when the
-        queue is full, ABORTED when the request was cancelled, UNAVAILABLE and INTERNAL when the target
-        failed. google.rpc.ErrorInfo of the domain "diffuspec" names the kind.
+        queue is full, ABORTED when the request was cancelled, UNAVAILABLE when the service is shutting
+        down, UNAVAILABLE and INTERNAL when the target failed. google.rpc.ErrorInfo of the domain
+        "diffuspec" names the kind.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

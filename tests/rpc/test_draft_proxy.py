@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from diffuspec.rpc.client.connection import Connection
 from diffuspec.rpc.draft_proxy import DraftProxy
-from diffuspec.rpc.limits import DEFAULT_LIMITS
+from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.draft_service import DraftServicer
 from diffuspec.rpc.server.server import RoleServer
@@ -111,3 +111,19 @@ async def test_an_engine_of_a_server_that_ends_connects_again_to_the_other(pool:
             await pool.engine()
     assert pool.proxy.num_engines()[gone.address] == 0
     assert pool.proxy.num_engines()[left.address] >= 3
+
+
+async def test_a_server_that_closes_an_idle_stream_has_not_failed():
+    proxy, limits = DraftProxy(INNER), RpcLimits(max_stall_seconds=0.05)
+    async with (
+        make_service(TimedDrafter(always_right)) as service,
+        RoleServer([DraftServicer(service)], INNER, limits=limits) as server,
+        RoleServer([proxy], OUTER) as front,
+    ):
+        await proxy.use([server.address])
+        engine = Connection(front.address, OUTER, DEFAULT_LIMITS)
+        assert await engine.open_stream(DRAFT_SERVICE, "Connect").code() == (
+            grpc.StatusCode.UNAVAILABLE
+        )
+        assert await engine.check_health(DRAFT_SERVICE, 5)
+        await engine.close()

@@ -41,6 +41,7 @@ _CODES: dict[type[DiffuspecError], grpc.StatusCode] = {
     errors.VocabularyError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.ShuttingDownError: grpc.StatusCode.UNAVAILABLE,
     errors.OutOfMemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.RequestCancelledError: grpc.StatusCode.ABORTED,  # CANCELLED would cancel the caller
     errors.StalePrefixError: grpc.StatusCode.FAILED_PRECONDITION,

@@ -110,6 +110,21 @@ async def test_a_stream_without_a_hello_is_closed(service, security):
         assert "after 0.05 s without a message" in await call.details()
 
 
+async def test_a_server_that_ends_is_unavailable(service, security):
+    servicer = DraftServicer(service)
+    async with (
+        RoleServer([servicer], security) as server,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        connect: Any = channel.stream_stream("/diffuspec.v1.DraftService/Connect")
+        call = connect(metadata=security.metadata)
+        await call.write(HELLO.SerializeToString())
+        await call.read()
+        servicer.drain()
+        assert await call.code() == grpc.StatusCode.UNAVAILABLE
+        assert await call.details() == "the draft server is shutting down"
+
+
 class Unread:
     """The context of an engine that says hello and takes no message."""
 
