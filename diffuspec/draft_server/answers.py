@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from diffuspec.algorithm.draft_tree import best_path, follow, prune_draft
 from diffuspec.core.types import Draft
-from diffuspec.draft_server.request import EngineRequest, Made, root_of
+from diffuspec.draft_server.request import EngineRequest, ReadyDraft, root_of
 from diffuspec.v1.draft_service_pb2 import DraftedOutcome, DraftSource, OutcomeTable, RowDraft
 
 
@@ -18,14 +18,14 @@ def outcome_table(
     """Return the pre-drafts that are not in `pushed` yet, and add them to it."""
     table = OutcomeTable(step_id=step_id)
     for request_id, request in requests:
-        for made in request.made_ahead():
+        for made in request.pre_drafts():
             if (request, made.tokens) not in pushed:
                 pushed.add((request, made.tokens))
                 table.outcomes.append(_outcome_message(request_id, request.sent, made))
     return table
 
 
-def _outcome_message(request_id: str, sent: Draft, made: Made) -> DraftedOutcome:
+def _outcome_message(request_id: str, sent: Draft, made: ReadyDraft) -> DraftedOutcome:
     path = [made.draft.tree.token_ids[node] for node in best_path(made.draft.tree)]
     *accepted, token_id = made.tokens
     return DraftedOutcome(

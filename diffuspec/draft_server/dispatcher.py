@@ -68,17 +68,17 @@ class DraftJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class PreDraftBatch:
     """Pre-drafts for one engine that could be made in one call."""
 
     jobs: Sequence[DraftJob]
     value: float  # seconds saved per second of drafting
 
 
-class Customer(Protocol):
-    """An engine, as seen by the dispatcher."""
+class PreDraftSource(Protocol):
+    """The pre-drafts of one engine, as seen by the dispatcher."""
 
-    def ahead(self, now: float) -> Ahead | None:
+    def next_batch(self, now: float) -> PreDraftBatch | None:
         """Return what to pre-draft now; None: nothing is worth it."""
         ...
 
@@ -102,7 +102,7 @@ class Dispatcher:
         self.costs = DraftCosts(0.0)
         self.busy = BusyTime()
         self._started_at = self._ends_at = 0.0  # start and expected end of the running call
-        self.customers: list[Customer] = []
+        self.pre_draft_sources: list[PreDraftSource] = []
         self._metrics = metrics
         metrics.queued.read = lambda: len(self._queue)
         self._drafter = drafter
@@ -142,11 +142,11 @@ class Dispatcher:
         expected = self._ends_at - self._started_at
         return bool(self._in_call) and now - self._started_at > _PATIENCE * expected
 
-    def coming(self, request: EngineRequest) -> DraftJob | None:
+    def job_for(self, request: EngineRequest) -> DraftJob | None:
         """Return the queued or running job for a request's present prefix."""
         return next((job for job in (*self._in_call, *self._queue) if job.is_for(request)), None)
 
-    def is_sent(self, request: EngineRequest, tokens: tuple[int, ...]) -> bool:
+    def is_drafting_after(self, request: EngineRequest, tokens: tuple[int, ...]) -> bool:
         """Return whether a draft for the prefix followed by these tokens is being made."""
         return any(
             job.request is request and job.num_tokens == request.num_tokens and job.tokens == tokens
@@ -216,12 +216,13 @@ class Dispatcher:
             most = self._info.max_sequences
             jobs, self._queue = self._queue[:most], self._queue[most:]
             return jobs
-        offers = [(one, offer) for one in self.customers if (offer := one.ahead(now)) is not None]
+        sources = self.pre_draft_sources
+        offers = [(one, batch) for one in sources if (batch := one.next_batch(now)) is not None]
         if not offers:
             return ()
-        customer, offer = max(offers, key=lambda one: one[0].weight * one[1].value)
-        customer.charge(self._seconds(offer.jobs))
-        return offer.jobs
+        source, batch = max(offers, key=lambda offer: offer[0].weight * offer[1].value)
+        source.charge(self._seconds(batch.jobs))
+        return batch.jobs
 
     def _seconds(self, jobs: Sequence[DraftJob]) -> float:
         if not jobs:

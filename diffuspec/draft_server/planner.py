@@ -205,7 +205,7 @@ class Planner:
         self, chosen: list[int], outcomes: Sequence[tuple[float, EngineRequest, int]]
     ) -> list[int]:
         """Add a draft for the likeliest outcome of each request on trial that has no pre-draft."""
-        left = {one for one in self._trials if not one.made_ahead()}
+        left = {one for one in self._trials if not one.pre_drafts()}
         left -= {one for length, (_, one, _) in zip(chosen, outcomes, strict=True) if length}
         lengths = [*chosen]
         for place, (_, request, room) in enumerate(outcomes):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from diffuspec.core.types import EMPTY_DRAFT
-from diffuspec.draft_server.dispatcher import Ahead, Dispatcher, DraftJob
+from diffuspec.draft_server.dispatcher import Dispatcher, DraftJob, PreDraftBatch
 from diffuspec.draft_server.planner import Planner, Sent
 from diffuspec.draft_server.request import EngineRequest
 from diffuspec.draft_server.tenants import Tenant
@@ -56,7 +56,7 @@ class PreDrafts:
             return True
         return bool(self._worth_drafting(time.monotonic()))
 
-    # ---- see Customer
+    # ---- see PreDraftSource
 
     @property
     def weight(self) -> float:
@@ -65,7 +65,7 @@ class PreDrafts:
     def charge(self, seconds: float) -> None:
         self._tenant.charge(seconds)
 
-    def ahead(self, now: float) -> Ahead | None:
+    def next_batch(self, now: float) -> PreDraftBatch | None:
         chosen = self._worth_drafting(now)
         if not chosen:
             return None
@@ -74,7 +74,7 @@ class PreDrafts:
         spent = costs.seconds(sum([length + 1 for _, length in chosen]), len(chosen))
         jobs = [DraftJob.after(one.request, one.tokens, length) for one, length in chosen]
         jobs[-1].done.add_done_callback(lambda _: self._on_made())
-        return Ahead(jobs, saved / max(spent, 1e-9))
+        return PreDraftBatch(jobs, saved / max(spent, 1e-9))
 
     def _worth_drafting(self, now: float) -> list[tuple[_Outcome, int]]:
         """Return the outcomes that are worth a draft, with its length."""
@@ -95,8 +95,8 @@ class PreDrafts:
         return [(one, length) for one, length in zip(found, lengths, strict=True) if length]
 
     def _can_draft(self, outcome: _Outcome) -> bool:
-        is_sent = self._dispatcher.is_sent(outcome.request, outcome.tokens)
-        return _room(outcome) > 0 and not is_sent
+        is_drafting = self._dispatcher.is_drafting_after(outcome.request, outcome.tokens)
+        return _room(outcome) > 0 and not is_drafting
 
 
 def _room(outcome: _Outcome) -> int:

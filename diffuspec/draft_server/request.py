@@ -27,7 +27,7 @@ _MAX_MADE = 32  # drafts kept for one request
 
 
 @dataclass(slots=True, eq=False)
-class Made:
+class ReadyDraft:
     """A draft for a request, assuming that it continues with certain tokens."""
 
     tokens: tuple[int, ...]  # tokens assumed after the present prefix
@@ -62,7 +62,7 @@ class EngineRequest:
         self._ranking = OutcomeRanking(outcomes)
         self._ranked: list[RankedOutcome] | None = None  # outcomes of the running verification
         self._tokens = np.zeros(256, np.int32)
-        self._made: list[Made] = []
+        self._made: list[ReadyDraft] = []
         self.is_dropped = False  # it has become too long: its tokens are no longer held
         self.num_tokens = 0
         self._weight = DrafterWeight(drafter_weight)
@@ -169,14 +169,14 @@ class EngineRequest:
         """
         if num_tokens > self.num_tokens:
             return
-        made = _after(Made(tokens, draft, length), self.tokens_from(num_tokens))
+        made = _after(ReadyDraft(tokens, draft, length), self.tokens_from(num_tokens))
         if made is None or not made.draft.tree.num_nodes:
             return
         self._made = [*self._made[1 - _MAX_MADE :], made]
         if not made.tokens and self.sent is EMPTY_DRAFT:
             self.sent, self._ranked = root_of(made.draft), None  # the root lists what may follow
 
-    def best(self) -> tuple[Made | None, float]:
+    def best(self) -> tuple[ReadyDraft | None, float]:
         """Return the most valuable draft at hand, and its value in tokens."""
         best, most = None, 0.0
         for made in self._made:
@@ -186,7 +186,7 @@ class EngineRequest:
                     best, most = made, tokens
         return best, most
 
-    def reach_of(self, made: Made) -> list[float]:
+    def reach_of(self, made: ReadyDraft) -> list[float]:
         """Return the reach of the nodes of a draft that is about to be sent, and learn from it."""
         if made.is_rest:
             return self.expectation.reach(made.draft)
@@ -207,7 +207,7 @@ class EngineRequest:
         found = [(one.probability, one.outcome.committed(self.sent.tree)) for one in self._ranked]
         return [one for one in found if one[1] not in made]
 
-    def made_ahead(self) -> list[Made]:
+    def pre_drafts(self) -> list[ReadyDraft]:
         """Return the drafts at hand for possible continuations."""
         return [one for one in self._made if one.tokens]
 
@@ -218,15 +218,15 @@ def _verdict(tree: DraftTree, committed: Sequence[int]) -> Verdict:
     return Verdict(tuple(committed[: len(accepted) + 1]), accepted)
 
 
-def _after(made: Made, committed: tuple[int, ...]) -> Made | None:
+def _after(made: ReadyDraft, committed: tuple[int, ...]) -> ReadyDraft | None:
     """Return what remains of a draft once these tokens are committed; None: nothing."""
     tokens, size = made.tokens, len(committed)
     if tokens[:size] == committed:
-        return Made(tokens[size:], made.draft, made.length, made.is_rest)
+        return ReadyDraft(tokens[size:], made.draft, made.length, made.is_rest)
     if committed[: len(tokens)] != tokens:
         return None
     rest = draft_after(made.draft, committed[len(tokens) :])
-    return Made((), rest, made.length, is_rest=True) if rest.tree.num_nodes else None
+    return ReadyDraft((), rest, made.length, is_rest=True) if rest.tree.num_nodes else None
 
 
 def root_of(draft: Draft) -> Draft:

@@ -87,7 +87,7 @@ class DraftService:
         weight = self.config.drafter_weight
         session = Session(name, hello, planner, self.info, self.dispatcher, tenant, stats, weight)
         self.sessions.append(session)
-        self.dispatcher.customers.append(session.pre_drafts)
+        self.dispatcher.pre_draft_sources.append(session.pre_drafts)
         logger.info("%s is connected: %r", name, hello.engine)
         return session, self._welcome(hello)
 
@@ -105,7 +105,7 @@ class DraftService:
         """Remove a session whose engine has gone."""
         session.close()
         self.sessions.remove(session)
-        self.dispatcher.customers.remove(session.pre_drafts)
+        self.dispatcher.pre_draft_sources.remove(session.pre_drafts)
         logger.info("%s is gone: %s; %s", session.name, session.stats, session.planner)
 
 

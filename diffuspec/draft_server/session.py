@@ -17,7 +17,7 @@ from diffuspec.draft_server.engine_requests import Advance, EngineRequests
 from diffuspec.draft_server.metrics import SessionStats
 from diffuspec.draft_server.planner import Planner, Sent
 from diffuspec.draft_server.pre_drafts import PreDrafts
-from diffuspec.draft_server.request import EngineRequest, Made
+from diffuspec.draft_server.request import EngineRequest, ReadyDraft
 from diffuspec.draft_server.tenants import Tenant
 from diffuspec.draft_server.validation import check_step
 from diffuspec.v1.draft_service_pb2 import (
@@ -46,7 +46,7 @@ class _Row:
 
     request: EngineRequest
     source: DraftSource = DRAFT_SOURCE_NOT_WORTH_IT
-    made: Made | None = None
+    made: ReadyDraft | None = None
     worth: float = 0.0  # expected tokens of `made`
     sent: Draft = EMPTY_DRAFT  # the part of it that is worth verifying
 
@@ -163,7 +163,7 @@ class Session:
             return 0.0
         requests, at_hand = [row.request for row in rows], [row.worth for row in rows]
         lengths = self.planner.lengths_now(requests, at_hand, num_rows)
-        jobs = {one: job for one in lengths if (job := dispatcher.coming(one))}
+        jobs = {one: job for one in lengths if (job := dispatcher.job_for(one))}
         new = {
             one: DraftJob.after(one, (), k, deadline)
             for one, k in lengths.items()

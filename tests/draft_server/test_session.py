@@ -400,7 +400,7 @@ def test_a_fault_in_the_choice_of_drafts_shows_in_the_health_and_the_log(
         raise ZeroDivisionError
 
     async def work(service: DraftService, session: Session) -> None:
-        monkeypatch.setattr(session.pre_drafts, "ahead", fail)
+        monkeypatch.setattr(session.pre_drafts, "next_batch", fail)
         await FakeEngine(session, PROMPTS).run(4)
         assert not service.is_healthy()
 
