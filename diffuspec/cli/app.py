@@ -5,7 +5,6 @@ Heavy modules are imported inside the commands, so that help and usage errors ap
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
@@ -27,6 +26,7 @@ from diffuspec.cli import (
     serve,
 )
 from diffuspec.command import Command, Commands, Server
+from diffuspec.core.version import own_version
 
 app = typer.Typer(
     cls=Commands,
@@ -70,10 +70,7 @@ app.add_typer(_keys, name="keys")
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        try:
-            typer.echo(f"diffuspec {version('diffuspec')}")
-        except PackageNotFoundError:
-            typer.echo("diffuspec (a checkout, not installed)")
+        typer.echo(f"diffuspec {own_version()}")
         raise typer.Exit
 
 

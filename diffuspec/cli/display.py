@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.progress import Progress, ProgressColumn
 from rich.text import Text
 
 from diffuspec.telemetry.metrics import RequestStats, summarize
@@ -33,6 +34,12 @@ def stdout_console() -> Console:
     if not console.is_terminal:
         console.width = max(console.width, 120)
     return console
+
+
+def progress_bar(*columns: ProgressColumn) -> Progress:
+    """Return a bar on stderr, which is shown only on a terminal."""
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
 async def stream_answer(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
+from diffuspec.cli import display
+from diffuspec.cli.parameters import takes_fields
 from diffuspec.cli.training_options import (
     Attention,
     BlockSize,
@@ -38,11 +39,12 @@ TRAIN_EXAMPLES = """[bold]Examples[/bold]
     "answers.jsonl holds the answers. A command that was interrupted goes on where it stopped when"
     " it is given again. A line of --prompts has messages, turns or prompt."
 )
-SEQUENCES_AT_A_TIME, MAX_CONTEXT = 32, 2048  # limits of the target when it generates answers
 EVALUATE_EXAMPLES = """[bold]Examples[/bold]
 
   diffuspec drafter evaluate runs/drafter --answers runs/drafter/training/answers.jsonl
 """
+
+_SEQUENCES_AT_A_TIME, _MAX_CONTEXT = 32, 2048  # limits of the target when it generates answers
 
 Target = Annotated[Path, typer.Option(help="The causal LM to draft for.", metavar="DIR")]
 Out = Annotated[Path, typer.Option(help="The drafter's directory.", metavar="DIR")]
@@ -104,69 +106,81 @@ Limit = Annotated[
 DraftTokens = Annotated[int, typer.Option(help="Tokens in a draft.", min=1, metavar="N")]
 
 
-def train(
-    target: Target,
-    out: Out,
-    prompts: Prompts = None,
-    answers: Answers = None,
-    num_answers: NumAnswers = 2000,
-    kind: Kind = "diffuspec",
-    layers: Layers = None,
-    attention: Attention = None,
-    block_size: BlockSize = None,
-    chunks: Chunks = 200,
-    batch_tokens: BatchTokens = 2048,
-    head_tokens: HeadTokens = 8192,
-    device: Device = "auto",
-    compiles: Compile = False,
-    threads: Threads = None,
-    store: Store = "bfloat16",
-    seed: Seed = 0,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """The options of `train`, in the order of its help."""
+
+    target: Target
+    out: Out
+    prompts: Prompts = None
+    answers: Answers = None
+    num_answers: NumAnswers = 2000
+    kind: Kind = "diffuspec"
+    layers: Layers = None
+    attention: Attention = None
+    block_size: BlockSize = None
+    chunks: Chunks = 200
+    batch_tokens: BatchTokens = 2048
+    head_tokens: HeadTokens = 8192
+    device: Device = "auto"
+    compiles: Compile = False
+    threads: Threads = None
+    store: Store = "bfloat16"
+    seed: Seed = 0
+
+    def plan(self, answers: Sequence[Path]) -> DrafterPlan | HeadPlan:
+        """Return the training on files of answers. Raises ConfigError and ModelLoadError."""
+        from diffuspec.models.loading.checkpoint import inspect_checkpoint
+        from diffuspec.pairs.factory.heads.training import HeadPlan
+        from diffuspec.pairs.factory.training import DrafterPlan, choose_device
+
+        checkpoint = inspect_checkpoint(self.target)
+        checkpoint.check_is_plain("training beside it")
+        num_layers = int(checkpoint.config["num_hidden_layers"])
+        size = parse_block_size(self.kind, self.attention, self.block_size)
+        shared: dict[str, Any] = {
+            "kind": self.kind,
+            "target": self.target,
+            "out": self.out,
+            "answers": tuple(answers),
+            "num_chunks": self.chunks,
+            "tokens_per_batch": self.batch_tokens,
+            "head_tokens": self.head_tokens or None,
+            "device": choose_device(self.device, self.threads),
+            "compiles": self.compiles,
+            "storage": self.store,
+            "seed": self.seed,
+        }
+        if self.kind in ("diffuspec", "sps"):
+            layers = parse_layers(self.layers, 10, num_layers)
+            return DrafterPlan(**shared, layers=layers, block_size=size)
+        layers = parse_layers(self.layers, 5, num_layers)
+        return HeadPlan(**shared, layers=layers, block_size=size or 12)
+
+
+@takes_fields("chosen", TrainOptions)
+def train(chosen: TrainOptions) -> None:
     """Make a diffusion drafter for a causal LM, from some of its own layers.
 
     Embeddings and head stay the target's and are not stored again. With --kind, make a smaller
     causal LM in the same way, or draft heads.
     """
     from diffuspec.bench.output import make_folder
-    from diffuspec.models.loading.checkpoint import inspect_checkpoint
-    from diffuspec.pairs.factory.heads.training import HeadPlan
-    from diffuspec.pairs.factory.training import DrafterPlan, choose_device
+    from diffuspec.pairs.factory.training import DrafterPlan
 
-    if answers and prompts:
+    if chosen.answers and chosen.prompts:
         raise ConfigError("give --answers or --prompts, not both")
-    # Checked before answers are generated.
-    checkpoint = inspect_checkpoint(target)
-    checkpoint.check_is_plain("training beside it")
-    num_layers = int(checkpoint.config["num_hidden_layers"])
-    size = parse_block_size(kind, attention, block_size)
-    files = tuple(answers or [out / "training" / "answers.jsonl"])
-    shared: dict[str, Any] = {
-        "kind": kind,
-        "target": target,
-        "out": out,
-        "answers": files,
-        "num_chunks": chunks,
-        "tokens_per_batch": batch_tokens,
-        "head_tokens": head_tokens or None,
-        "device": choose_device(device, threads),
-        "compiles": compiles,
-        "storage": store,
-        "seed": seed,
-    }
-    if kind in ("diffuspec", "sps"):
-        shared |= {"layers": parse_layers(layers, 10, num_layers), "block_size": size}
-        plan = DrafterPlan(**shared)
+    files = chosen.answers or [chosen.out / "training" / "answers.jsonl"]
+    plan = chosen.plan(files)  # checked before answers are generated
+    if isinstance(plan, DrafterPlan):
         typer.echo(plan.describe_memory(), err=True)
-        start = partial(_train_model, plan)
+    make_folder(chosen.out)
+    if not chosen.answers:
+        _write_answers(chosen.target, files[0], chosen.num_answers, chosen.prompts or [])
+    if isinstance(plan, DrafterPlan):
+        _train_model(plan)
     else:
-        shared |= {"layers": parse_layers(layers, 5, num_layers), "block_size": size or 12}
-        heads = HeadPlan(**shared)
-        start = partial(_train_heads, heads)
-    make_folder(out)
-    if not answers:
-        _write_answers(target, files[0], num_answers, prompts or [])
-    start()
+        _train_heads(plan)
 
 
 def evaluate(
@@ -223,18 +237,17 @@ def _write_answers(target: Path, path: Path, num_answers: int, prompts: Sequence
     from diffuspec.pairs import parse_config
     from diffuspec.pairs.factory.answers import write_answers
 
-    length = min(MAX_CONTEXT, inspect_checkpoint(target).max_positions)
+    length = min(_MAX_CONTEXT, inspect_checkpoint(target).max_positions)
     section = {
         "path": target,
         "dtype": "bfloat16",
-        "max_sequences": SEQUENCES_AT_A_TIME,
+        "max_sequences": _SEQUENCES_AT_A_TIME,
         "max_model_len": length,
     }
-    console = Console(stderr=True)
     columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
         Engine.from_config(parse_config({"target": section})) as engine,
-        Progress(*columns, console=console, disable=not console.is_terminal) as progress,
+        display.progress_bar(*columns) as progress,
     ):
         task = progress.add_task("answers", total=num_answers)
         write_answers(

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import typer
 
+from diffuspec.core.version import own_version
+
 EXAMPLES = """[bold]Examples[/bold]
 
   diffuspec env
@@ -37,7 +39,7 @@ def _facts() -> Iterator[tuple[str, str]]:
     """Yield the facts as name and value."""
     from diffuspec.bench.machine import cpu_model, gpus, package_version
 
-    yield "diffuspec", package_version("diffuspec") or "a checkout, not installed"
+    yield "diffuspec", own_version()
     yield "python", f"{platform.python_implementation()} {platform.python_version()}"
     yield "system", platform.platform()
     yield "processor", f"{cpu_model()}, {_num_cores()} cores, {_memory_bytes() / _GIB:.1f} GiB"

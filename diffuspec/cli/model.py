@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
+from diffuspec.cli import display
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -34,11 +35,8 @@ def run(source: Source, out: Out, dtype: Precision = "bfloat16") -> None:
     """
     from diffuspec.models.importing.convert import NUM_CHECKED_TOKENS, STAGES, import_gguf
 
-    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal
-    ) as progress:
+    with display.progress_bar(*columns, TimeElapsedColumn()) as progress:
         task = progress.add_task("", total=len(STAGES))
 
         def show(stage: str) -> None:

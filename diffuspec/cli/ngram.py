@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from diffuspec.cli import display
 from diffuspec.core.errors import ConfigError, MissingDependencyError
 from diffuspec.pairs.tiny import TARGET
 from diffuspec.text.corpus import CorpusReader
@@ -45,9 +45,8 @@ def run(files: Files, out: Out, order: Order = 3, target: Tokenizer = None) -> N
     """Estimate an n-gram model over token ids, as KenLM's lmplz does."""
     _check(out)
     reader = CorpusReader(files, target or TARGET)
-    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with display.progress_bar(*columns) as progress:
         num_ngrams = _build(reader, out, order, _Stages(progress).show)
     counts = " / ".join(f"{count:,}" for count in num_ngrams)
     typer.echo(
