@@ -14,7 +14,7 @@ from actors.settings import PipelineConfig
 from diffuspec.bench.questions import Question
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, RequestOutput, StepStats
-from diffuspec.telemetry.metrics import RequestStats, summarize
+from diffuspec.telemetry.request_stats import RequestStats, summarize
 
 
 class Streaming(Protocol):

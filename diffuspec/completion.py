@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from diffuspec.core.types import FinishReason, RequestOutput, StepStats, TokenLogprobs
-from diffuspec.telemetry.metrics import RequestStats, summarize
+from diffuspec.telemetry.request_stats import RequestStats, summarize
 
 
 @dataclass(frozen=True, slots=True)

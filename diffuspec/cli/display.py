@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress, ProgressColumn
 from rich.text import Text
 
-from diffuspec.telemetry.metrics import RequestStats, summarize
+from diffuspec.telemetry.request_stats import RequestStats, summarize
 
 if TYPE_CHECKING:
     from diffuspec.completion import Completion

@@ -14,8 +14,8 @@
 ├── RequestCancelledError        the request was cancelled by its owner
 └── WorkerError                  a role failed while working
     ├── StalePrefixError         the worker lacks the prefix that a call extends; send it whole
-    ├── DrafterError drafting failed; decoding continues without drafts
-    └── VerifierError verification failed; the request cannot continue
+    ├── DrafterError             drafting failed; decoding continues without drafts
+    └── VerifierError            verification failed; the request cannot continue
         └── VerifierUnavailableError  the verifier cannot be reached now; try again
 
 Messages name the offending value and say what is valid.

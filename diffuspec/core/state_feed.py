@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diffuspec.core.types import StateRows, StatesWanted, joined_states
+from diffuspec.core.states import StateRows, StatesWanted, joined_states
 
 _MAX_STATE_BYTES = 1 << 26  # 64 MiB; when more are waiting for one request, they are dropped
 

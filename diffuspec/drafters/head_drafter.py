@@ -19,7 +19,8 @@ from diffuspec.core.interfaces import (
     PathScorer,
     TargetInfo,
 )
-from diffuspec.core.types import EMPTY_DRAFT, Draft, DraftRequest, Lattice, StatesWanted
+from diffuspec.core.states import StatesWanted
+from diffuspec.core.types import EMPTY_DRAFT, Draft, DraftRequest, Lattice
 from diffuspec.drafters.kind import Target
 from diffuspec.models.draft_requests import check_draft_request
 from diffuspec.models.heads.features import Features, FeatureStore

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from diffuspec.core.interfaces import LAST_LAYER
-from diffuspec.core.types import StateRows
+from diffuspec.core.states import StateRows
 
 
 class HiddenStates:

@@ -12,7 +12,8 @@ import torch
 from diffuspec.algorithm.acceptance import Acceptance
 from diffuspec.algorithm.sampling import likeliest_ids
 from diffuspec.core.interfaces import Observation, Observer
-from diffuspec.core.types import StateRows, StatesWanted, Verdict
+from diffuspec.core.states import StateRows, StatesWanted
+from diffuspec.core.types import Verdict
 from diffuspec.models.hidden_states import HiddenStates, state_rows
 from diffuspec.models.verify_plan import VerifyPlan
 

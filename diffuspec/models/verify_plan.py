@@ -11,7 +11,8 @@ import torch
 from diffuspec.algorithm import draft_tree
 from diffuspec.algorithm.acceptance import Acceptance, accept, accept_whole
 from diffuspec.algorithm.sampling import token_logprobs
-from diffuspec.core.types import StateRows, TokenLogprobs, Verdict, VerifyRequest
+from diffuspec.core.states import StateRows
+from diffuspec.core.types import TokenLogprobs, Verdict, VerifyRequest
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.text.answer_matchers import TokenMasks

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from diffuspec.core.backoff import Breaker
 from diffuspec.core.errors import DrafterError
 from diffuspec.core.interfaces import Drafter
-from diffuspec.core.types import Draft, DraftRequest, StateRows, Verdict, VerifyRequest
+from diffuspec.core.states import StateRows
+from diffuspec.core.types import Draft, DraftRequest, Verdict, VerifyRequest
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import PreDraft, PreDrafts
 

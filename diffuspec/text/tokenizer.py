@@ -17,16 +17,6 @@ from diffuspec.text.directory import check_directory, check_is_no_pointer
 from diffuspec.text.gguf_directory import model_directory
 from diffuspec.text.quiet import quiet
 
-__all__ = [
-    "check_shared_vocabulary",
-    "check_tokenizer",
-    "load_tokenizer",
-    "quiet",
-    "unknown_token_id",
-    "vocabulary_bytes",
-    "vocabulary_digest",
-]
-
 logger = logging.getLogger(__name__)
 
 _MAX_NAMED = 5  # tokens in a warning

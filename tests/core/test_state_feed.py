@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from diffuspec.core import state_feed
 from diffuspec.core.state_feed import StateFeed
-from diffuspec.core.types import StateRows, StatesWanted
+from diffuspec.core.states import StateRows, StatesWanted
 
 LAYERS = (1, 5)
 

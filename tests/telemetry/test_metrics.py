@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from diffuspec.core.types import FinishReason, StepStats
-from diffuspec.telemetry.metrics import Metrics, RequestTimes, summarize
+from diffuspec.telemetry.metrics import Metrics, RequestTimes
+from diffuspec.telemetry.request_stats import summarize
 
 
 @st.composite

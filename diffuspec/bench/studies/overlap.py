@@ -20,7 +20,7 @@ from diffuspec.core.interfaces import Drafter, Verifier
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Draft, DraftRequest, TokenIds, Verdict, VerifyRequest
 from diffuspec.scheduler.coordinator import Coordinator
-from diffuspec.telemetry.metrics import summarize
+from diffuspec.telemetry.request_stats import summarize
 from diffuspec.telemetry.trace import Tracer
 
 SEQUENTIAL = "sequential"

@@ -32,7 +32,8 @@ from diffuspec.models.loading.load import cache_shape, load_model
 from diffuspec.models.loading.transformers_model import check_weights
 from diffuspec.text.gguf_file import GgufFile, gguf_path, inspect_gguf, reading_part
 from diffuspec.text.gguf_tokenizer import save_tokenizer
-from diffuspec.text.tokenizer import check_tokenizer, quiet
+from diffuspec.text.quiet import quiet
+from diffuspec.text.tokenizer import check_tokenizer
 
 NUM_CHECKED_TOKENS = 8
 

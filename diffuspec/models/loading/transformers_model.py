@@ -21,7 +21,7 @@ from diffuspec.models.tensor_parallel.layers import (
     spreading_over,
     use_local_layers,
 )
-from diffuspec.text.tokenizer import quiet
+from diffuspec.text.quiet import quiet
 
 # Keys in a diffusion LM's config.json that must not reach the configuration of its base.
 _NOT_THE_BASES = (

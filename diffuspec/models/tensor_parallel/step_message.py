@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from diffuspec.core.errors import VerifierError
 from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import DraftTree, StatesWanted, TokenIds, VerifyRequest
+from diffuspec.core.states import StatesWanted
+from diffuspec.core.types import DraftTree, TokenIds, VerifyRequest
 from diffuspec.text.answer_matchers import Admitted
 
 _LENGTH_BYTES = 8  # size of the header's length, which is little-endian

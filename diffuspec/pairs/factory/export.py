@@ -16,7 +16,8 @@ from diffuspec.models.layers.draft_head import HEAD_TOKEN_IDS
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.models.loading.families import DiffusionSettings
 from diffuspec.models.loading.shared import SCALE_SUFFIX, read_with_shared, to_int8
-from diffuspec.text.tokenizer import load_tokenizer, quiet
+from diffuspec.text.quiet import quiet
+from diffuspec.text.tokenizer import load_tokenizer
 
 Storage = Literal["bfloat16", "int8"]
 

@@ -17,7 +17,8 @@ from diffuspec.core.errors import ConfigError
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.pairs.factory.examples import Batch, Example
 from diffuspec.pairs.factory.optimisation import mixed_precision
-from diffuspec.text.tokenizer import load_tokenizer, quiet
+from diffuspec.text.quiet import quiet
+from diffuspec.text.tokenizer import load_tokenizer
 
 
 def load_target(path: Path, dtype: torch.dtype = torch.float32) -> Any:

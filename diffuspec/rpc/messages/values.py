@@ -19,15 +19,8 @@ from numpy.typing import NDArray
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import HostedDrafter, TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS, SamplingParams, TreeShape
-from diffuspec.core.types import (
-    Draft,
-    DraftTree,
-    Lattice,
-    StateRows,
-    StatesWanted,
-    TokenLogprobs,
-    Verdict,
-)
+from diffuspec.core.states import StateRows, StatesWanted
+from diffuspec.core.types import Draft, DraftTree, Lattice, TokenLogprobs, Verdict
 from diffuspec.rpc.messages.parameters import (
     enum_numbers,
     parameters_from_proto,

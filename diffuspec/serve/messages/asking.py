@@ -64,7 +64,7 @@ def _chat(body: CountBody, conventions: Conventions) -> dict[str, Any]:
     effort = None if output is None else output.effort
     last = body.messages[-1]
     is_continued = last.role == "assistant"
-    if is_continued and last.ends_with_call:
+    if is_continued and last.has_calls:
         raise BadRequestError("messages must have the tool_result of each tool_use", "messages")
     form = None if output is None else output.format
     described = form and {"type": "json_schema", "json_schema": {"schema": form.schema_}}

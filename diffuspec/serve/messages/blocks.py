@@ -115,7 +115,7 @@ class Turn(OpenPart):
         return self
 
     @property
-    def ends_with_call(self) -> bool:
+    def has_calls(self) -> bool:
         return isinstance(self.content, list) and any(
             isinstance(one, ToolUseBlock) for one in self.content
         )

@@ -109,7 +109,6 @@ class ResponseStreamOptions(Part):
 _NOTHING_STORED = "this service stores no answers"
 _FALSE = WithJsonSchema({"const": False, "description": f"No other: {_NOTHING_STORED}."})
 NotStored: TypeAlias = Annotated[Any, only(False, _NOTHING_STORED), _FALSE]
-Foreground: TypeAlias = Annotated[Any, only(False, _NOTHING_STORED), _FALSE]
 Stateless: TypeAlias = Annotated[
     Any, only(None, f"{_NOTHING_STORED}, so send the whole conversation as input"), NULL_SCHEMA
 ]
@@ -166,7 +165,7 @@ class ResponsesBody(BaseModel):
     previous_response_id: Stateless = None
     conversation: Stateless = None
     prompt: NoPrompt = None
-    background: Foreground = None
+    background: NotStored = None
     truncation: Untruncated = None
     context_management: NoCompaction = None
     moderation: NoModeration = None

@@ -10,7 +10,8 @@ from hypothesis import given, settings, strategies as st
 from diffuspec.core.errors import InvalidRequestError, StalePrefixError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import DraftRequest, DraftTree, StateRows, StatesWanted, VerifyRequest
+from diffuspec.core.states import StateRows, StatesWanted
+from diffuspec.core.types import DraftRequest, DraftTree, VerifyRequest
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.messages.batches import BatchReader, encode_draft_rows, encode_verify_rows
 from diffuspec.rpc.messages.bounds import Bounds
