@@ -17,9 +17,14 @@ _FORMATS: Final = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
 _TYPES: Final = ("string", "number", "integer", "boolean", "null", "array", "object")
-_OF_NAMES: Final = ("properties", "patternProperties", "$defs", "definitions")
+_OF_DEFINITIONS: Final = ("$defs", "definitions")
+_OF_NAMES: Final = ("properties", "patternProperties", *_OF_DEFINITIONS)
 _OF_LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
 _OF_ONE: Final = ("items", "additionalProperties", "additionalItems")
+_SHAPES: Final[tuple[tuple[str, type, str], ...]] = (
+    *((key, dict, "an object") for key in _OF_NAMES),
+    *((key, list, "a list") for key in (*_OF_LISTS, "enum", "required")),
+)
 _REFUSED: Final = (
     *("if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired"),
     *("dependentSchemas", "dependencies", "unevaluatedItems", "$dynamicRef", "$recursiveRef"),
@@ -50,6 +55,24 @@ def patterns_in(schema: Any, place: str = "#") -> Iterator[tuple[str, str]]:
             yield from patterns_in(part, f"{place}/{at}")
 
 
+def referred(schema: Any, whole: Any) -> Any:
+    """Return the schema at the end of a chain of references within a whole; None if it breaks."""
+    for _ in range(_MAX_REFERENCES):
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if reference is None:
+            return schema
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return None
+        schema = whole
+        for key in reference[1:].split("/")[1:]:
+            key = key.replace("~1", "/").replace("~0", "~")
+            if isinstance(schema, list) and key.isdecimal() and int(key) < len(schema):
+                schema = schema[int(key)]
+            else:
+                schema = schema.get(key) if isinstance(schema, Mapping) else None
+    return schema
+
+
 def _parts_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the direct subschemas of a schema, with their paths in it."""
     for key in _OF_NAMES:
@@ -59,7 +82,7 @@ def _parts_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if isinstance(schema.get(key), list):
             yield from ((f"{key}/{number}", part) for number, part in enumerate(schema[key]))
     for key in _OF_ONE:
-        if isinstance(schema.get(key), Mapping):
+        if key in schema and not isinstance(schema[key], list):
             yield key, schema[key]
 
 
@@ -99,30 +122,22 @@ class _Rewriter:
         for key in _REFUSED:
             if key in schema:
                 self._refuse(f"{place}/{key}", "is not supported")
+        for key, kind, right in _SHAPES:
+            if key in schema and not isinstance(schema[key], kind):
+                self._refuse(f"{place}/{key}", f"must be {right}")
+        if not all(isinstance(one, str) for one in schema.get("required", ())):
+            self._refuse(f"{place}/required", "must be a list of names")
+        for at, part in _parts_of(schema):
+            is_definition = at.startswith(_OF_DEFINITIONS)  # a definition may group others
+            if not (isinstance(part, Mapping | bool) or is_definition):
+                self._refuse(f"{place}/{at}", "must be an object, true or false")
         types = schema.get("type", ())
         for one in types if isinstance(types, list) else [types] if types else []:
             if one not in _TYPES:
                 self._refuse(f"{place}/type", f"must be {', '.join(_TYPES)}, or a list of them")
         reference = schema.get("$ref")
-        if reference is not None and not isinstance(self._referred(schema), Mapping | bool):
+        if reference is not None and not isinstance(referred(schema, self._whole), Mapping | bool):
             self._refuse(f"{place}/$ref", "refers to nothing within the schema")
-
-    def _referred(self, schema: Any) -> Any:
-        """Return the schema at the end of a chain of references; None if they are broken."""
-        for _ in range(_MAX_REFERENCES):
-            reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-            if reference is None:
-                return schema
-            if not isinstance(reference, str) or not reference.startswith("#"):
-                return None
-            schema = self._whole
-            for key in reference[1:].split("/")[1:]:
-                key = key.replace("~1", "/").replace("~0", "~")
-                if isinstance(schema, list) and key.isdecimal() and int(key) < len(schema):
-                    schema = schema[int(key)]
-                else:
-                    schema = schema.get(key) if isinstance(schema, Mapping) else None
-        return schema
 
     def _allow_items(self, schema: dict[str, Any], place: str) -> None:
         """Express uniqueItems of a few constants as all subsets, in the constants' order.
@@ -134,7 +149,7 @@ class _Rewriter:
         if not demands or (isinstance(most, int) and most <= 1):
             return
         constants, least = (
-            _constants_of(self._referred(schema.get("items"))),
+            _constants_of(referred(schema.get("items"), self._whole)),
             schema.get("minItems"),
         )
         is_plain = not {"anyOf", "prefixItems"} & schema.keys() and isinstance(most, int)
@@ -153,7 +168,7 @@ class _Rewriter:
         if "not" not in schema:
             return
         excluded = schema.pop("not")
-        constants = _constants_of(self._referred(excluded))
+        constants = _constants_of(referred(excluded, self._whole))
         if excluded is False:
             return
         if constants is None or not isinstance(schema.get("enum"), list):
@@ -168,7 +183,7 @@ class _Rewriter:
             schema.setdefault("additionalProperties", schema.pop("unevaluatedProperties"))
         if "propertyNames" not in schema:
             return
-        names = self._referred(schema.pop("propertyNames"))
+        names = referred(schema.pop("propertyNames"), self._whole)
         others = schema.get("additionalProperties", True)
         known = schema.get("properties", {})
         constants = _constants_of(names)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from diffuspec.serve.openai.errors import BadRequestError
 from diffuspec.serve.openai.reading.pieces import Call
 from tests.support.chat_models import FAMILIES, chat_tokenizer
 from tests.support.families import ONE, REQUIRED, TOOLS, WRITTEN, Family, check
@@ -35,6 +36,26 @@ def test_what_is_demanded_is_read_back_as_valid_calls(family):
         assert calls and (not content or family.conventions.has_channels)
         check(calls)
         assert len(family.read(family.draw(single, seed))[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "place"),
+    [
+        ({"properties": 5}, "properties"),
+        ({"properties": {"a": {"enum": 5}}}, "properties/a/enum"),
+        ({"required": 5}, "required"),
+    ],
+)
+def test_parameters_that_are_no_schema_are_refused_with_their_place(family, wrong, place):
+    function = {"type": "function", "function": {"name": "f", "parameters": wrong}}
+    with pytest.raises(BadRequestError, match=f"tools.0 cannot be used: #/{place} must be"):
+        family.form(function, **REQUIRED)
+
+
+def test_calls_of_functions_whose_parameters_are_no_schema_are_read(family, request):
+    name = request.node.callspec.params["family"]
+    wrong = {"type": "function", "function": {"name": "weather", "parameters": {"properties": 5}}}
+    assert family.read(WRITTEN[name], [wrong])[0] == [Call("weather", '{"city": "Ulm"}')]
 
 
 def test_a_named_function_is_called(family):

@@ -13,13 +13,13 @@ from typing import Any
 
 from diffuspec.serve.conventions import ToolParser
 from diffuspec.serve.openai.body_parts import Function
-from diffuspec.text.json_schemas import usable_schema
+from diffuspec.text.json_schemas import referred, usable_schema
 from diffuspec.text.lark import text_of
 
-_MAX_REFERENCES = 8  # links in a chain of references
 MAX_CALLS = 16  # calls in one answer
 _ON_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+_ALTERNATIVES = {"anyOf", "oneOf", "$ref"}  # keys of schemas that say nothing of the type
 _ANY = "TEXT: /(.|\\n)*/"
 
 
@@ -55,6 +55,15 @@ class Calls:
     def any_of(self, write: Callable[[int, Function], str]) -> str:
         """Return alternatives, one for each function."""
         return " | ".join(write(place, one) for place, one in enumerate(self.functions))
+
+    def heads(self, before: str = "") -> str:
+        """Return the beginnings of calls as JSON objects, up to the end of their arguments."""
+        return self.any_of(
+            lambda n, one: (
+                text_of(f'{before}{{"name": {json.dumps(one.name)}, "arguments": ')
+                + f" arguments{n}"
+            )
+        )
 
     def several(self, separator: str) -> str:
         """Return `call`, once or several times."""
@@ -103,11 +112,7 @@ def answered(form_rules: str, calls: Calls) -> str:
 
 
 def _hermes(calls: Calls) -> str:
-    heads = calls.any_of(
-        lambda n, one: (
-            text_of(f'\n{{"name": {json.dumps(one.name)}, "arguments": ') + f" arguments{n}"
-        )
-    )
+    heads = calls.heads("\n")
     return (
         f"calls: {calls.several(chr(10))}\ncall: {calls.mark('<tool_call>')} call_rest\n"
         f"call_rest: ({heads}) {text_of('}' + chr(10))} {calls.mark('</tool_call>')}\n"
@@ -135,11 +140,7 @@ def _mistral(calls: Calls) -> str:
         more = "" if calls.is_single else f"{{1,{MAX_CALLS}}}"
         call = f"call: {mark} call_rest\ncall_rest: {heads}"
         return f"calls: call{more}\n{call}\n{calls.arguments()}"
-    heads = calls.any_of(
-        lambda n, one: (
-            text_of(f'{{"name": {json.dumps(one.name)}, "arguments": ') + f" arguments{n}"
-        )
-    )
+    heads = calls.heads()
     return (
         f'calls: {mark} call_rest\ncall_rest: "[" {calls.several(", ")} "]"\n'
         f"call: ({heads}) {text_of('}')}\n{calls.arguments()}"
@@ -178,7 +179,7 @@ def _tag_value(name: str, value: Any, schema: Mapping[str, Any]) -> list[str]:
     constants = value.get("enum", [value["const"]] if "const" in value else None)
     if constants and all(isinstance(one, str) for one in constants):
         return [f"{name}: ({' | '.join(map(text_of, constants))}) {end}"]
-    if value.get("type", "string") == "string" and not {"anyOf", "oneOf", "$ref"} & value.keys():
+    if is_text(value):
         return [f"{name}: value"]
     described = json.dumps(_with_definitions(value, schema))
     return [f"{name}: {name}_json {end}", f"{name}_json: %json {described}"]
@@ -186,14 +187,13 @@ def _tag_value(name: str, value: Any, schema: Mapping[str, Any]) -> list[str]:
 
 def resolved(value: Any, schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a part of a schema, or what it refers to within the whole; {} if it is invalid."""
-    for _ in range(_MAX_REFERENCES):
-        reference = value.get("$ref") if isinstance(value, Mapping) else None
-        if not (isinstance(reference, str) and reference.startswith("#/")):
-            break
-        value = schema
-        for key in reference[2:].split("/"):
-            value = value.get(key) if isinstance(value, Mapping) else None
-    return value if isinstance(value, Mapping) else {}
+    found = referred(value, schema)
+    return found if isinstance(found, Mapping) else {}
+
+
+def is_text(schema: Mapping[str, Any]) -> bool:
+    """Return whether all values of a schema are texts; also if it does not say."""
+    return schema.get("type", "string") == "string" and not _ALTERNATIVES & schema.keys()
 
 
 def _with_definitions(value: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from diffuspec.serve.openai.call_grammars import resolved
+from diffuspec.serve.openai.call_grammars import is_text, resolved
 from diffuspec.serve.openai.reading.pieces import (
     SPACE,
     CallPart,
@@ -124,10 +124,8 @@ class TagCallReader(MarkedCallReader):
 
     def _begin_value(self, key: str, pieces: list[Piece]) -> None:
         whole = self._schemas.get(self._function, {})
-        schema = resolved(whole.get("properties", {}).get(key, {}), whole)
-        self._is_text = schema.get("type", "string") == "string" and not (
-            {"anyOf", "oneOf", "$ref"} & schema.keys()
-        )
+        properties = resolved(whole.get("properties"), whole)
+        self._is_text = is_text(resolved(properties.get(key), whole))
         begin = ", " if self._num_values else "{"
         pieces.append(CallPart(None, f"{begin}{json.dumps(key, ensure_ascii=False)}: "))
         self._num_values += 1
