@@ -57,8 +57,8 @@ class TargetConfig(Section):
         None,
         description="Make every token depend, to the last bit, only on the tokens before it, so "
         "that no draft and no other request can change the result of a near-tie; null: "
-        "on where it costs little, which is in 16 bits, and in float32 on x86-64 "
-        "processors with AVX2, or AVX-512 and VNNI.",
+        "on where it costs little, which is in 16 bits, and in float32 on a CPU with compiled "
+        "kernels.",
     )
     quantize_activations: bool = Field(
         False,

@@ -16,9 +16,10 @@ def check_batch(requests: Sequence[VerifyRequest], info: TargetInfo) -> None:
     limit = info.max_sequences
     if len(requests) > limit:
         raise VerifierError(f"{len(requests)} requests in one batch, max_sequences is {limit}")
-    if len({request.request_id for request in requests}) < len(requests):
-        ids = sorted(request.request_id for request in requests)
-        raise InvalidRequestError(f"a request id appears twice in one batch: {ids}")
+    ids = [request.request_id for request in requests]
+    if len(set(ids)) < len(ids):
+        repeated = sorted({one for one in ids if ids.count(one) > 1})
+        raise InvalidRequestError(f"request ids must differ in one batch, repeated: {repeated}")
     for request in requests:
         try:
             _check_request(request, info)

@@ -217,7 +217,7 @@ def use_fused_layers(base: Any) -> None:
         return
     for index, layer in enumerate(layers):
         if type(layer).__name__ in _FAMILIES and _has_known_parts(layer):
-            replacement = _tried(layer, base)
+            replacement = _fused(layer, base)
             if replacement is not None:
                 layers[index] = replacement
     replaced = [layer for layer in layers if isinstance(layer, FusedDecoderLayer)]
@@ -240,7 +240,7 @@ def _has_known_parts(layer: Any) -> bool:
     )
 
 
-def _tried(layer: Any, base: Any) -> FusedDecoderLayer | None:
+def _fused(layer: Any, base: Any) -> FusedDecoderLayer | None:
     """Return the replacement of a layer if it computes the same for random rows."""
     random = torch.Generator().manual_seed(0)
     like = layer.post_attention_layernorm.weight

@@ -114,10 +114,10 @@ REFUSED: Mapping[str, str] = MappingProxyType(
     {  # the same keys; the values are reasons
         "sdar_moe": "SDAR's mixture of experts has layers of its own that are not supported; SDAR "
         "1.7B, 4B and 8B are",
-        "wedlm": "WeDLM moves known tokens before its masks, which is not supported, and which id "
-        "its mask has is not published with it",
-        "text_mask_token_id": "SDLM has blocks of its own behind a causal prefix, and whether its "
-        "rows predict their own tokens is not published with it",
+        "wedlm": "WeDLM moves known tokens before its masks, which is not supported, and the id of "
+        "its mask is not published",
+        "text_mask_token_id": "SDLM has blocks of its own behind a causal prefix, and it is not "
+        "published whether its rows predict their own tokens",
     }
 )
 

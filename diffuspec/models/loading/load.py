@@ -67,12 +67,12 @@ def load_model(
 
     The cache has num_slots slots of max_len rows (None: as many as the model was trained for) plus
     num_scratch_rows that are not kept. With is_exact, a row's bits depend only on the rows before
-    it (see `ModelRunner`); None means if that costs little, which is the case in 16 bits, and in
-    float32 on a CPU with our kernels. With num_ranks above 1, this process must have
-    joined the ranks' group, and loads its share. A target must be autoregressive, and its rows
-    independent of the rest of a forward. With allow_int8, rows and weights may be rounded to 8 bits
-    where that is faster. With quantize_activations, which requires quantised weights on a CPU, rows
-    multiplied with these are rounded to 8 bits. Raises ModelLoadError.
+    it (see `ModelRunner`); None: if that costs little, see `choose_backend`. With num_ranks above
+    1, this process must have joined the ranks' group, and loads its share. A target must be
+    autoregressive, and its rows independent of the rest of a forward. With allow_int8, rows and
+    weights may be rounded to 8 bits where that is faster. With quantize_activations, which requires
+    quantised weights on a CPU, rows multiplied with these are rounded to 8 bits. Raises
+    ModelLoadError.
     """
     checkpoint = inspect_checkpoint(path)
     if is_target:

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from diffuspec.core.errors import NgramError
 from diffuspec.models.ngram.arpa import BOS, EOS, NgramModel, NgramTable, OnProgress
+from diffuspec.models.ngram.kenlm_file import MAX_ORDER
 
 Ints: TypeAlias = NDArray[np.int64]
 Ranks: TypeAlias = NDArray[np.int32]
 Floats: TypeAlias = NDArray[np.float64]
 Discounts: TypeAlias = tuple[float, float, float]  # for counts 1, 2, and 3 or more
 
-MAX_ORDER = 6  # highest order for which KenLM is compiled
 MAX_TOKEN_ID = 2**24 - 1  # rank (31 bits) and word (25 bits) share a 64-bit key
 DISCOUNT_FALLBACK: Discounts = (0.5, 1.0, 1.5)
 _ZERO = 1e-99  # represents probability 0, by the convention of ARPA files
