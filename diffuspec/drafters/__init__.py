@@ -58,6 +58,5 @@ def load_drafter(config: DrafterConfig, search: SearchConfig, target: Target) ->
     Raises ConfigError, ModelLoadError, NgramError.
     """
     kind = kind_of(config)
-    assert target.verifier is not None or not kind.observes, "it runs beside the verifier"
     scorer = make_path_search(search, target.info, target.path) if kind.needs_path_scorer else None
     return kind.load(config, target, scorer)

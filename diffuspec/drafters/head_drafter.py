@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from diffuspec.algorithm.lattice import EMPTY_LATTICE
 from diffuspec.core.errors import DrafterError
-from diffuspec.core.interfaces import (
-    LAST_LAYER,
-    ObservableVerifier,
-    Observation,
-    PathScorer,
-    TargetInfo,
-)
+from diffuspec.core.interfaces import LAST_LAYER, Observation, PathScorer, TargetInfo
 from diffuspec.core.states import StatesWanted
 from diffuspec.core.types import EMPTY_DRAFT, Draft, DraftRequest, Lattice
 from diffuspec.drafters.kind import Target
@@ -45,8 +39,7 @@ class DraftHeads(Protocol):
 
 def layers_beside(target: Target) -> TargetLayers:
     """Return the layers of the target in this process. Raises ModelLoadError."""
-    assert target.verifier is not None, "heads observe the target in this process"
-    return target_layers(target.verifier, target.path)
+    return target_layers(target.observed, target.path)
 
 
 class StateReader:
@@ -69,12 +62,11 @@ class StateReader:
         max_unknown: int = 0,
     ) -> None:
         """max_unknown: states that may be missing before a prefix's last token."""
-        assert target.verifier is not None, "it observes the target in this process"
         self.hidden_layers = hidden_layers
         self._max_unknown = max_unknown
         self._features = FeatureStore(2 * target.info.max_sequences, keeps_all)
         self._num_ids = target.info.vocab_size
-        self._verifier: ObservableVerifier = target.verifier
+        self._verifier = target.observed
         self._worker = Worker("drafter", is_inline=target.info.max_sequences == 1)
         self._verifier.add_observer(self)
 

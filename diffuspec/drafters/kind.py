@@ -26,6 +26,12 @@ class Target:
     path: Path | None = None  # the target's directory, with its tokenizer; None: unknown here
     verifier: ObservableVerifier | None = None  # None: it runs in another process
 
+    @property
+    def observed(self) -> ObservableVerifier:
+        """The verifier in this process, which drafters that observe need."""
+        assert self.verifier is not None, "it runs beside the verifier"
+        return self.verifier
+
 
 class LocalDrafter(Drafter, Protocol):
     """A drafter in this process."""

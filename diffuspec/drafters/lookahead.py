@@ -61,7 +61,7 @@ class LookaheadDrafter:
         self,
         config: LookaheadConfig,
         info: TargetInfo,
-        verifier: ObservableVerifier | None = None,
+        verifier: ObservableVerifier,
     ) -> None:
         self._config = config
         self._eos_token_ids = frozenset(info.eos_token_ids)
@@ -70,8 +70,7 @@ class LookaheadDrafter:
         self._drafted: OrderedDict[bytes, str] = OrderedDict()  # request ids by prefix
         self._lock = Lock()  # verifications are observed in the verifier's thread
         self._verifier = verifier
-        if verifier is not None:
-            verifier.add_observer(self)
+        verifier.add_observer(self)
 
     @property
     def is_active(self) -> bool:
@@ -95,8 +94,7 @@ class LookaheadDrafter:
         self._states.pop(request_id, None)
 
     def close(self) -> None:
-        if self._verifier is not None:
-            self._verifier.remove_observer(self)
+        self._verifier.remove_observer(self)
 
     def _draft(self, request: DraftRequest) -> Draft:
         state = self._state_of(request)
@@ -194,7 +192,7 @@ def _add_window(builder: TreeBuilder, rows: Sequence[Sequence[int]]) -> None:
 def _load(
     config: LookaheadConfig, target: Target, path_scorer: PathScorer | None
 ) -> LookaheadDrafter:
-    return LookaheadDrafter(config, target.info, target.verifier)
+    return LookaheadDrafter(config, target.info, target.observed)
 
 
 KIND = DrafterKind(LookaheadConfig, _load, observes=True)

@@ -60,7 +60,7 @@ def _load(
         texts=config.texts,
         max_text_tokens=config.max_text_tokens,
     )
-    recycling = TokenRecyclingDrafter(target.info, target.verifier)
+    recycling = TokenRecyclingDrafter(target.info, target.observed)
     return SamdRecyclingDrafter(load_samd(samd, target), recycling, config.min_match_tokens)
 
 

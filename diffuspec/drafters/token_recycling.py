@@ -51,15 +51,14 @@ class TokenRecyclingDrafter:
     num_top = NUM_CANDIDATES
     hidden_layers = ()
 
-    def __init__(self, info: TargetInfo, verifier: ObservableVerifier | None = None) -> None:
+    def __init__(self, info: TargetInfo, verifier: ObservableVerifier) -> None:
         self._eos_token_ids = frozenset(info.eos_token_ids)
         # The likeliest tokens after each token, [vocab_size, NUM_CANDIDATES].
         self._after = np.full((info.vocab_size, NUM_CANDIDATES), _UNKNOWN, np.int32)
         self._request_ids: dict[str, None] = {}  # unreleased requests with drafts, oldest first
         self._max_requests = info.max_sequences
         self._verifier = verifier
-        if verifier is not None:
-            verifier.add_observer(self)
+        verifier.add_observer(self)
 
     @property
     def is_active(self) -> bool:
@@ -80,8 +79,7 @@ class TokenRecyclingDrafter:
         self._request_ids.pop(request_id, None)
 
     def close(self) -> None:
-        if self._verifier is not None:
-            self._verifier.remove_observer(self)
+        self._verifier.remove_observer(self)
 
     def draft_one(self, request: DraftRequest) -> Draft:
         """Draft for one request."""
@@ -114,7 +112,7 @@ class TokenRecyclingDrafter:
 def _load(
     config: TokenRecyclingConfig, target: Target, path_scorer: PathScorer | None
 ) -> TokenRecyclingDrafter:
-    return TokenRecyclingDrafter(target.info, target.verifier)
+    return TokenRecyclingDrafter(target.info, target.observed)
 
 
 KIND = DrafterKind(TokenRecyclingConfig, _load, observes=True)

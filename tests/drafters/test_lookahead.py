@@ -39,7 +39,7 @@ def paths_of(tree: DraftTree) -> set[tuple[int, ...]]:
 
 async def with_window(below: tuple[int, int]) -> LookaheadDrafter:
     """Return a drafter whose window has the rows [10, 11] and `below`."""
-    drafter = LookaheadDrafter(WINDOW, INFO)
+    drafter = LookaheadDrafter(WINDOW, INFO, FakeVerifier(INFO))
     [first] = await drafter.draft([request(PROMPT)])
     assert paths_of(first.tree) == {(10,), (10, 11)}
     drafter.observe([answered(PROMPT, first.tree, {(10,): below[0], (10, 11): below[1]})])
@@ -85,7 +85,7 @@ async def test_a_window_that_was_not_verified_whole_stays_as_it_is() -> None:
 
 async def test_the_pool_holds_the_latest_n_grams_of_the_text() -> None:
     text = [5, 1, 2, 5, 3, 4, 5, 6, 7, 5]
-    [draft] = await LookaheadDrafter(WINDOW, INFO).draft([request(text)])
+    [draft] = await LookaheadDrafter(WINDOW, INFO, FakeVerifier(INFO)).draft([request(text)])
     assert draft.tree.token_ids[:4] == (6, 7, 3, 4) and (1, 2) not in paths_of(draft.tree)
     assert draft.confidences[0] > draft.confidences[2]
 
@@ -95,7 +95,7 @@ async def test_the_pool_holds_the_latest_n_grams_of_the_text() -> None:
     [(64, 20, 7), (32, 20, 4), (64, 5, 2), (64, 3, 0), (7, 20, 0)],
 )
 async def test_fewer_columns_fit_few_nodes_and_short_drafts(max_nodes, length, num_columns) -> None:
-    drafter = LookaheadDrafter(LookaheadConfig(), INFO)
+    drafter = LookaheadDrafter(LookaheadConfig(), INFO, FakeVerifier(INFO))
     [draft] = await drafter.draft([request([1, 2, 3], length, max_nodes)])
     assert draft.tree.num_nodes == num_columns
 

@@ -12,6 +12,7 @@ from diffuspec.core.types import EMPTY_TREE, DraftRequest, DraftTree
 from diffuspec.drafters.token_recycling import TEMPLATE, TokenRecyclingDrafter
 from diffuspec.drafters.tree_template import TemplateNode
 from tests.support.draft_requests import draft_request
+from tests.support.fakes import FakeVerifier
 
 EOS = 9
 INFO = TargetInfo(vocab_size=1000, max_model_len=64, max_sequences=2, eos_token_ids=(EOS,))
@@ -52,7 +53,7 @@ def test_the_static_tree_has_the_shape_of_the_published_template() -> None:
 
 
 async def test_a_whole_tree_is_drafted_from_the_likeliest_tokens_after_each_token() -> None:
-    drafter = TokenRecyclingDrafter(INFO)
+    drafter = TokenRecyclingDrafter(INFO, FakeVerifier(INFO))
     for token_id in range(INFO.vocab_size):
         drafter.observe([observation(token_id, EMPTY_TREE, [numbered(token_id)])])
     [draft] = await drafter.draft([request(3)])
@@ -65,7 +66,7 @@ async def test_a_whole_tree_is_drafted_from_the_likeliest_tokens_after_each_toke
 
 
 async def test_the_nodes_likeliest_to_be_reached_come_first() -> None:
-    drafter = TokenRecyclingDrafter(INFO)
+    drafter = TokenRecyclingDrafter(INFO, FakeVerifier(INFO))
     for token_id in range(INFO.vocab_size):
         drafter.observe([observation(token_id, EMPTY_TREE, [numbered(token_id)])])
     [draft, short] = await drafter.draft([request(3, max_nodes=5), request(3, depth=1)])
@@ -74,7 +75,7 @@ async def test_the_nodes_likeliest_to_be_reached_come_first() -> None:
 
 
 async def test_rows_of_the_tree_feed_the_matrix_accepted_or_not() -> None:
-    drafter = TokenRecyclingDrafter(INFO)
+    drafter = TokenRecyclingDrafter(INFO, FakeVerifier(INFO))
     seen = observation(3, chain([4, 7]), [[4, EOS], [10, 11], [12, 13]])
     drafter.observe([seen, observation(7, EMPTY_TREE, [[20, 21]])])
     [draft] = await drafter.draft([request(3)])
@@ -89,12 +90,12 @@ async def test_rows_of_the_tree_feed_the_matrix_accepted_or_not() -> None:
 
 
 async def test_nothing_is_drafted_after_a_token_that_the_target_has_not_seen() -> None:
-    [draft] = await TokenRecyclingDrafter(INFO).draft([request(3)])
+    [draft] = await TokenRecyclingDrafter(INFO, FakeVerifier(INFO)).draft([request(3)])
     assert draft.tree == EMPTY_TREE
 
 
 async def test_the_target_is_observed_while_a_request_is_drafted_for() -> None:
-    drafter = TokenRecyclingDrafter(INFO)
+    drafter = TokenRecyclingDrafter(INFO, FakeVerifier(INFO))
     assert not drafter.is_active
     await drafter.draft([request(3, name=name) for name in "abc"])
     assert drafter.is_active
