@@ -175,8 +175,10 @@ def _make_runner(
     model: Any, num_slots: int, num_rows: int, may_be_exact: bool, fixed_rows: int | None
 ) -> ModelRunner:
     """Return a runner: an exact one if a trial succeeds, otherwise one with fixed_rows, if any."""
-    runner = ModelRunner(model, num_slots, num_rows, is_exact=True) if may_be_exact else None
-    if runner is None or not has_independent_rows(runner):
+    first_rows = None if may_be_exact else fixed_rows
+    runner = ModelRunner(model, num_slots, num_rows, first_rows, may_be_exact)
+    if may_be_exact and not has_independent_rows(runner):
+        del runner  # frees its cache, which may be as large as the memory
         runner = ModelRunner(model, num_slots, num_rows, fixed_rows)
     if has_only_plain_tensors(model):
         runner.capture_steps()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from diffuspec.core.devices import CPU_LEVELS
 from diffuspec.core.errors import ModelLoadError, OutOfMemoryError, VocabularyError
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, VerifyRequest
+from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.kernels import levels, operations
 from diffuspec.models.loading import backend, checkpoint, load as loading
 from diffuspec.models.loading.load import load_model
@@ -253,3 +255,22 @@ def test_experts_of_an_odd_size_are_computed_one_by_one(
         model.set_experts_implementation("eager")
         assert_same_logits(logits, reference(model, token_ids))
     assert logits.isfinite().all()
+
+
+@pytest.mark.skipif(not operations.is_available, reason="without kernels there is no trial")
+def test_a_cache_is_freed_before_the_next_one_where_the_trial_of_exactness_fails(
+    save_target: SaveTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caches: list[weakref.ref[KVCache]] = []
+
+    class Cache(KVCache):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            assert not any(cache() for cache in caches)
+            super().__init__(*args, **options)
+            caches.append(weakref.ref(self))
+
+    monkeypatch.setattr("diffuspec.models.runner.KVCache", Cache)
+    path = save_target("gemma2")  # whose scores are capped
+    loaded = load_model(path, device="cpu", num_slots=1, is_exact=True)
+    assert loaded.runner.is_exact and not loaded.runner.takes_trees
+    assert len(caches) == 2
