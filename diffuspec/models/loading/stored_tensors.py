@@ -98,5 +98,7 @@ def stored_tensors(file: Path) -> list[StoredTensor]:
 
 def _tensor(file: Path, name: str, entry: Any, begin: int) -> StoredTensor:
     first, end = entry["data_offsets"]
+    if not 0 <= first <= end:
+        raise ValueError(f"{name} has bytes {first} to {end}")
     shape = tuple(int(size) for size in entry["shape"])
     return StoredTensor(file, name, str(entry["dtype"]), shape, begin + first, end - first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -124,6 +125,9 @@ BAD_DIRECTORIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no header": (data(lambda x: x[:5]), "truncated or not a safetensors file"),
     "huge header": (data(lambda x: HUGE + x[8:]), "truncated or not a safetensors file"),
     "corrupt header": (data(lambda x: x[:8] + b"x" * 12 + x[20:]), "corrupt safetensors header"),
+    "tensor before the data": (
+        data(lambda x: re.sub(rb"(offsets\":\[)\d(\d+,)", rb"\1-\2", x, count=1)), "has bytes -"
+    ),
     "missing shard": (
         index(weight_map=SHARDS), "model-1.safetensors is named in the index but missing"
     ),
