@@ -19,7 +19,7 @@ def check_batch(requests: Sequence[VerifyRequest], info: TargetInfo) -> None:
     ids = [request.request_id for request in requests]
     if len(set(ids)) < len(ids):
         repeated = sorted({one for one in ids if ids.count(one) > 1})
-        raise InvalidRequestError(f"request ids must differ in one batch, repeated: {repeated}")
+        raise InvalidRequestError(f"a request id appears twice in one batch: {repeated}")
     for request in requests:
         try:
             _check_request(request, info)

@@ -97,7 +97,7 @@ class HeadAttention {
     const int start = call_.base / kBlock * kBlock, num_before = call_.base - start;
     int most = 0;
     for (int row = 0; row < call_.num_rows; ++row) most = std::max(most, call_.lists.counts[row]);
-    columns_.reset(type_, (num_before + most + kBlock - 1) / kBlock, call_.dim);
+    columns_.reset(type_, divided_up(num_before + most, kBlock), call_.dim);
     listed_.clear();
     for (int first = 0, end; first < call_.num_rows; first = end) {
       end = end_of_path(first);

@@ -13,9 +13,6 @@ namespace kernels {
 constexpr int kBlock = 64;  // outputs computed together
 constexpr int kChunk = 64;  // steps whose weights fit into the first-level cache
 constexpr int32_t kNoOffsets[kBlock] = {};
-constexpr int64_t kWorthAThread = 1 << 18;  // weights that are worth a thread
-
-inline int divided_up(int count, int size) { return (count + size - 1) / size; }
 
 // The sums of rows with a block of outputs: those of row r begin at `to + r * stride`.
 template <class Sum>
@@ -34,9 +31,8 @@ struct Sums {
 template <class Compute>
 void for_each_block(const Matrix& matrix, int num_threads, Compute compute) {
   const int num_blocks = divided_up(matrix.num_outputs, kBlock);
-  const int64_t num_weights = int64_t{matrix.num_inputs} * matrix.num_outputs;
-  const int num_parts = std::min<int64_t>(num_threads, 1 + num_weights / kWorthAThread);
-#pragma omp parallel for num_threads(num_parts) if (num_parts > 1)
+  num_threads = useful_threads(matrix, num_threads);
+#pragma omp parallel for num_threads(num_threads) if (num_threads > 1)
   for (int block = 0; block < num_blocks; ++block) compute(block);
 }
 

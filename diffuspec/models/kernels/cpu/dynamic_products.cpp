@@ -39,13 +39,13 @@ INLINE void quantize(const float* inputs, int num_inputs, int run, bool parts_wo
     for (int i = 0; i < run; i += kLanes)
       largest[0] = larger(read<Ints>(from + i) & 0x7fffffff, largest[0]);
     const int32_t bits = largest_of(largest);
-    const float magnitude = read<float>(&bits), magic = 12582912.f;  // 1.5 * 2^23
+    const float magnitude = read<float>(&bits);
     const float factor = magnitude > 0.f ? 127.f / magnitude : 0.f;
-    const Floats magics = Floats{} + magic;
+    const Floats roundings = Floats{} + kRounding;
     Ints sum[1] = {};
     for (int i = 0; i < run; i += kLanes) {
-      const Floats moved = load(from + i) * factor + magics;  // rounds to a whole number, ties to even
-      const Ints whole = read<Ints>(&moved) - read<Ints>(&magics);
+      const Floats moved = load(from + i) * factor + roundings;  // ties go to even
+      const Ints whole = read<Ints>(&moved) - read<Ints>(&roundings);
       sum[0] += whole;
       Bytes bytes = __builtin_convertvector(whole, Bytes);
       if (parts_words)

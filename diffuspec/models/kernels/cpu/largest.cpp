@@ -114,7 +114,7 @@ class Best {
 }  // namespace
 
 void find_largest(const Largest& call) {
-  const int num_blocks = (call.width + kColumns - 1) / kColumns;
+  const int num_blocks = divided_up(call.width, kColumns);
   const int num_before = (num_blocks - 1) * kColumns;
   Numbers highest(num_blocks), last(kColumns, -kInfinity);
   for (int row = 0; row < call.num_rows; ++row) {

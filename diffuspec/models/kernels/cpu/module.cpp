@@ -116,7 +116,8 @@ PyObject* run_has_bfloat16_vectors(PyObject*, PyObject* const*, Py_ssize_t) {
 PyMethodDef kMethods[] = {
     METHOD(normalise), METHOD(rotate), METHOD(gate), METHOD(attend), METHOD(multiply),
     METHOD(decode), METHOD(find_largest), METHOD(has_tiles),
-    METHOD(has_bfloat16_vectors), METHOD(own_level), METHOD(level), METHOD(use_level), {nullptr, nullptr, 0, nullptr}};
+    METHOD(has_bfloat16_vectors), METHOD(own_level), METHOD(level), METHOD(use_level),
+    {nullptr, nullptr, 0, nullptr}};
 PyModuleDef kModule = {PyModuleDef_HEAD_INIT, "_cpu", nullptr, -1, kMethods,
                        nullptr, nullptr, nullptr, nullptr};
 

@@ -10,6 +10,8 @@ namespace kernels {
 
 using Numbers = std::vector<float>;
 
+constexpr int divided_up(int count, int size) { return (count + size - 1) / size; }
+
 struct Type {
   size_t size;
   void (*widen)(const void* from, float* to, int count);

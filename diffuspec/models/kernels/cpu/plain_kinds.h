@@ -134,9 +134,9 @@ struct Int8 : FourBytes {
 INLINE FourWhole to_whole(Four numbers) {
 #if defined(__aarch64__)
   return (FourWhole)vcvtnq_s32_f32((float32x4_t)numbers);
-#else  // adding 1.5 * 2^23 rounds to an integer
-  const Four magics = Four{} + 12582912.f;
-  return (FourWhole)(numbers + magics) - (FourWhole)magics;
+#else
+  const Four roundings = Four{} + kRounding;
+  return (FourWhole)(numbers + roundings) - (FourWhole)roundings;
 #endif
 }
 

@@ -70,9 +70,9 @@ void multiply_fetching(const Type& type, Product call, int num_threads) {
 }  // namespace
 
 void multiply(const Type& type, const Product& call, int num_threads) {
-  int num_parts = (call.num_rows + kMostRows - 1) / kMostRows;
+  int num_parts = divided_up(call.num_rows, kMostRows);
   const bool divides_rows = num_threads > 1 && call.num_rows >= num_threads * kWorthAThread;
-  if (divides_rows) num_parts = (num_parts + num_threads - 1) / num_threads * num_threads;
+  if (divides_rows) num_parts = divided_up(num_parts, num_threads) * num_threads;
 #pragma omp parallel for num_threads(num_threads) if (divides_rows)
   for (int part = 0; part < num_parts; ++part) {
     const int64_t first = int64_t{call.num_rows} * part / num_parts;

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <algorithm>
+
 #include "numbers.h"
 
 namespace kernels {
@@ -28,6 +30,13 @@ struct Product {
   int num_rows;
   bool fetches = false;  // whether to prefetch weights
 };
+
+// The number of threads, at most `num_threads`, for which a matrix has enough weights.
+inline int useful_threads(const Matrix& matrix, int num_threads) {
+  constexpr int64_t kWorthAThread = 1 << 18;  // weights that are worth a thread
+  const int64_t num_weights = int64_t{matrix.num_inputs} * matrix.num_outputs;
+  return std::min<int64_t>(num_threads, 1 + num_weights / kWorthAThread);
+}
 
 // Uses tiles if there are any for the type, else vectors.
 void multiply(const Type& type, const Product& call, int num_threads);

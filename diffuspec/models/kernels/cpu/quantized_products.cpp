@@ -211,8 +211,6 @@ void multiply_quantized(const Type& type, const Product& call, int num_threads) 
                            !matrix.parts[0].quantizes_rows;
   const float* inputs =
       in_bfloat16 ? nullptr : widened(type, call.inputs, call.num_rows * matrix.num_inputs, room);
-  const int64_t num_weights = int64_t{matrix.num_inputs} * matrix.num_outputs;
-  const int num_working = std::min<int64_t>(num_threads, 1 + num_weights / kWorthAThread);
   std::vector<std::shared_ptr<const PartRows>> rows(matrix.num_parts);
   std::vector<std::pair<int, int>> blocks;  // the part of each block, and its index there
   for (int i = 0; i < matrix.num_parts; ++i) {
@@ -222,7 +220,8 @@ void multiply_quantized(const Type& type, const Product& call, int num_threads) 
     const int num_blocks = divided_up(part.num_outputs, kBlock);
     for (int block = 0; block < num_blocks; ++block) blocks.emplace_back(i, block);
   }
-#pragma omp parallel for num_threads(num_working) if (num_working > 1)
+  num_threads = useful_threads(matrix, num_threads);
+#pragma omp parallel for num_threads(num_threads) if (num_threads > 1)
   for (size_t i = 0; i < blocks.size(); ++i) {
     const auto [number, block] = blocks[i];
     compute(type, call, matrix.parts[number], block, inputs, rows[number].get());

@@ -24,7 +24,7 @@ class HeadAttention {
         keys_(static_cast<char*>(call.keys) + kv_head * call.cache_head_stride * kSize),
         values_(static_cast<char*>(call.values) + kv_head * call.cache_head_stride * kSize),
         paired_(kBlock / 2 * call.dim / kLanes),
-        queries_((num_queries_ + kLanes - 1) / kLanes, QueryTile(call.dim)) {}
+        queries_(divided_up(num_queries_, kLanes), QueryTile(call.dim)) {}
 
   ON_TILES void run() {
     shape_tiles(kTileRows);
@@ -84,7 +84,7 @@ class HeadAttention {
   // Lets queries from `first` to before `end` see the columns in their lists, after `num_before`
   // columns of the block; the other queries of their tiles see nothing.
   void set_ends(int first, int end, int num_before) {
-    const int last = std::min((end + kLanes - 1) / kLanes * kLanes, int(queries_.size()) * kLanes);
+    const int last = std::min(padded(end), int(queries_.size()) * kLanes);
     for (int query = first / kLanes * kLanes; query < last; ++query) {
       const bool is_there = first <= query && query < end;
       const int seen = is_there ? num_before + call_.lists.counts[row_of(query)] : 0;
@@ -99,7 +99,7 @@ class HeadAttention {
       const Attention& call = head.call_;
       const int start = call.base / kBlock * kBlock;
       const int most = *std::max_element(call.lists.counts, call.lists.counts + call.num_rows);
-      const int num_blocks = (call.base - start + most + kBlock - 1) / kBlock;
+      const int num_blocks = divided_up(call.base - start + most, kBlock);
       keys_.resize(size_t(num_blocks) * kBlock * head.width_);
       values_.resize(keys_.size());
       paired_.resize(num_blocks * head.paired_.size());
@@ -126,7 +126,7 @@ class HeadAttention {
     }
 
     int num_before() const { return num_before_; }
-    int num_blocks() const { return (num_columns_ + kBlock - 1) / kBlock; }
+    int num_blocks() const { return divided_up(num_columns_, kBlock); }
     const char* keys(int block) const { return &keys_[size_t(block) * kBlock * head_.width_]; }
     const Line* values(int block) const { return &paired_[block * head_.paired_.size()]; }
 

@@ -15,9 +15,6 @@ namespace {
 constexpr int kLanes = 16;
 constexpr int kBlock = 2 * kLanes;  // outputs computed together
 constexpr int kAhead = 4096;        // distance in bytes of prefetching
-constexpr int64_t kWorthAThread = 1 << 18;  // weights that are worth a thread
-
-int divided_up(int count, int size) { return (count + size - 1) / size; }
 
 // The rows as tiles, [blocks of 16 rows, steps, 16 lines]; in int8 each row is divided by a scale.
 struct Rows {
@@ -171,8 +168,7 @@ ON_TILES void multiply_blocks(const Product& call, const Rows& rows, int begin, 
 template <bool is_int8>
 void multiply_rows(const Product& call, const Rows& rows, int num_threads) {
   const int num_blocks = divided_up(call.matrix.num_outputs, kBlock);
-  const int64_t num_weights = int64_t{call.matrix.num_inputs} * call.matrix.num_outputs;
-  const int num_parts = std::min<int64_t>(num_threads, 1 + num_weights / kWorthAThread);
+  const int num_parts = useful_threads(call.matrix, num_threads);
 #pragma omp parallel for num_threads(num_parts) if (num_parts > 1)
   for (int part = 0; part < num_parts; ++part)
     multiply_blocks<is_int8>(

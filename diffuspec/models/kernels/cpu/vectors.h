@@ -29,6 +29,8 @@ using Ints = VectorOf<kLanes>::Ints;
 template <int kCount>
 using Count = std::integral_constant<int, kCount>;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+// 1.5 * 2^23: adding it to a number, of a magnitude of at most 2^22, rounds to an integer
+constexpr float kRounding = 12582912.f;
 
 template <class Vector>
 INLINE Vector read(const void* from) {
@@ -110,8 +112,7 @@ template <class Vector>
 INLINE Vector exponential_up_to_88(Vector x) {
   using Whole = decltype(x < x);
   x = larger(Vector{} - 88.f, x);  // this order of arguments keeps NaN
-  const float magic = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
-  Vector whole = (x * 1.44269504088896341f + magic) - magic;
+  Vector whole = (x * 1.44269504088896341f + kRounding) - kRounding;
   Vector rest = x - whole * 0.693359375f - whole * -2.12194440e-4f;
   Vector sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
   sum = sum * rest + 8.3334519073e-3f;
