@@ -24,6 +24,7 @@ _OF_ONE: Final = ("items", "additionalProperties", "additionalItems")
 _SHAPES: Final[tuple[tuple[str, type, str], ...]] = (
     *((key, dict, "an object") for key in _OF_NAMES),
     *((key, list, "a list") for key in (*_OF_LISTS, "enum", "required")),
+    *((key, str, "a text") for key in ("format", "pattern")),
 )
 _REFUSED: Final = (
     *("if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired"),
@@ -184,6 +185,8 @@ class _Rewriter:
         if "propertyNames" not in schema:
             return
         names = referred(schema.pop("propertyNames"), self._whole)
+        if isinstance(names, Mapping):
+            self._check(names, f"{place}/propertyNames")
         others = schema.get("additionalProperties", True)
         known = schema.get("properties", {})
         constants = _constants_of(names)
@@ -192,7 +195,7 @@ class _Rewriter:
         if constants is not None and all(isinstance(one, str) for one in constants):
             schema["properties"] = {one: known.get(one, others) for one in constants}
             schema["additionalProperties"] = False
-        elif isinstance(names, Mapping) and names.keys() <= {"pattern", "type"} and not known:
+        elif _has_only_pattern(names) and not known:
             schema["patternProperties"] = {names["pattern"]: others}
             schema["additionalProperties"] = False
         else:
@@ -206,6 +209,10 @@ def _list_of(items: Sequence[Any]) -> dict[str, Any]:
     """Return the schema of one list."""
     listed = {"prefixItems": [{"const": item} for item in items]} if items else {}
     return {"type": "array", **listed, "minItems": len(items), "maxItems": len(items)}
+
+
+def _has_only_pattern(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and {"pattern"} <= schema.keys() <= {"pattern", "type"}
 
 
 def _constants_of(schema: Any) -> list[Any] | None:

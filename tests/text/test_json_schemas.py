@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from decimal import Decimal
 from enum import StrEnum
@@ -10,10 +11,12 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import pytest
+from hypothesis import given, strategies as st
 from pydantic import AnyUrl, BaseModel, Field
 
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.params import StructuredOutput
+from diffuspec.text.json_schemas import usable_schema
 from tests.support.tiny_target import GRAMMARS, takes
 
 
@@ -48,6 +51,13 @@ class Order(BaseModel):
 
 class Tags(BaseModel):
     tags: set[str]
+
+
+KEYS = (
+    *("type", "enum", "const", "properties", "required", "additionalProperties", "propertyNames"),
+    *("items", "prefixItems", "uniqueItems", "minItems", "maxItems", "anyOf", "oneOf", "allOf"),
+    *("not", "$ref", "$defs", "patternProperties", "unevaluatedProperties", "format", "pattern"),
+)
 
 
 def obeys(value: object, schema: object) -> bool:
@@ -108,6 +118,22 @@ def test_what_can_be_obeyed_is(schema, right, wrong):
     assert obeys(right, schema) and not obeys(wrong, schema)
 
 
+VALUES = st.recursive(
+    st.sampled_from([None, True, False, -1, 5, 0.5, "", "a", "#", "#/$defs/a", "object", "("]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([*KEYS, "a", ""]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(schema=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
+def test_anything_is_made_usable_or_refused(schema):
+    with contextlib.suppress(InvalidRequestError):
+        usable_schema(schema)
+
+
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
@@ -127,6 +153,8 @@ def test_what_can_be_obeyed_is(schema, right, wrong):
         ({"items": {"anyOf": 5}}, "#/items/anyOf must be a list"),
         ({"required": ["a", 5]}, "#/required must be a list of names"),
         ({"enum": "secret"}, "#/enum must be a list"),
+        ({"format": ["secret"]}, "#/format must be a text"),
+        ({"pattern": {}}, "#/pattern must be a text"),
         ({"minimum": "secret"}, "a key of the schema has a wrong value"),
         ({"oneOf": [{"type": "string"}, {"minLength": 2}]}, "oneOf must exclude each other"),
     ],
