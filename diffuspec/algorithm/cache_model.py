@@ -34,7 +34,7 @@ class CacheModel:
         """Return the proxy of a request's prefix; valid until the next call for the request."""
         text = self._texts.of(request.request_id)
         text.follow(request.prefix)
-        return CacheProxy(self._proxy, text, self._weight)
+        return _CacheProxy(self._proxy, text, self._weight)
 
 
 class TextCounts:
@@ -72,7 +72,7 @@ class TextCounts:
                         del counts[token_id]
 
 
-class CacheProxy:
+class _CacheProxy:
     """The `CausalProxy` of one prefix. A state holds the proxy's own state and the last tokens."""
 
     def __init__(self, proxy: CausalProxy, text: TextCounts, weight: float) -> None:

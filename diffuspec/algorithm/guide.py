@@ -44,7 +44,7 @@ def admitted(column: Column, parent: Node | None, guide: Guide) -> Column:
 
     If the grammar dictates the next token, that is the only one, even if it is not in the column.
     """
-    token_ids = guide.next_tokens(path_of(parent), column.token_ids)
+    token_ids = guide.next_tokens(_path_of(parent), column.token_ids)
     if not token_ids:
         return EMPTY_COLUMN
     if len(token_ids) == 1 and token_ids[0] not in column.token_ids:
@@ -65,13 +65,13 @@ def drop_others(nodes: Sequence[Node], guide: Guide) -> list[Node]:
     for node in nodes:
         if node.parent is not None and id(node.parent) not in ids:
             continue
-        if node.token_id in guide.next_tokens(path_of(node.parent), [node.token_id]):
+        if node.token_id in guide.next_tokens(_path_of(node.parent), [node.token_id]):
             kept.append(node)
             ids.add(id(node))
     return kept
 
 
-def path_of(node: Node | None) -> list[int]:
+def _path_of(node: Node | None) -> list[int]:
     """Return the tokens from the root to a node."""
     token_ids = []
     while node is not None:

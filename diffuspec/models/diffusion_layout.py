@@ -24,7 +24,7 @@ from diffuspec.models.loading.families import DiffusionSettings
 from diffuspec.models.runner import ModelRunner
 
 
-class DraftSpan(NamedTuple):
+class _DraftSpan(NamedTuple):
     """The rows of one draft after the shared ones: the tail of its prefix, then its block."""
 
     tail: int  # first row of the tail
@@ -32,17 +32,17 @@ class DraftSpan(NamedTuple):
     end: int
 
 
-class JoinedRows(NamedTuple):
+class _JoinedRows(NamedTuple):
     """The shared rows, followed by those of each draft."""
 
     token_ids: TokenIds
     positions: NDArray[np.integer]
     logit_rows: NDArray[np.integer]  # rows that predict the masks, draft by draft
-    spans: list[DraftSpan]
+    spans: list[_DraftSpan]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SlotDrafts:
+class _SlotDrafts:
     """Prefixes and their masks. The cache holds the first `start` tokens of the prefixes.
 
     The prefixes have their first num_shared tokens in common.
@@ -59,7 +59,7 @@ class SlotDrafts:
         """Number of rows that the drafts share."""
         return self.num_shared - self.start
 
-    def joined(self, blocks: Sequence[TokenIds], is_shifted: bool) -> JoinedRows:
+    def joined(self, blocks: Sequence[TokenIds], is_shifted: bool) -> _JoinedRows:
         """Lay out the drafts and their blocks, which begin with the masks.
 
         If shifted, `start` must be below num_shared when a prefix ends there.
@@ -72,7 +72,7 @@ class SlotDrafts:
             tail = prefix[num_shared:]
             token_ids += [tail, block]
             positions.append(np.arange(num_shared, len(prefix) + len(block)))
-            span = DraftSpan(row, row + len(tail), row + len(tail) + len(block))
+            span = _DraftSpan(row, row + len(tail), row + len(tail) + len(block))
             first = span.block - is_shifted
             rows = np.arange(first, first + len(masks))
             if is_shifted and not len(tail):
@@ -80,7 +80,7 @@ class SlotDrafts:
             logit_rows.append(rows)
             spans.append(span)
             row = span.end
-        return JoinedRows(
+        return _JoinedRows(
             np.concatenate(token_ids), np.concatenate(positions), np.concatenate(logit_rows), spans
         )
 
@@ -101,7 +101,7 @@ def lay_out(
     number of leading tokens that all prefixes share, in whole blocks.
     """
     shared = num_shared if settings.has_exact_prefix else start
-    make = lay_out_drafts if settings.attention == "block_aligned" else _lay_out
+    make = _lay_out_aligned if settings.attention == "block_aligned" else _lay_out_unaligned
     first = 0
     while first < len(prefixes):
         last, num_rows = first, 0
@@ -111,7 +111,7 @@ def lay_out(
                 break
             last += 1
         part = slice(first, last)
-        drafts = SlotDrafts(prefixes[part], blocks[part], slot, start, shared)
+        drafts = _SlotDrafts(prefixes[part], blocks[part], slot, start, shared)
         yield from make(drafts, settings)
         first = last
         if settings.has_exact_prefix:
@@ -137,13 +137,13 @@ def feed(
     end = start + len(token_ids)
     last_row = range(end - 1, end)
     runner.forward_columns(
-        list(lay_out_chain(token_ids, slot, start, settings.block_size, last_row))
+        list(_lay_out_chain(token_ids, slot, start, settings.block_size, last_row))
     )
     runner.cache.commit(slot, token_ids, len(token_ids))
     return end
 
 
-def _lay_out(drafts: SlotDrafts, settings: DiffusionSettings) -> Iterator[Segment]:
+def _lay_out_unaligned(drafts: _SlotDrafts, settings: DiffusionSettings) -> Iterator[Segment]:
     """Lay out drafts in one segment.
 
     If shifted, a token's row predicts the next token: the logits of draft position 1 come from the
@@ -177,7 +177,7 @@ def _fed(block: TokenIds, settings: DiffusionSettings) -> TokenIds:
     return block[:-1] if is_extra else block
 
 
-def _lay_out_one(drafts: SlotDrafts, block: TokenIds, settings: DiffusionSettings) -> Segment:
+def _lay_out_one(drafts: _SlotDrafts, block: TokenIds, settings: DiffusionSettings) -> Segment:
     [prefix], [masks], start = drafts.prefixes, drafts.masks, drafts.start
     num_tail = len(prefix) - start
     first = num_tail - settings.is_shifted
@@ -192,7 +192,7 @@ def _lay_out_one(drafts: SlotDrafts, block: TokenIds, settings: DiffusionSetting
 
 
 def _lay_out_tree(
-    drafts: SlotDrafts, blocks: Sequence[TokenIds], settings: DiffusionSettings
+    drafts: _SlotDrafts, blocks: Sequence[TokenIds], settings: DiffusionSettings
 ) -> Segment:
     """Lay out prefixes as a tree, in which each token is laid out once, followed by the blocks."""
     num_common, is_shifted = drafts.num_common, settings.is_shifted
@@ -228,7 +228,7 @@ def _lay_out_tree(
     return Segment(drafts.slot, drafts.start, fed, positions, visible, logit_rows)
 
 
-def fill_block(num_known: int, masks: TokenIds, settings: DiffusionSettings) -> TokenIds:
+def _fill_block(num_known: int, masks: TokenIds, settings: DiffusionSettings) -> TokenIds:
     """Return a draft's tokens after num_known tokens, with masks up to the end of its last block.
 
     These models are trained on whole blocks of masks, and generate them.
@@ -238,7 +238,7 @@ def fill_block(num_known: int, masks: TokenIds, settings: DiffusionSettings) -> 
     return np.concatenate([masks, filling])
 
 
-def lay_out_chain(
+def _lay_out_chain(
     token_ids: TokenIds, slot: int, start: int, block_size: int, logits: range
 ) -> Iterator[Segment]:
     """Lay out tokens at the positions from `start` on; `logits` are also positions.
@@ -259,10 +259,10 @@ def lay_out_chain(
         )
 
 
-def lay_out_drafts(drafts: SlotDrafts, settings: DiffusionSettings) -> Iterator[Segment]:
+def _lay_out_aligned(drafts: _SlotDrafts, settings: DiffusionSettings) -> Iterator[Segment]:
     """Lay out drafts whose prefixes share whole blocks."""
     blocks = [
-        fill_block(len(prefix), masks, settings)
+        _fill_block(len(prefix), masks, settings)
         for prefix, masks in zip(drafts.prefixes, drafts.masks, strict=True)
     ]
     slot, start, size = drafts.slot, drafts.start, settings.block_size
@@ -274,10 +274,10 @@ def lay_out_drafts(drafts: SlotDrafts, settings: DiffusionSettings) -> Iterator[
     [prefix], [masks], [block] = drafts.prefixes, drafts.masks, blocks
     first = len(prefix) - settings.is_shifted
     chain = np.concatenate([prefix[start:], block])
-    yield from lay_out_chain(chain, slot, start, size, range(first, first + len(masks)))
+    yield from _lay_out_chain(chain, slot, start, size, range(first, first + len(masks)))
 
 
-def _visible_in_blocks(rows: JoinedRows, num_common: int, block_size: int) -> NDArray[np.bool_]:
+def _visible_in_blocks(rows: _JoinedRows, num_common: int, block_size: int) -> NDArray[np.bool_]:
     """Return the visibility matrix of common rows and several drafts."""
     positions = rows.positions
     visible = np.zeros((len(positions), len(positions)), np.bool_)

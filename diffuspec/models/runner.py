@@ -90,6 +90,10 @@ class ModelRunner:
             and transposes_keys(parameter.dtype, self.device),
         )
         self._graphs: StepGraphs | None = None
+        self.reset_counts()
+
+    def reset_counts(self) -> None:
+        """Count the model's forwards from now on."""
         self.forward_seconds = 0.0
         self.num_forwards = 0
 
@@ -110,7 +114,7 @@ class ModelRunner:
         positions = np.arange(min(MAX_STEP_ROWS + 1, self.cache.max_len))
         segment = Segment(0, 0, np.zeros_like(positions), positions, "causal", positions[-1:])
         self.forward([segment])
-        self.forward_seconds, self.num_forwards = 0.0, 0
+        self.reset_counts()
 
     @property
     def is_exact(self) -> bool:

@@ -28,7 +28,7 @@ _MAX_CACHED_ELEMENTS = 1 << 14  # larger masks are rebuilt in every forward
 _MAX_CACHED_MASKS = 256
 
 
-class OrderedMask(NamedTuple):
+class _OrderedMask(NamedTuple):
     """The mask of rows at consecutive positions, [num_rows, num_before + num_rows].
 
     The first num_causal rows see no later row, the others see all rows.
@@ -47,7 +47,7 @@ class OrderedMask(NamedTuple):
         return _cached_tensor(self) if is_small else _make_tensor(self)
 
 
-def _make_tensor(rows: OrderedMask) -> torch.Tensor:
+def _make_tensor(rows: _OrderedMask) -> torch.Tensor:
     shape = rows.num_rows, rows.num_before + rows.num_rows
     nothing = torch.full(shape, -torch.inf, dtype=rows.dtype, device=rows.device)
     mask = nothing.triu(rows.num_before + 1)
@@ -58,7 +58,7 @@ def _make_tensor(rows: OrderedMask) -> torch.Tensor:
 _cached_tensor = lru_cache(maxsize=_MAX_CACHED_MASKS)(_make_tensor)
 
 
-def listed_mask(
+def _listed_mask(
     visible: NDArray[np.bool_],
     positions: NDArray[np.integer],
     start: int,
@@ -79,7 +79,7 @@ def listed_mask(
 
 
 @dataclass(slots=True, eq=False)
-class View:
+class _View:
     """A range of cache columns, and which of them the rows of a segment see."""
 
     first: int
@@ -98,7 +98,7 @@ class TorchAttention(Attention):
         self._segment, self._block_size = segment, block_size
         self._start, self._end = segment.start, segment.start + segment.num_rows
         self._layers = cache.layers(segment.slot)
-        self._views: dict[int | None, View] = {}  # by window
+        self._views: dict[int | None, _View] = {}  # by window
 
     def attend(self, layer: int, rows: Projections, scoring: Scoring) -> Tensor:
         view = self._view(scoring.window)
@@ -123,7 +123,7 @@ class TorchAttention(Attention):
             ]
         )
 
-    def _view(self, window: int | None) -> View:
+    def _view(self, window: int | None) -> _View:
         """Return the view of layers with a window: position p sees positions > p - window.
 
         All rows are at or after the segment's start, so columns before its window are left out.
@@ -138,29 +138,29 @@ class TorchAttention(Attention):
                 self._views[window] = self._make_block_view(first, window, self._block_size)
         return self._views[window]
 
-    def _make_view(self, first: int, window: int | None) -> View:
+    def _make_view(self, first: int, window: int | None) -> _View:
         segment, num_rows = self._segment, self._segment.num_rows
         num_before = 0 if window is None else self._start - first
         mask: Tensor | None = None
         if not isinstance(segment.visible, (str, int)):
-            mask = listed_mask(
+            mask = _listed_mask(
                 segment.visible, segment.positions, self._start, num_before, window
             ).to(self._layers[0])
         elif num_rows > 1 and (window is not None or segment.num_causal):
             mask = self._ordered_mask(num_before, window)
-        return View(first, self._end - first, mask)
+        return _View(first, self._end - first, mask)
 
-    def _make_block_view(self, first: int, window: int | None, size: int) -> View:
+    def _make_block_view(self, first: int, window: int | None, size: int) -> _View:
         """Return a view of whole blocks, with a mask for all their columns."""
         first, end = first // size * size, -(-self._end // size) * size
         mask = torch.full((self._segment.num_rows, end - first), -torch.inf).to(self._layers[0])
         mask[:, : self._end - first] = self._ordered_mask(self._start - first, window)
-        return View(first, end - first, mask)
+        return _View(first, end - first, mask)
 
     def _ordered_mask(self, num_before: int, window: int | None) -> Tensor:
         segment, like = self._segment, self._layers[0]
         shape = segment.num_rows, segment.num_causal, num_before
-        return OrderedMask(*shape, window, like.dtype, like.device).tensor()
+        return _OrderedMask(*shape, window, like.dtype, like.device).tensor()
 
 
 def attend(

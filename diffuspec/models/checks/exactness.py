@@ -34,7 +34,7 @@ def has_independent_rows(runner: ModelRunner) -> bool:
     at_once = _forward(runner, 0, num_rows)
     is_same = torch.equal(in_steps, at_once) and torch.equal(rows, runner.cache.rows(0, num_rows))
     runner.cache.write(0, 0, list(torch.zeros_like(rows)))
-    runner.forward_seconds, runner.num_forwards = 0.0, 0
+    runner.reset_counts()
     return is_same
 
 

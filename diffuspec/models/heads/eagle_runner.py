@@ -22,7 +22,7 @@ from diffuspec.models.heads.head_runner import HeadRunner
 from diffuspec.models.heads.nodes import Candidates, DraftNode, Level, Place, likeliest_after
 from diffuspec.models.heads.target_layers import TargetLayers
 
-MAX_TREE_ROWS = 64  # nodes of a draft that may have children
+_MAX_TREE_ROWS = 64  # nodes of a draft that may have children
 MAX_PREFILL_ROWS = 512  # rows of one request in one forward
 
 
@@ -55,7 +55,7 @@ class EagleRunner(HeadRunner):
     """A LevelHead: an EAGLE head beside its target."""
 
     def __init__(self, head: EagleHead, layers: TargetLayers, target: TargetInfo) -> None:
-        super().__init__(layers, target, head.cache_shape, MAX_TREE_ROWS)
+        super().__init__(layers, target, head.cache_shape, _MAX_TREE_ROWS)
         self._head = head
         self._sessions: dict[str, _Session] = {}
 

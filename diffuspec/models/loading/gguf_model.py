@@ -21,7 +21,7 @@ from diffuspec.models.loading.backend import Backend
 from diffuspec.models.loading.gguf_blocks import FORMATS, PLAIN_TYPES, type_name
 from diffuspec.models.loading.stored_model import check_can_stay_quantized, empty_model, fill
 
-ROPE_FACTORS = "rope_freqs.weight"  # divisors of the rotary frequencies
+_ROPE_FACTORS = "rope_freqs.weight"  # divisors of the rotary frequencies
 
 _OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _OF_LAYERS = {
@@ -41,7 +41,7 @@ _FAMILIES = ("llama", "qwen2", "qwen3")
 _INSTEAD = "`diffuspec model import` makes a model directory of it, which can"
 
 
-class GgufTensors:
+class _GgufTensors:
     """The tensors of a file of the Llama family."""
 
     def __init__(
@@ -168,10 +168,10 @@ def read_gguf_model(path: Path, config: Any, backend: Backend, num_ranks: int) -
     model = empty_model(path, config, dtype)
     is_llama = config.model_type == "llama"
     heads = config.num_attention_heads, config.num_key_value_heads
-    tensors = GgufTensors(path, *heads, is_llama, device)
-    if ROPE_FACTORS in tensors:
+    tensors = _GgufTensors(path, *heads, is_llama, device)
+    if _ROPE_FACTORS in tensors:
         frequencies = model.model.rotary_emb.inv_freq
-        factors = tensors.vector(ROPE_FACTORS, tuple(frequencies.shape), torch.float32)
+        factors = tensors.vector(_ROPE_FACTORS, tuple(frequencies.shape), torch.float32)
         frequencies /= factors
     fill(model, tensors, backend)
     return model

@@ -44,11 +44,11 @@ def read_quantized_model(
         )
     model = empty_model(path, config, dtype)
     tensors = [tensor for file in weight_files(path) for tensor in stored_tensors(file)]
-    fill(model, QuantizedDirectory(path, quantization, tensors, device), backend)
+    fill(model, _QuantizedDirectory(path, quantization, tensors, device), backend)
     return model
 
 
-class QuantizedDirectory:
+class _QuantizedDirectory:
     """Weights by their names in transformers' models; each is read once."""
 
     def __init__(
@@ -112,15 +112,15 @@ class QuantizedDirectory:
     def _unpacked(self, layer: PackedLayer) -> StoredMatrix:
         method = self._quantization.method
         if method == "awq":
-            return awq_matrix(layer)
+            return _awq_matrix(layer)
         if method == "gptq":
-            return gptq_matrix(layer, self._quantization.zero_shift)
+            return _gptq_matrix(layer, self._quantization.zero_shift)
         if "weight_packed" in layer:
-            return compressed_matrix(layer)
-        return int8_matrix(layer, self._quantization.rounds_rows)
+            return _compressed_matrix(layer)
+        return _int8_matrix(layer, self._quantization.rounds_rows)
 
 
-def awq_matrix(layer: PackedLayer) -> AnyQuantized:
+def _awq_matrix(layer: PackedLayer) -> AnyQuantized:
     """Return the matrix of an AWQ layer. Raises ModelLoadError."""
     scales = layer.read_scales("scales")  # [groups, outputs]
     num_words = -(-layer.num_outputs // WORD)
@@ -133,7 +133,7 @@ def awq_matrix(layer: PackedLayer) -> AnyQuantized:
     return layer.matrix(4, scales.T, zeros.T[: layer.num_outputs].int(), unpack)
 
 
-def gptq_matrix(layer: PackedLayer, zero_shift: int) -> AnyQuantized:
+def _gptq_matrix(layer: PackedLayer, zero_shift: int) -> AnyQuantized:
     """Return the matrix of a GPTQ layer. Raises ModelLoadError."""
     scales = layer.read_scales("scales")  # [groups, outputs]
     layer.check_order("g_idx", len(scales))
@@ -150,7 +150,7 @@ def gptq_matrix(layer: PackedLayer, zero_shift: int) -> AnyQuantized:
     return layer.matrix(bits, scales.T, zeros.T - (128 if bits == 8 else 0), unpack)
 
 
-def compressed_matrix(layer: PackedLayer) -> AnyQuantized:
+def _compressed_matrix(layer: PackedLayer) -> AnyQuantized:
     """Return the matrix of a packed compressed-tensors layer. Raises ModelLoadError."""
     scales = layer.read_scales("weight_scale")  # [outputs or 1, groups]
     layer.check_order("weight_g_idx", scales.shape[1])
@@ -167,7 +167,7 @@ def compressed_matrix(layer: PackedLayer) -> AnyQuantized:
     return layer.matrix(bits, scales, middle if zeros is None else zeros + middle, unpack)
 
 
-def int8_matrix(layer: PackedLayer, rounds_rows: bool) -> AnyQuantized | Int8Matrix:
+def _int8_matrix(layer: PackedLayer, rounds_rows: bool) -> AnyQuantized | Int8Matrix:
     """Return the matrix of an int8 compressed-tensors layer. Raises ModelLoadError."""
     scales = layer.read_scales("weight_scale")
     numbers = layer.read("weight", layer.num_outputs, layer.num_inputs)

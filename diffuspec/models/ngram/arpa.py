@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 OnProgress: TypeAlias = Callable[[str, float], None]  # (stage, progress from 0 to 1)
 
-SPECIAL_WORDS = ("<unk>", "<s>", "</s>")  # the first words of every vocabulary
+_SPECIAL_WORDS = ("<unk>", "<s>", "</s>")  # the first words of every vocabulary
 BOS, EOS = 1, 2  # indices of <s> and </s>
 _LINES_PER_WRITE = 1 << 16
 
@@ -53,7 +53,7 @@ class NgramModel:
     @property
     def vocabulary(self) -> list[str]:
         """Words as spelled in files: <unk>, <s>, </s>, then decimal token ids."""
-        return [*SPECIAL_WORDS, *map(str, self.token_ids.tolist())]
+        return [*_SPECIAL_WORDS, *map(str, self.token_ids.tolist())]
 
 
 def write_arpa(model: NgramModel, path: str | Path, on_progress: OnProgress | None = None) -> None:

@@ -22,12 +22,12 @@ from diffuspec.core.errors import NgramError
 from diffuspec.models.ngram.arpa import BOS, EOS, NgramModel, NgramTable, OnProgress
 from diffuspec.models.ngram.kenlm_file import MAX_ORDER
 
-Ints: TypeAlias = NDArray[np.int64]
-Ranks: TypeAlias = NDArray[np.int32]
-Floats: TypeAlias = NDArray[np.float64]
+_Ints: TypeAlias = NDArray[np.int64]
+_Ranks: TypeAlias = NDArray[np.int32]
+_Floats: TypeAlias = NDArray[np.float64]
 Discounts: TypeAlias = tuple[float, float, float]  # for counts 1, 2, and 3 or more
 
-MAX_TOKEN_ID = 2**24 - 1  # rank (31 bits) and word (25 bits) share a 64-bit key
+_MAX_TOKEN_ID = 2**24 - 1  # rank (31 bits) and word (25 bits) share a 64-bit key
 DISCOUNT_FALLBACK: Discounts = (0.5, 1.0, 1.5)
 _ZERO = 1e-99  # represents probability 0, by the convention of ARPA files
 
@@ -36,9 +36,9 @@ _ZERO = 1e-99  # represents probability 0, by the convention of ARPA files
 class _Stream:
     """The corpus as one sequence of words, each sentence between <s> and </s>."""
 
-    words: Ranks  # [num_positions] vocabulary indices
-    offsets: Ranks  # [num_positions] position within the sentence; 0 is <s>
-    token_ids: Ints  # [vocabulary size - 3], in order of first appearance
+    words: _Ranks  # [num_positions] vocabulary indices
+    offsets: _Ranks  # [num_positions] position within the sentence; 0 is <s>
+    token_ids: _Ints  # [vocabulary size - 3], in order of first appearance
 
     @property
     def vocab_size(self) -> int:
@@ -49,10 +49,10 @@ class _Stream:
 class _Counts:
     """The n-grams of one order, ascending by (suffix, first word). All arrays [num_ngrams]."""
 
-    firsts: Ranks  # the first word
-    suffixes: Ranks  # rank of the n-gram without its first word, one order below
-    contexts: Ranks  # rank of the n-gram without its last word, one order below
-    occurrences: Ints  # number of occurrences in the corpus
+    firsts: _Ranks  # the first word
+    suffixes: _Ranks  # rank of the n-gram without its first word, one order below
+    contexts: _Ranks  # rank of the n-gram without its last word, one order below
+    occurrences: _Ints  # number of occurrences in the corpus
 
     def __len__(self) -> int:
         return len(self.firsts)
@@ -100,11 +100,11 @@ def _read(sentences: Iterable[Sequence[int]]) -> _Stream:
     return _join(np.frombuffer(tokens, dtype=np.int64), np.frombuffer(lengths, dtype=np.int64))
 
 
-def _join(tokens: Ints, lengths: Ints) -> _Stream:
+def _join(tokens: _Ints, lengths: _Ints) -> _Stream:
     """Number the words by first appearance, as `lmplz` does, and add <s> and </s>."""
-    if len(tokens) and not 0 <= tokens.min() <= tokens.max() <= MAX_TOKEN_ID:
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() <= _MAX_TOKEN_ID:
         wrong = tokens.min() if tokens.min() < 0 else tokens.max()
-        raise NgramError(f"token ids must be 0 to {MAX_TOKEN_ID}, got {wrong}")
+        raise NgramError(f"token ids must be 0 to {_MAX_TOKEN_ID}, got {wrong}")
     num_ids = int(tokens.max(initial=-1)) + 1
     first_seen = np.full(num_ids, len(tokens))
     # for repeated indices the last write wins
@@ -142,7 +142,7 @@ def _count_unigrams(stream: _Stream) -> _Counts:
     return _Counts(firsts, nothing, nothing, occurrences)
 
 
-def _count(stream: _Stream, n: int, ranks: Ranks) -> tuple[_Counts, Ranks]:
+def _count(stream: _Stream, n: int, ranks: _Ranks) -> tuple[_Counts, _Ranks]:
     """Count n-grams, for n of 2 or more.
 
     `ranks` holds the rank of the (n-1)-gram that ends at each position. Also returns the rank of
@@ -201,7 +201,7 @@ def _smooth_all(
     return NgramModel(stream.token_ids, tuple(tables))
 
 
-def _adjusted_counts(counts: list[_Counts], n: int) -> Ints:
+def _adjusted_counts(counts: list[_Counts], n: int) -> _Ints:
     """Return the number of distinct words that precede each n-gram.
 
     N-grams of the highest order, and those that start with <s>, keep their number of occurrences,
@@ -214,7 +214,7 @@ def _adjusted_counts(counts: list[_Counts], n: int) -> Ints:
     return np.where(level.firsts == BOS, level.occurrences, extensions)
 
 
-def _counts_of_counts(counts: list[_Counts], n: int, adjusted: Ints) -> list[int]:
+def _counts_of_counts(counts: list[_Counts], n: int, adjusted: _Ints) -> list[int]:
     """Return the numbers of n-grams with adjusted counts 0, 1, 2, 3 and 4."""
     histogram = np.bincount(np.minimum(adjusted, 5), minlength=6)
     if n < len(counts) and _is_last_suffix(counts, n):
@@ -253,6 +253,6 @@ def _discounts(num_with: list[int], n: int, fallback: Discounts | None) -> Disco
     return fallback
 
 
-def _log10(values: Floats) -> Floats:
+def _log10(values: _Floats) -> _Floats:
     """Return finite log10 values of at most 0 (despite rounding), as ARPA files require."""
     return np.minimum(np.log10(np.maximum(values, _ZERO)), 0.0)

@@ -54,7 +54,7 @@ def has_only_plain_tensors(model: nn.Module) -> bool:
     return not any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
-class SummedLinear(nn.Module):
+class _SummedLinear(nn.Module):
     """A linear layer split by rows: takes a share of the input, returns the whole output."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -68,7 +68,7 @@ class SummedLinear(nn.Module):
         return output if self.bias is None else output + self.bias
 
 
-class GatheredLinear(nn.Module):
+class _GatheredLinear(nn.Module):
     """A linear layer split by columns that returns the whole output on every rank."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -82,7 +82,7 @@ class GatheredLinear(nn.Module):
         return torch.cat(shares, dim=-1)
 
 
-class VocabularyShare(nn.Module):
+class _VocabularyShare(nn.Module):
     """An embedding; this rank holds a range of token ids."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -123,10 +123,10 @@ def _any_layer(name: str) -> str:
 
 _LAYERS: dict[tuple[type[nn.Module], str], Callable[[nn.Module], nn.Module]] = {
     (nn.Linear, "colwise"): _split_by_columns,
-    (nn.Linear, "rowwise"): SummedLinear,
-    (nn.Linear, "colwise_gather_output"): GatheredLinear,
-    (nn.Linear, "colwise_rep"): GatheredLinear,
-    (nn.Embedding, "embedding_rowwise"): VocabularyShare,
+    (nn.Linear, "rowwise"): _SummedLinear,
+    (nn.Linear, "colwise_gather_output"): _GatheredLinear,
+    (nn.Linear, "colwise_rep"): _GatheredLinear,
+    (nn.Embedding, "embedding_rowwise"): _VocabularyShare,
 }
 
 

@@ -58,7 +58,7 @@ class ColumnTable:
         self.is_step = is_short and len(columns) <= self.num_rows**2
         if self.is_step:
             num_columns, every_row = int(tiles[:, 4].max()), slice(0, self.num_rows)
-            self.chunks = [Chunk(every_row, every_row, num_splits_for(num_columns))]
+            self.chunks = [Chunk(every_row, every_row, _num_splits_for(num_columns))]
             tiles = np.pad(tiles, ((0, self.num_rows - len(tiles)), (0, 0)))
             columns = np.pad(columns, (0, self.num_rows**2 - len(columns)))
         else:
@@ -102,12 +102,12 @@ def _chunks(tiles: NDArray[np.integer]) -> Iterator[Chunk]:
     while begin < len(tiles):
         first = int(first_rows[begin])
         end = int(np.searchsorted(ends, first + _MAX_ROWS, side="right"))
-        num_splits = num_splits_for(int(tiles[begin:end, 4].max()))
+        num_splits = _num_splits_for(int(tiles[begin:end, 4].max()))
         yield Chunk(slice(begin, end), slice(first, int(ends[end - 1])), num_splits)
         begin = end
 
 
-def num_splits_for(num_columns: int) -> int:
+def _num_splits_for(num_columns: int) -> int:
     """Return a number of splits that is a power of four, so that steps have few shapes."""
     num_splits = 1
     while num_splits * SPLIT < num_columns:
