@@ -16,28 +16,27 @@ _MEASURED = ("diffuspec", "actors", "deploy")
 
 @contextlib.contextmanager
 def measured_imports(coverage: Coverage | None) -> Iterator[None]:
-    """In this context, measure only the modules of the product, while they are imported."""
+    """In this context, measure only the modules of the product, while they are imported.
+
+    What they import is traced as well: of a module within which coverage stops, it misses the rest.
+    """
     if coverage is None:
         yield
         return
-    execute, is_on = SourceFileLoader.exec_module, False
-
-    def switch(on: bool) -> bool:
-        """Begin or end measuring; return whether it was on."""
-        nonlocal is_on
-        was_on, is_on = is_on, on
-        if on and not was_on:
-            coverage.start()
-        elif was_on and not on:
-            coverage.stop()
-        return was_on
+    execute, depth = SourceFileLoader.exec_module, 0
 
     def measure(loader: SourceFileLoader, module: ModuleType) -> None:
-        was_on = switch(_is_measured(module.__name__))
+        nonlocal depth
+        is_measured = _is_measured(module.__name__)
+        if is_measured and not depth:
+            coverage.start()
+        depth += is_measured
         try:
             execute(loader, module)
         finally:
-            switch(was_on)
+            depth -= is_measured
+            if is_measured and not depth:
+                coverage.stop()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SourceFileLoader, "exec_module", measure)
