@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 
 from diffuspec.core.errors import DiffuspecError
 from diffuspec.core.version import own_version
-from diffuspec.serve.backend import Backend
+from diffuspec.serve.backend import Backend, ServedModel
 from diffuspec.serve.http import errors, openapi
 from diffuspec.serve.http.answer_routes import Add, add_answers
 from diffuspec.serve.http.completions import Completions, Tokenization
@@ -55,9 +55,7 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def create_app(
-    backend: Backend,
-    settings: ServeSettings,
-    spans: RequestSpans | None = None,
+    backend: Backend, settings: ServeSettings, spans: RequestSpans | None = None
 ) -> FastAPI:
     """Return the application. `spans` records every request for OpenTelemetry.
 
@@ -88,13 +86,18 @@ def create_app(
     _add_models(add, backend)
     _add_metrics(add, backend, series)
     _add_health(app, backend, load)
-    for route in app.routes:
-        if isinstance(route, APIRoute) and "POST" in (route.methods or ()):
-            series.expect(route.path, "POST", route.responses)
+    _expect_requests(app, series)
     add_api_docs(app)
     if settings.playground:
         add_playground(app)
     return app
+
+
+def _expect_requests(app: FastAPI, series: HttpSeries) -> None:
+    """Start the counts of all routes with bodies at 0."""
+    for route in app.routes:
+        if isinstance(route, APIRoute) and "POST" in (route.methods or ()):
+            series.expect(route.path, "POST", route.responses)
 
 
 def _add_tokenization(add: Add, tokenization: Tokenization) -> None:
@@ -124,22 +127,9 @@ def _add_tokenization(add: Add, tokenization: Tokenization) -> None:
 
 
 def _add_models(add: Add, backend: Backend) -> None:
-    def describe() -> Model:
-        model = backend.model
-        return {
-            "id": model.name,
-            "object": "model",
-            "type": "model",
-            "display_name": model.name,
-            "created_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
-            "created": model.created,
-            "owned_by": "diffuspec",
-            "max_model_len": model.max_model_len,
-        }
-
     async def models() -> JSONResponse:
         """List the served model."""
-        one = describe()
+        one = _described(backend.model)
         listed: ModelList = {
             "object": "list",
             "data": [one],
@@ -155,7 +145,7 @@ def _add_models(add: Add, backend: Backend) -> None:
         name = plain_path(backend.model.name).lstrip("/")
         if request.path_params["name"] != name:
             raise no_such_model(backend.model.name)
-        return JSONResponse(describe())
+        return JSONResponse(_described(backend.model))
 
     statuses = openapi.OF_THE_MODEL
     responses = openapi.answers(ModelList, "The model, as a list of one.", *statuses)
@@ -164,6 +154,19 @@ def _add_models(add: Add, backend: Backend) -> None:
     extra = openapi.takes_name("Name of the model.")
     path = "/v1/models/{name:path}"
     add(path, model, methods=["GET"], responses=responses, openapi_extra=extra)
+
+
+def _described(model: ServedModel) -> Model:
+    return {
+        "id": model.name,
+        "object": "model",
+        "type": "model",
+        "display_name": model.name,
+        "created_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
+        "created": model.created,
+        "owned_by": "diffuspec",
+        "max_model_len": model.max_model_len,
+    }
 
 
 def _add_metrics(add: Add, backend: Backend, series: HttpSeries) -> None:

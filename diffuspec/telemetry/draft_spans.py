@@ -68,14 +68,7 @@ class EngineSpans:
         """
         if not self._span.is_recording():
             return
-        request = self._requests.get(request_id)
-        if request is None:
-            span = self._tracer.start_span(
-                "request",
-                set_span_in_context(self._span),
-                attributes={"diffuspec.request_id": request_id},
-            )
-            request = self._requests[request_id] = _Request(span)
+        request = self._request(request_id)
         request.num_drafts += 1
         request.num_draft_tokens += num_draft_tokens
         request.num_accepted += num_accepted
@@ -94,6 +87,16 @@ class EngineSpans:
             start_time=now - round(1e9 * answer_seconds),
         )
         span.end(now)
+
+    def _request(self, request_id: str) -> _Request:
+        """Return a request; begin its span with its first draft."""
+        request = self._requests.get(request_id)
+        if request is None:
+            about = {"diffuspec.request_id": request_id}
+            below = set_span_in_context(self._span)
+            span = self._tracer.start_span("request", below, attributes=about)
+            request = self._requests[request_id] = _Request(span)
+        return request
 
     def end_request(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)

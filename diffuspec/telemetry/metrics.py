@@ -55,6 +55,7 @@ class Metrics:
         self._add_requests()
         self._add_latencies()
         self._add_speculation()
+        self._add_drafting()
         self._add_times()
 
     def _add_load(self) -> None:
@@ -150,6 +151,9 @@ class Metrics:
             ["position"],
         )
         drafted_at.read = lambda: _at_least(self._depths)
+
+    def _add_drafting(self) -> None:
+        counter = self.table.counter
         self._pre_drafts = counter(
             "pre_drafts_total",
             "Verdicts that pre-drafts had been made for: whether one fitted.",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _BYTES = tuple(4**exponent for exponent in range(3, 13))  # 64 bytes to 16 MiB
-_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _QUIET = ("/health", "/load", "/metrics", "/ping", "/ready")  # called every few seconds
 _ABORTED = 499  # the client left, or stopped reading, before the end
 
@@ -80,7 +80,7 @@ def note_error(code: str) -> None:
 
 
 class Observer:
-    """The outermost ASGI middleware: sees exactly what clients see."""
+    """ASGI middleware around all that answers. It sees a HEAD as the GET that answers it."""
 
     def __init__(self, app: ASGIApp, series: HttpSeries, spans: RequestSpans | None) -> None:
         self._app = app

@@ -132,12 +132,11 @@ def after_reasoning(
     form: StructuredOutput, conventions: Conventions, thinking: Thinking
 ) -> StructuredOutput:
     """Return the format of reasoning and answer together. Raises InvalidRequestError."""
+    calls = Calls((), False, True, conventions.special_ids, conventions.template)
     if conventions.has_channels:
-        calls = Calls((), False, True, conventions.special_ids, conventions.template)
         return as_form(answered(rules_of(form, "answer"), calls), _TOO_LONG)
     if conventions.reasoning == "none" or thinking == "over":
         return form
-    calls = Calls((), False, True, conventions.special_ids, conventions.template)
     opened, close = calls.mark(OPEN), calls.mark(CLOSE)
     if CLOSE in conventions.special_ids:  # never a part of a text
         thought = f"thought: THOUGHT {close} SPACE\nTHOUGHT: /(.|\\n)*/"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,37 +43,47 @@ def read_tools(body: ChatBody, form: StructuredOutput | None, conventions: Conve
         raise BadRequestError("tool_choice needs tools", "tool_choice")
     if not body.tools or choice == "none":
         return ToolUse(form=form)
-    mode = choice.allowed_tools.mode if isinstance(choice, AllowedChoice) else choice
     tools = tuple(tool.model_dump(exclude_none=True, exclude=_HIDDEN) for tool in body.tools)
-    functions, is_single = _functions(body), not body.parallel_tool_calls
-    parser, has_messages = conventions.tools, conventions.tools == "openai"
-    is_named = isinstance(choice, NamedTool)
-    calls = Calls(
-        functions,
-        mode != "auto",
-        is_named or is_single,
-        conventions.special_ids,
-        conventions.template,
-    )
+    mode = choice.allowed_tools.mode if isinstance(choice, AllowedChoice) else choice
     if mode != "auto":
-        if form is not None:
-            raise BadRequestError(
-                "tool_choice demands a call, which excludes any other form of the answer",
-                "tool_choice",
-            )
-        if parser == "none":
-            raise BadRequestError(
-                "tool_choice demands a call, of which this service knows no form", "tool_choice"
-            )
-        grammar = _write(lambda: demanded(parser, calls))
-        return ToolUse(tools, is_named, as_form(grammar, _TOO_LONG, "tools"), has_messages)
+        return _demanded(body, tools, form, conventions)
+    functions, is_single = _functions(body), not body.parallel_tool_calls
     is_free = form is None and not is_single and not any(one.strict for one in functions)
-    has_all = len(functions) == len(tools)
-    if (is_free and has_all) or parser == "none":
+    parser = conventions.tools
+    if (is_free and len(functions) == len(tools)) or parser == "none":
         return ToolUse(tools, form=form)
+    calls = _calls(functions, conventions, is_strict=False, is_single=is_single)
     other = None if form is None else f"other: %json {_schema_of(form)}"
     grammar = _write(lambda: possible(parser, calls, other))
-    return ToolUse(tools, False, as_form(grammar, _TOO_LONG, "tools"), has_messages)
+    return ToolUse(tools, False, as_form(grammar, _TOO_LONG, "tools"), parser == "openai")
+
+
+def _demanded(
+    body: ChatBody,
+    tools: tuple[Mapping[str, Any], ...],
+    form: StructuredOutput | None,
+    conventions: Conventions,
+) -> ToolUse:
+    """Return the tools of a body that demands calls. Raises BadRequestError."""
+    if form is not None:
+        raise BadRequestError(
+            "tool_choice demands a call, which excludes any other form of the answer", "tool_choice"
+        )
+    parser, is_named = conventions.tools, isinstance(body.tool_choice, NamedTool)
+    if parser == "none":
+        raise BadRequestError(
+            "tool_choice demands a call, of which this service knows no form", "tool_choice"
+        )
+    is_single = is_named or not body.parallel_tool_calls
+    calls = _calls(_functions(body), conventions, is_strict=True, is_single=is_single)
+    grammar = _write(lambda: demanded(parser, calls))
+    return ToolUse(tools, is_named, as_form(grammar, _TOO_LONG, "tools"), parser == "openai")
+
+
+def _calls(
+    functions: Sequence[Function], conventions: Conventions, *, is_strict: bool, is_single: bool
+) -> Calls:
+    return Calls(functions, is_strict, is_single, conventions.special_ids, conventions.template)
 
 
 def _functions(body: ChatBody) -> list[Function]:
