@@ -48,7 +48,7 @@ class _Row:
     source: DraftSource = DRAFT_SOURCE_NOT_WORTH_IT
     made: ReadyDraft | None = None
     worth: float = 0.0  # expected tokens of `made`
-    sent: Draft = EMPTY_DRAFT  # the part of it that is worth verifying
+    sent: Draft = EMPTY_DRAFT  # the part of `made` that is worth verifying
 
     @property
     def num_nodes(self) -> int:
@@ -180,7 +180,7 @@ class Session:
         for row in rows:
             if row.request in jobs:
                 row.made, _ = row.request.best()
-                row.source = _source(row, jobs[row.request].done)
+                row.source = _source(row.made, jobs[row.request].done)
         return time.monotonic() - started
 
     def _answer(
@@ -240,8 +240,10 @@ class Session:
             self.on_outcomes(table)
 
 
-def _source(row: _Row, done: asyncio.Future[bool]) -> DraftSource:
-    """Return where a row's draft comes from that was waited for, or why there is none."""
-    if row.made is not None:
-        return DRAFT_SOURCE_REST if row.made.is_rest else DRAFT_SOURCE_FRESH
-    return DRAFT_SOURCE_FAILED if done.done() else DRAFT_SOURCE_LATE
+def _source(made: ReadyDraft | None, done: asyncio.Future[bool]) -> DraftSource:
+    """Return where a draft comes from that was waited for, or why there is none."""
+    if made is not None:
+        return DRAFT_SOURCE_REST if made.is_rest else DRAFT_SOURCE_FRESH
+    if not done.done():
+        return DRAFT_SOURCE_LATE
+    return DRAFT_SOURCE_NOT_WORTH_IT if done.result() else DRAFT_SOURCE_FAILED

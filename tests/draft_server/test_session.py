@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from diffuspec.adl.cost_model import DraftCosts
 from diffuspec.algorithm.outcomes import OutcomeModel
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.params import MAX_DRAFT_TOKENS
+from diffuspec.core.types import EMPTY_DRAFT, Draft, DraftRequest
 from diffuspec.draft_server.planner import Planner, Sent
 from diffuspec.draft_server.request import EngineRequest
 from diffuspec.draft_server.service import DraftService
@@ -334,6 +335,16 @@ def test_a_drafter_that_fails_costs_drafts_alone():
     assert DRAFT_SOURCE_FAILED in failed
     assert DRAFT_SOURCE_AHEAD in after or DRAFT_SOURCE_FRESH in after
     assert len(engine.output("a")) > 60
+
+
+def test_a_drafter_that_proposes_nothing_has_not_failed():
+    class Empty(TimedDrafter):
+        async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+            await super().draft(requests)
+            return [EMPTY_DRAFT for _ in requests]
+
+    engine = decode(Empty(right_and_sure), 8, num_draft_tokens=3)
+    assert {*sources(engine.answers)} == {DRAFT_SOURCE_NOT_WORTH_IT}
 
 
 def test_a_drafter_that_hangs_costs_its_deadline_once():
