@@ -66,6 +66,10 @@ class DraftJob:
             and request.tokens_from(self.num_tokens) == self.tokens
         )
 
+    def rank(self, now: float) -> tuple[bool, int, float]:
+        """The lowest is drafted first: jobs for which an engine still waits, by their priority."""
+        return self.waited_until < now, -self.request.priority, self.waited_until
+
 
 @dataclass(frozen=True, slots=True)
 class PreDraftBatch:
@@ -164,10 +168,7 @@ class Dispatcher:
     def forget(self, requests: Sequence[EngineRequest]) -> None:
         """Stop drafting for requests that have ended, and free what is cached for them."""
         ended = {*requests}
-        for job in self._queue:
-            if job.request in ended:
-                job.done.set_result(False)
-        self._queue = [job for job in self._queue if job.request not in ended]
+        self._drop([job for job in self._queue if job.request in ended])
         release = asyncio.create_task(self._release([one.request_id for one in requests]))
         self._releases.add(release)
         release.add_done_callback(self._releases.discard)
@@ -206,13 +207,12 @@ class Dispatcher:
     def _next(self) -> Sequence[DraftJob]:
         """Return the jobs of the next call."""
         if not self.is_available:
-            for job in self._queue:
-                job.done.set_result(False)
-            self._queue = []
+            self._drop(self._queue)
             return ()
         now = time.monotonic()
+        self._drop([job for job in self._queue if not job.is_for(job.request)])
         if self._queue:
-            self._queue.sort(key=lambda job: (-job.request.priority, job.waited_until))
+            self._queue.sort(key=lambda job: job.rank(now))
             most = self._info.max_sequences
             jobs, self._queue = self._queue[:most], self._queue[most:]
             return jobs
@@ -223,6 +223,12 @@ class Dispatcher:
         source, batch = max(offers, key=lambda offer: offer[0].weight * offer[1].value)
         source.charge(self._seconds(batch.jobs))
         return batch.jobs
+
+    def _drop(self, jobs: Sequence[DraftJob]) -> None:
+        """Take jobs off the queue for which nothing is to be drafted any more."""
+        for job in jobs:
+            job.done.set_result(False)
+        self._queue = [job for job in self._queue if not job.done.done()]
 
     def _seconds(self, jobs: Sequence[DraftJob]) -> float:
         if not jobs:

@@ -337,6 +337,21 @@ def test_a_drafter_that_fails_costs_drafts_alone():
     assert len(engine.output("a")) > 60
 
 
+def test_nothing_is_drafted_for_a_prefix_that_has_grown_in_the_queue():
+    async def work(service: DraftService, session: Session) -> None:
+        drafter.gate.close()
+        await send(session, 1, request_id="a", token_ids=[3, 4], num_prompt_tokens=1)
+        for step_id in (2, 3, 4):
+            await send(session, step_id, request_id="a", base_length=step_id, token_ids=[5])
+        drafter.gate.open()
+        await asyncio.sleep(0.1)
+
+    drafter = TimedDrafter(right_and_sure)
+    run(drafter, work, num_draft_tokens=3)
+    prefixes = [one.prefix.tolist() for batch in drafter.batches for one in batch]
+    assert prefixes == [[3, 4], [3, 4, 5, 5, 5]]
+
+
 def test_a_drafter_that_proposes_nothing_has_not_failed():
     class Empty(TimedDrafter):
         async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
