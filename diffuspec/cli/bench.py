@@ -28,9 +28,6 @@ EXAMPLES = """[bold]Examples[/bold]
 Target = Annotated[Path | None, options.model("The verified model. Default: the pair's.", "DIR")]
 Drafter = Annotated[Path | None, options.model("The diffusion LM that drafts.", "DIR")]
 Ngram = Annotated[Path | None, options.model("KenLM model over token ids.", "FILE")]
-MaxTokens = Annotated[
-    int, typer.Option(help="Maximum length of an answer, in tokens.", metavar="N")
-]
 Repeats = Annotated[
     int,
     typer.Option(
@@ -92,7 +89,7 @@ class Chosen:
     dtype: options.Dtype = None
     questions: options.Questions = None
     limit: options.Limit = None
-    max_tokens: MaxTokens = 256
+    max_tokens: options.MaxTokens = 256
     repeats: Repeats = 1
     suite: Suite = None
     systems: Systems = None

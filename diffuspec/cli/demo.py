@@ -29,14 +29,11 @@ Repeats = Annotated[
         metavar="N", min=1, help="Number of times each answer is timed; the median is reported."
     ),
 ]
-MaxTokens = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Maximum length of an answer, in tokens.")
-]
 
 
 def run(
     repeats: Repeats = 3,
-    max_tokens: MaxTokens = 256,
+    max_tokens: options.MaxTokens = 256,
     pair: options.PairName = None,
     dtype: options.Dtype = None,
     threads: options.Threads = None,

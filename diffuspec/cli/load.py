@@ -11,6 +11,7 @@ import typer
 
 from diffuspec.cli import options
 from diffuspec.command import parse_numbers
+from diffuspec.core.errors import ConfigError
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -43,9 +44,6 @@ Questions = Annotated[
         metavar="FILE.jsonl",
     ),
 ]
-MaxTokens = Annotated[
-    int, typer.Option(help="Maximum length of an answer, in tokens.", metavar="N", min=1)
-]
 Repeats = Annotated[
     int,
     typer.Option(
@@ -63,7 +61,7 @@ def run(
     rates: Rates = "",
     questions: Questions = None,
     limit: options.Limit = None,
-    max_tokens: MaxTokens = 64,
+    max_tokens: options.MaxTokens = 64,
     repeats: Repeats = 2,
     rounds: options.Rounds = 6,
     out: Out = Path("runs/load"),
@@ -86,6 +84,8 @@ def run(
     require_matplotlib()
     concurrencies = parse_numbers("--at-a-time", at_a_time, int)
     per_second = parse_numbers("--rates", rates, float)
+    if not (concurrencies or per_second):
+        raise ConfigError("nothing to measure: give --at-a-time or --rates a number")
     asked = first_per_family(load_questions(questions or QUESTIONS), limit)
     make_folder(out)
     with progress(2 * (len(concurrencies) * repeats + len(per_second))) as advance:

@@ -92,6 +92,9 @@ Questions = Annotated[
 Limit = Annotated[
     int | None, typer.Option(help="Questions per family. Default: all.", metavar="N", min=1)
 ]
+MaxTokens = Annotated[
+    int, typer.Option(help="Maximum length of an answer, in tokens.", metavar="N", min=1)
+]
 Rounds = Annotated[
     int,
     typer.Option(

@@ -26,6 +26,11 @@ def test_wrong_numbers_are_refused_by_name(diffuspec: Run, arguments: str, named
     assert named in error_line(result)
 
 
+def test_a_load_of_nothing_is_refused(diffuspec: Run) -> None:
+    line = error_line(diffuspec("load", NOBODY, "--at-a-time", ""))
+    assert line == "nothing to measure: give --at-a-time or --rates a number"
+
+
 def test_a_missing_matplotlib_is_named_before_anything_is_measured(
     diffuspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
