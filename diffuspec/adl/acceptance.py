@@ -14,7 +14,6 @@ from operator import mul
 from typing import NamedTuple
 
 from diffuspec.adl.cost_curve import CostCurve
-from diffuspec.adl.first_drafts import PRIOR_DRAFTS, FirstDrafts
 from diffuspec.algorithm.calibration import AcceptanceModel
 from diffuspec.algorithm.draft_tree import depths, is_chain
 from diffuspec.core.types import Draft, DraftTree, Verdict
@@ -29,6 +28,7 @@ _SMOOTHING = 0.4  # weight of a draft in its request's averages: easy stretches 
 _USUAL_SMOOTHING = 0.1
 # weight of a draft in the averages of all requests: answers have about a dozen steps
 _SHARED_SMOOTHING = 0.04
+_PRIOR_DRAFTS = 4  # weight of the prior in the averages of all requests, in drafts
 
 
 class SharedExpectation:
@@ -41,19 +41,15 @@ class SharedExpectation:
         # drafts correct it, while drafts that are never made correct nothing.
         self.tokens = [sum(0.85**depth for depth in range(1, k + 1)) for k in self.lengths]
         self.verified = _Verified()
-        # average accepted tokens of trials, by whether they were their requests' first drafts
-        self.trial_tokens = {False: 1.0, True: 1.0}
         self._num_learnt = 0
-        self._firsts = FirstDrafts(self.tokens[-1], self.lengths[-1], _SHARED_SMOOTHING)
         # Sums of squares and products of the excess of requests' first and later drafts over the
-        # average: how much of the excess lasts. The prior is one half, with the weight of the prior
-        # drafts.
-        typical = PRIOR_DRAFTS * (self.tokens[-1] / 2) ** 2
-        self._squares, self._products = typical, typical / 2
+        # average: how much of the excess lasts. The prior is one half.
+        self._squares = _PRIOR_DRAFTS * (self.tokens[-1] / 2) ** 2
+        self._products = self._squares / 2
 
-    def observe_later(self, first: Sequence[float], tokens: Sequence[float]) -> None:
+    def observe_later(self, first: float, tokens: float) -> None:
         """Learn from a request's first and a later draft how much they have in common."""
-        one, other = first[-1] - self.tokens[-1], tokens[-1] - self.tokens[-1]
+        one, other = first - self.tokens[-1], tokens - self.tokens[-1]
         rate = 1 - _SHARED_SMOOTHING / 4
         self._squares = rate * self._squares + (one * one + other * other) / 2
         self._products = rate * self._products + one * other
@@ -66,23 +62,11 @@ class SharedExpectation:
         kept = min(max(self._products / self._squares, 0.02), 0.98)
         return num_drafts * kept / (1 + (num_drafts - 1) * kept)
 
-    def observe(self, tokens: Sequence[float], *, is_first: bool) -> float:
-        """Learn how many tokens of a draft of each length are expected to be accepted.
-
-        is_first: whether it is the first draft of its request, and so independent of the others.
-        Returns the probability that the traffic has changed before it.
-        """
+    def observe(self, tokens: Sequence[float]) -> None:
+        """Learn how many tokens of a draft of each length are expected to be accepted."""
         self._num_learnt += 1
-        rate = max(_SHARED_SMOOTHING, 1 / (self._num_learnt + PRIOR_DRAFTS))
-        changed = self._firsts.observe(tokens[-1]) if is_first else 0.0
-        if changed > rate:
-            prior, self._num_learnt = _Verified(), round((1 - changed) * self._num_learnt)
-            self.verified.add(prior.nodes, prior.tokens, prior.whole, changed)
-            rate = changed
-        else:  # The average forgets as much in any case.
-            changed = 0.0
+        rate = max(_SHARED_SMOOTHING, 1 / (self._num_learnt + _PRIOR_DRAFTS))
         self.tokens = _moved(self.tokens, tokens, rate)
-        return changed
 
 
 @dataclass(slots=True)
@@ -115,15 +99,14 @@ class Expectation:
         self._acceptance = AcceptanceModel(shared.acceptance)
         self.lengths = shared.lengths
         self.tokens: Sequence[float] = shared.tokens  # recent value of a draft of each length
-        self._first: Sequence[float] = ()  # expected accepted tokens of its first draft
+        self._first = 0.0  # expected accepted tokens of its first draft
         self._mean: Sequence[float] = ()  # their long-term average
-        self._usual = shared.tokens  # expected after many steps without a draft
+        self._num_drafts = 0
         self.verified = replace(shared.verified)
-        self.steps_without_draft = 0
-        self.is_on_trial = False  # its next draft tests whether drafts pay
+        # How likely its drafts have changed since the latest one; 1: nothing is known of them. It
+        # rises with the steps without a draft.
+        self.chance_of_change = 1.0
         self._offers: Offers | None = None  # a cache; None: stale
-        self._change = 0.0  # probability, by its first draft, that the traffic has changed
-        self._num_drafts = self._num_found = 0  # verified drafts, and drafts received
 
     def reach(self, draft: Draft) -> list[float]:
         """Return the probability that each node is accepted with all of its ancestors."""
@@ -139,45 +122,37 @@ class Expectation:
             seen[end:] = accumulate(repeat(ratio, most - end), mul, initial=seen[end])
         accepted = [*accumulate(seen)]
         found = [accepted[k] for k in self.lengths]
-        self._learn(found)
-        self._change += self._shared.observe(found, is_first=self._num_found == 1)
-        self.steps_without_draft, self._offers = 0, None
-        return reach
-
-    def _learn(self, found: Sequence[float]) -> None:
-        shared, self._num_found = self._shared, self._num_found + 1
-        if self._num_found == 1:
-            self._mean = self._first = found
+        self._shared.observe(found)
+        self._num_drafts += 1
+        if self._num_drafts == 1:
+            self._first, self._mean = found[-1], found
         else:
-            shared.observe_later(self._first, found)
-            rate = max(_USUAL_SMOOTHING, 1 / self._num_found)
+            self._shared.observe_later(self._first, found[-1])
+            rate = max(_USUAL_SMOOTHING, 1 / self._num_drafts)
             self._mean = _moved(self._mean, found, rate)
         self.tokens = _moved(self.tokens, found, _SMOOTHING)
-        credibility = shared.credibility(self._num_found)
-        self._usual = _moved(shared.tokens, self._mean, credibility)
-
-    def take_change(self) -> float:
-        """Return the probability that the traffic changed before its first draft; 0 afterwards."""
-        change, self._change = self._change, 0.0
-        return change
+        self.chance_of_change, self._offers = 0.0, None
+        return reach
 
     def observe_no_draft(self) -> None:
-        """Record a step without a draft, which makes earlier observations less relevant."""
-        self.steps_without_draft += 1
-        if self._num_found:
-            self.tokens = _moved(self.tokens, self._usual, _USUAL_SMOOTHING)
+        """Record a step without a draft, which makes earlier observations less relevant.
+
+        After many, a draft is expected to be worth a weighted mean of the request's drafts and
+        those of all requests.
+        """
+        self.chance_of_change += _USUAL_SMOOTHING * (1 - self.chance_of_change)
+        if self._num_drafts:
+            weight = self._shared.credibility(self._num_drafts)
+            usual = _moved(self._shared.tokens, self._mean, weight)
+            self.tokens = _moved(self.tokens, usual, _USUAL_SMOOTHING)
         else:
-            self.tokens, self.verified = self._shared.tokens, replace(self._shared.verified)
+            self.tokens = self._shared.tokens
+            self.verified = replace(self._shared.verified)
         self._offers = None
 
     def observe_verdict(self, draft: Draft, verdict: Verdict) -> None:
         """Learn from the verdict on a draft, as far as it was verified."""
         self._acceptance.observe(draft, verdict)
-        if self.is_on_trial:
-            known, is_first = self._shared.trial_tokens, not self._num_drafts
-            known[is_first] += _SMOOTHING * (verdict.num_accepted_tokens - known[is_first])
-            self.is_on_trial = False
-        self._num_drafts += 1
 
     def observe_cut(self, num_nodes: int, tokens: float, whole: float) -> None:
         """Learn how many nodes of a draft are verified, and what is expected to be accepted.
@@ -194,16 +169,6 @@ class Expectation:
         """Expected accepted tokens and nodes of the verified part of a draft of this length."""
         share, verified = self.at(length) / self.verified.whole, self.verified
         return share * verified.tokens, share * verified.nodes
-
-    def worth_of_trial(self, room: int) -> float:
-        """Return a sort key: the larger, the more a trial of this request is expected to gain.
-
-        It counts how many tokens are left, what such trials gained, and, for a request whose drafts
-        are known, how likely they have changed: the more so, the longer it has had none.
-        """
-        is_first = not self._num_drafts
-        changed = 1.0 if is_first else 1 - (1 - _USUAL_SMOOTHING) ** self.steps_without_draft
-        return room * changed * self._shared.trial_tokens[is_first]
 
     def offers(self, room: int) -> Offers:
         """Return how far to draft at each price, for at most `room` tokens."""

@@ -25,7 +25,6 @@ _MAX_WAITS = 8  # steps for which drafts are held back; other requests may still
 # bad drafts. With several requests both are divided by the square root of their number, like random
 # fluctuations.
 _FIRST_BALANCE, _MAX_BALANCE = 12.0, 60.0
-_READING_DRAFTS = 12  # drafts of a short answer, which share the cost of reading its prompt
 _MAX_CREDIT = 8.0  # plain steps that trials may save up, so that few are made at once
 
 
@@ -41,13 +40,6 @@ class _Account:
     scale: float  # factor of balances: falls as more requests run
     balance: float = 0.0
     credit: float = 0.0  # plain steps saved up for trials
-    debt: float = 0.0  # cost of prompts read, which later drafts also benefit from
-
-    def pay(self) -> float:
-        """Return the part of the debt paid by this step."""
-        paid = self.debt / _READING_DRAFTS
-        self.debt -= paid
-        return paid
 
     def add(self, steps: float) -> None:
         most = self.scale * _MAX_BALANCE
@@ -78,6 +70,7 @@ class Interval:
     """The time from one verdict to the next, and what all requests committed in this time.
 
     A plain step, in which nothing was drafted and no draft verified, has no cost for any drafter.
+    The reading of prompts by drafters is left out: it pays off over the drafts to come.
     """
 
     num_running: int
@@ -87,12 +80,8 @@ class Interval:
     cost_seconds: Mapping[str, float] = field(default_factory=dict)  # predictions, by drafter
     accepted: Mapping[str, float] = field(default_factory=dict)  # drafted tokens, by drafter
     num_missing: int = 0  # running requests that were not verified
-    # seconds of reading prompts, by drafter
-    reading: Mapping[str, float] = field(default_factory=dict)
     is_whole: bool = True  # whether all running requests were verified, and no prompt was read
     num_steps: int = 1  # plain steps covered by the interval
-    # plain steps saved up for the trials in it, by drafter
-    prepaid: Mapping[str, float] = field(default_factory=dict)
     surprise: float = 0.0  # log ratio of the verification's actual to expected seconds
 
 
@@ -130,7 +119,7 @@ class Baseline:
     def steps_to_read(self, drafter: str, num_running: int) -> float:
         """Plain steps that reading prompts may take, even if no draft ever pays for them."""
         account = self._account(drafter, num_running)
-        return account.balance + account.scale * _FIRST_BALANCE - account.debt
+        return account.balance + account.scale * _FIRST_BALANCE
 
     def num_stopped_steps(self, drafter: str, num_running: int) -> float:
         """Plain steps until requests may draft again; 0: they may draft now."""
@@ -148,14 +137,10 @@ class Baseline:
         return self._account(drafter, num_running).credit >= min(steps, _MAX_CREDIT)
 
     def take_trial(self, drafter: str, num_running: int, steps: float) -> None:
-        self._account(drafter, num_running).credit -= steps
-
-    def discount(self, drafter: str, changed: float) -> None:
-        """Discount gains and losses by the probability that the traffic has changed since."""
-        for (name, _), account in self._accounts.items():
-            if name == drafter:
-                account.balance *= 1 - changed
-                account.debt *= 1 - changed
+        """Pay for a trial: what it is expected to lose does not count against other drafts."""
+        account = self._account(drafter, num_running)
+        account.credit -= steps
+        account.add(steps)
 
     def wants_plain(self, num_running: int) -> bool:
         """Return whether the next step should be a plain one of all requests, to be measured.
@@ -213,14 +198,10 @@ class Baseline:
         extra = min(interval.seconds - slower * interval.base_seconds, _MAX_BALANCE * step)
         whole = sum(interval.cost_seconds.values())
         for drafter, cost in interval.cost_seconds.items():
-            account = self._account(drafter, interval.num_running)
             share = cost / whole if whole > 0 else 1 / len(interval.cost_seconds)
             gained = interval.accepted.get(drafter, 0.0) - share * interval.num_missing
             gained /= interval.num_running
-            read = interval.reading.get(drafter, 0.0) / step
-            account.debt += read
-            gained += interval.prepaid.get(drafter, 0.0)
-            account.add(gained - share * extra / step + read - account.pay())
+            self._account(drafter, interval.num_running).add(gained - share * extra / step)
 
     def _save(self, interval: Interval) -> None:
         """Save up for trials: of drafters, and of lengths if a drafter does not draft."""

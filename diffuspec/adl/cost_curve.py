@@ -14,7 +14,7 @@ _BUCKET_STARTS = (
     *(2**power + 1 for power in range(9, 21)),
 )
 SMOOTHING = 0.1  # weight of a new measurement: the mean of about the last twenty
-OWN_SMOOTHING = 0.02  # weight of a new measurement in the relative cost of its size
+OWN_SMOOTHING = 0.02  # its weight in what the machine's speed does not change: relations of costs
 MAX_JUMP = 3.0  # multiple of the mean to which outliers are clipped: another process was running
 MIN_SECONDS = 1e-9  # no call takes less, because callers divide by costs
 
@@ -78,48 +78,23 @@ class CostCurve:
     def observe(self, size: int, seconds: float, share: float = 1.0) -> float:
         """Add a measurement, and attribute `share` of what is unexpected to the size.
 
-        Returns the log ratio of actual to expected seconds; 0 for first measurements.
+        Returns the log ratio of actual to expected seconds. A size with no other between its half
+        and its double has no expected seconds before it is measured.
         """
-        seconds, bucket, point = self._find(size, seconds)
-        if point is None:
-            self._add(bucket, size, seconds)
-            return 0.0
-        if point.count == 1 and seconds < point.seconds:  # the first call may have allocated memory
-            self._move(point, math.log(seconds / point.seconds))
-            return 0.0
-        surprise = self._surprise(point, size, seconds)
-        self._move(point, share * max(SMOOTHING, 1 / point.count) * surprise)
-        return surprise
-
-    def explain(self, size: int, seconds: float) -> float:
-        """Add a measurement that reveals the machine's speed.
-
-        Returns the log ratio of actual to expected seconds; nearly all of it is attributed to the
-        machine. If it were wrongly attributed to the size, a size that seems too expensive might
-        never be measured again; if wrongly to the machine, other costs are only wrong until they
-        are measured. The first measurement of a size with no other between its half and its double
-        is attributed to the size alone.
-        """
-        seconds, bucket, point = self._find(size, seconds)
-        if point is None:
-            is_known = self.is_known_near(size)
-            expected = self.at(size) / self._speed.slowness if is_known else seconds
-            self._add(bucket, size, expected)
-            return _surprise(seconds, expected)
-        surprise = self._surprise(point, size, seconds)
-        self._move(point, OWN_SMOOTHING * surprise)
-        return surprise
-
-    def _find(self, size: int, seconds: float) -> tuple[float, int, _Point | None]:
-        """Return the seconds at a slowness of 1, the size's bucket, and its point or None."""
+        seconds = max(seconds / self._speed.slowness, MIN_SECONDS)
         bucket = bisect_right(_BUCKET_STARTS, size)
         point = self._points.get(bucket)
-        is_known = point is not None and point.seconds > MIN_SECONDS
-        seconds = max(seconds / self._speed.slowness, MIN_SECONDS)
-        return seconds, bucket, point if is_known else None
-
-    def _surprise(self, point: _Point, size: int, seconds: float) -> float:
-        return _surprise(seconds, point.seconds * self.at(size) / self.at(point.size))
+        if point is None or point.seconds <= MIN_SECONDS:
+            is_known = self.is_known_near(size)
+            expected = self.at(size) / self._speed.slowness if is_known else seconds
+            self._add(bucket, size, expected ** (1 - share) * seconds**share)
+            return _surprise(seconds, expected)
+        if point.count == share == 1 and seconds < point.seconds:
+            self._move(point, math.log(seconds / point.seconds))  # the first allocated memory
+            return 0.0
+        surprise = _surprise(seconds, point.seconds * self.at(size) / self.at(point.size))
+        self._move(point, share * max(SMOOTHING, 1 / point.count) * surprise)
+        return surprise
 
     def _move(self, point: _Point, log_ratio: float) -> None:
         point.seconds *= math.exp(log_ratio)

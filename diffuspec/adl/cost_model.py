@@ -63,7 +63,7 @@ class CallCosts:
         """
         seconds = self._without_requests(size, num_requests - 1, seconds, reads)
         if is_plain:
-            self._speed.observe(self.curve.explain(size, seconds))
+            self._speed.observe(self.curve.observe(size, seconds, share=OWN_SMOOTHING))
         else:
             self._observe_size(size, seconds)
 
@@ -90,12 +90,9 @@ class Interference:
     above 0 because of noise, and would keep a drafter idle that slows no verification down.
     """
 
-    _SMOOTHING = SMOOTHING / 4
-    _ASSUMED = 4  # weight of the assumed value, in measurements
-
     def __init__(self, assumed: float) -> None:
         self._lost = assumed / (1 + assumed)  # seconds lost in each second in which both run
-        self._num_measured: float = self._ASSUMED
+        self._num_measured = 4.0  # the assumed value counts as this many measurements
 
     @property
     def value(self) -> float:
@@ -108,7 +105,7 @@ class Interference:
 
     def set(self, value: float) -> None:
         """Begin with a value that was measured while no requests ran."""
-        self._lost, self._num_measured = value / (1 + value), 1 / self._SMOOTHING
+        self._lost, self._num_measured = value / (1 + value), 1 / OWN_SMOOTHING
 
     def observe(self, seconds: float, expected: float, beside: float) -> None:
         """Learn from a verification of `seconds`, of which `beside` overlapped with drafting."""
@@ -116,8 +113,8 @@ class Interference:
             return
         share = beside / max(seconds, beside)  # short overlaps say little
         self._num_measured += share
-        rate = share * max(self._SMOOTHING, 1 / self._num_measured)
-        self._lost = _moved(self._lost, min(max((seconds - expected) / beside, -1.0), 1.0), rate)
+        rate = share * max(OWN_SMOOTHING, 1 / self._num_measured)
+        self._lost += rate * (min(max((seconds - expected) / beside, -1.0), 1.0) - self._lost)
 
     def lost_seconds(self, beside: float) -> float:
         """Seconds that a call loses by overlapping with the other role for `beside` seconds."""
@@ -155,11 +152,7 @@ class DraftCosts:
     def seconds(self, num_positions: float, num_requests: float, num_unread: int = 0) -> float:
         """Expected seconds of a call that also reads `num_unread` prompt tokens."""
         seconds = self.calls.seconds(num_positions, num_requests)
-        if not num_unread:
-            return seconds
-        if self.reading.is_known:
-            return seconds + self.reading.at(num_unread)
-        return self.calls.seconds(num_positions + num_unread, num_requests)
+        return seconds + self.reading_seconds(num_unread, num_positions, num_requests)
 
     def reading_seconds(
         self, num_unread: int, num_positions: float = 1, num_requests: float = 1
@@ -167,8 +160,10 @@ class DraftCosts:
         """Expected seconds that reading `num_unread` prompt tokens adds to a call."""
         if not num_unread:
             return 0.0
-        size = num_positions, num_requests
-        return self.seconds(*size, num_unread) - self.seconds(*size)
+        if self.reading.is_known:
+            return self.reading.at(num_unread)
+        seconds = self.calls.seconds(num_positions + num_unread, num_requests)
+        return seconds - self.calls.seconds(num_positions, num_requests)
 
     def observe(
         self, num_positions: int, num_requests: int, num_unread: int, seconds: float
@@ -176,15 +171,14 @@ class DraftCosts:
         """Learn from a call, given its seconds without a concurrent verification."""
         if not num_unread:
             self.calls.observe(num_positions, num_requests, seconds)
-            return
-        if self.is_known:
+        elif self.is_known:
             without = self.seconds(num_positions, num_requests)
             self.reading.observe(num_unread, max(seconds - without, 0.0))
 
     def observe_overhead(self, seconds: float) -> None:
         """Learn from a drafted step: its seconds that are neither drafting nor verification."""
         seconds = max(seconds, 0.0) / self._speed.slowness
-        self._overhead_seconds = _moved(self._overhead_seconds, seconds)
+        self._overhead_seconds += SMOOTHING * (seconds - self._overhead_seconds)
 
 
 class CostModel:
@@ -254,9 +248,5 @@ class CostModel:
             own = self.drafters[name].interference
             own.observe(without + own.lost_seconds(together), expected, together)
         self._speed.num_unmeasured += not is_plain
-        seconds = max(seconds - self.lost_seconds(beside), 0.0)
+        seconds = max(seconds - self.lost_seconds(beside), 0.0)  # by what has just been learnt
         self.verification.observe(num_rows, num_requests, seconds, is_plain=is_plain, reads=reads)
-
-
-def _moved(mean: float, value: float, rate: float = SMOOTHING) -> float:
-    return mean + rate * (value - mean)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from diffuspec.adl.acceptance import Expectation, Offers
 from diffuspec.adl.baseline import Baseline
@@ -34,14 +34,6 @@ class Drafted(Protocol):
 R = TypeVar("R", bound=Drafted)
 
 
-class Lengths(NamedTuple, Generic[R]):
-    """The lengths of some requests' next drafts, and the resulting speed."""
-
-    by_request: dict[R, int]  # requests that are missing do not draft
-    rate: float  # tokens per second if all steps are like this; at least that of plain decoding
-    in_halves: bool = False  # one half drafts while the other is verified
-
-
 @dataclass(slots=True)
 class Load:
     """The batch to which the drafts of one drafter belong."""
@@ -54,7 +46,6 @@ class Load:
     reading_seconds: float = 0.0  # seconds of reading prompts, per token to be committed
     is_early: bool = False  # whether it drafts while the target reads the prompt
     exposed_share: float = 1.0  # share of a draft call for which its requests wait
-    exposed_reading: float = 1.0  # share of a prompt's reading by which it delays the target
 
     @property
     def plain_rate(self) -> float:
@@ -98,8 +89,8 @@ class Load:
         """
         if not num_unread or not self.plain_rate:
             return True
-        reading = self.costs.drafters[self.drafter].reading_seconds(num_unread)
-        reading *= self.exposed_reading
+        costs = self.costs.drafters[self.drafter]
+        reading = costs.interference.value * costs.reading_seconds(num_unread)
         return reading < (1 + room) * (1 / self.plain_rate - 1 / max(rate, self.plain_rate))
 
     def trial_steps(self, request: Drafted, num_unread: int = 0) -> float:
@@ -127,8 +118,11 @@ class Load:
         return max(waited + lost, _LEAST_PRICE * waited)
 
 
-def choose_lengths(requests: Sequence[R], load: Load) -> Lengths[R]:
+def choose_lengths(requests: Sequence[R], load: Load) -> tuple[dict[R, int], float]:
     """Return the draft lengths with which the batch commits the most tokens per second.
+
+    Returns the lengths of the requests that draft now, and the tokens per second if all steps are
+    like this: at least those of plain decoding.
 
     At each price of a drafted position, a request drafts as long as the next token's chance of
     being accepted is above the price: if positions are expensive, only requests with good chances
@@ -138,7 +132,7 @@ def choose_lengths(requests: Sequence[R], load: Load) -> Lengths[R]:
     costs, lengths = load.costs, requests[0].expectation.lengths
     if not (costs.drafters[load.drafter].is_known and costs.verification.curve.is_known):
         middle = lengths[len(lengths) // 2]
-        return Lengths({one: min(middle, one.room) for one in requests}, load.plain_rate)
+        return {one: min(middle, one.room) for one in requests}, load.plain_rate
     offers = [one.expectation.offers(one.room) for one in requests]
     best, place, parts = load.plain_rate, -1, 1
     # If both roles share one processor, or drafts are hidden anyway, halves gain nothing.
@@ -153,7 +147,9 @@ def choose_lengths(requests: Sequence[R], load: Load) -> Lengths[R]:
         for one, offer in zip(requests, offers, strict=True)
         if place >= 0 and offer.tokens[place] > parts - 1
     }
-    return Lengths(found, best, in_halves=parts > 1)
+    # One half drafts while the other is verified. Requests that are not listed have drafts.
+    half = math.ceil((len(found) + load.num_drafting - len(requests)) / 2)
+    return (found if parts == 1 else dict([*found.items()][:half])), best
 
 
 def _rates(offers: Sequence[Offers], load: Load, parts: int) -> list[float]:
@@ -202,16 +198,12 @@ def with_trial(
     running, name = load.num_running, load.drafter
     if not baseline.allows(name, running) or baseline.wants_plain(running):
         return {}, load.plain_rate
-    found, rate, in_halves = choose_lengths(requests, load)
+    found, rate = choose_lengths(requests, load)
     if load.reading_seconds:
         pays = load.pays_for
         found = {one: k for one, k in found.items() if pays(num_unread(one), one.room, rate)}
-    num_others = load.num_drafting - len(requests)  # they draft, or have a draft
-    half = math.ceil((len(found) + num_others) / 2)
-    if in_halves and half < len(found):
-        found = dict([*found.items()][:half])
     if idle := [one for one in requests if one not in found]:
-        request = max(idle, key=lambda one: one.expectation.worth_of_trial(one.room))
+        request = max(idle, key=lambda one: one.room * one.expectation.chance_of_change)
         steps = load.trial_steps(request, num_unread(request))
         if baseline.allows_trial(name, running, steps):
             trials[request], found[request] = steps, trial_length(request)

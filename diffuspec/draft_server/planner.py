@@ -59,7 +59,6 @@ class Planner:
         self._baseline = Baseline([drafter], _FIRST_AFTER)
         self._rate = 0.0  # tokens per second of the best choice
         self._trials: dict[EngineRequest, int] = {}  # drafts made to find out whether they pay
-        self._prepaid = 0.0  # plain steps of trials that no interval has accounted for yet
         self._num_held = 0  # latest steps in a row that could not be measured
 
     @property
@@ -96,22 +95,18 @@ class Planner:
         """
         may_draft = [one for one in requests if one.room > 0]
         number, self._trials = len(requests), {}
-        for one in requests:
-            self._baseline.discount(self._drafter, one.expectation.take_change())
         if not may_draft:
             return {}
         reading = self.reading_seconds(may_draft) / sum([1 + one.room for one in may_draft])
         load = Load(self._costs, self._drafter, number, len(may_draft), 1, reading)
         # what is done ahead is hidden; waiting is decided separately
-        load.exposed_share = load.exposed_reading = 0.0
+        load.exposed_share = 0.0
         trials: dict[EngineRequest, float] = {}
         found, self._rate = with_trial(
             may_draft, load, self._baseline, trials, lambda one: one.num_unread
         )
-        for request, steps in trials.items():
-            request.expectation.is_on_trial = True
+        for steps in trials.values():
             self._baseline.take_trial(self._drafter, number, steps)
-            self._prepaid += steps
         self._trials = {one: found[one] for one in trials}
         if not self._baseline.allows(self._drafter, number):
             return found
@@ -288,13 +283,11 @@ class Planner:
         # If an answer was delayed, at most the time of the step itself counts.
         self._mine.observe_overhead(min(wait - sent.draft_seconds, verify))
         plain = costs.plain_seconds(number)
-        interval = Interval(number, wait + verify, plain, plain)
+        interval = Interval(number, wait + verify - sent.reading_seconds, plain, plain)
         if sent.num_nodes or drafting or sent.draft_seconds:
             spent = sent.draft_seconds + drafting
             spent += costs.verify_seconds(sent.num_rows, number)
             spent -= costs.verify_seconds(number, number)
-            interval.cost_seconds, interval.reading = {name: spent}, {name: sent.reading_seconds}
-            interval.accepted = {name: accepted}
-            interval.prepaid, self._prepaid = {name: self._prepaid}, 0.0
+            interval.cost_seconds, interval.accepted = {name: spent}, {name: accepted}
         if self._baseline.observe(interval):
             costs.plain.observe(number, wait + verify)

@@ -16,10 +16,7 @@ def load_of(s: Snapshot, name: str, requests: Sequence[Request]) -> Load:
     number = running if len(s.costs.drafters) == 1 else len(requests)
     reading = s.costs.drafters[name].reading_seconds(_num_unread(s, requests))
     reading /= sum([1 + one.room for one in requests])
-    load = Load(s.costs, name, running, number, max(len(lanes), 1), reading)
-    if s.overlap:  # prompts are read beside the target
-        load.exposed_reading = s.costs.drafters[name].interference.value
-    return load
+    return Load(s.costs, name, running, number, max(len(lanes), 1), reading)
 
 
 def _num_unread(s: Snapshot, requests: Iterable[Request]) -> int:

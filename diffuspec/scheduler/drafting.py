@@ -113,7 +113,6 @@ class Drafting:
             else:
                 request.early = EarlyDraft(request.num_tokens, length)
             if steps:
-                request.expectation.is_on_trial = True
                 self._learner.baseline.take_trial(request.drafter, num_running, steps)
         for job in call.jobs:
             job.pre_drafts.send(job.pre_draft)

@@ -93,15 +93,11 @@ class Learner:
         number, costs, rows = call.num_running, self.costs, call.num_rows
         accepted: dict[str, float] = {}
         nodes: dict[str, int] = {}
-        prepaid: dict[str, float] = {}
         for request, verdict in zip(call.requests, verdicts, strict=True):
             if num_nodes := request.step.draft.tree.num_nodes:
                 name, right = request.drafter, verdict.num_accepted_tokens
                 nodes[name] = nodes.get(name, 0) + num_nodes
-                self.baseline.discount(name, request.expectation.take_change())
                 accepted[name] = accepted.get(name, 0.0) + right
-                if paid := request.step.trial_steps:
-                    prepaid[name] = prepaid.get(name, 0.0) + paid
         spent = {
             name: drafting.get(name, 0.0)
             + costs.verify_seconds(rows, number)
@@ -112,12 +108,12 @@ class Learner:
         if spent and num_read:
             base += costs.verify_seconds(number + num_read, len(call.requests))
             base -= costs.verify_seconds(number, number)
-        interval = Interval(number, seconds, plain, base, spent, accepted, prepaid=prepaid)
+        if spent:
+            seconds, self._reading = seconds - sum(self._reading.values()), {}
+        interval = Interval(number, seconds, plain, base, spent, accepted)
         interval.surprise = call.surprise
         interval.num_missing = max(number - call.num_decoding, 0)
         interval.is_whole = call.num_decoding == number == len(call.requests)
-        if spent:
-            interval.reading, self._reading = self._reading, {}
         return self.baseline.observe(interval)
 
 

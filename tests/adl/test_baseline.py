@@ -167,19 +167,8 @@ def test_a_trial_that_costs_more_than_is_ever_saved_up_is_paid_off_afterwards():
 def test_trials_that_cost_what_was_saved_up_for_them_do_not_stop_drafts():
     run = Run()
     for _ in range(200):
-        interval = Interval(2, 1.5 * PLAIN, PLAIN, PLAIN, {NAME: 0.5 * PLAIN}, {NAME: 0.0})
-        interval.prepaid = {NAME: 0.5}
-        run.baseline.observe(interval)
-    assert run.is_allowed
-
-
-def test_drafts_that_lost_before_the_traffic_changed_go_on():
-    run = Run()
-    run.go(60, speed=0.5)
-    assert not run.is_allowed
-    run.baseline.discount("another", 0.99)
-    assert not run.is_allowed
-    run.baseline.discount(NAME, 0.99)
+        run.baseline.take_trial(NAME, 2, 0.5)
+        run.draft(0.0, 1.5 * PLAIN)
     assert run.is_allowed
 
 
@@ -251,19 +240,6 @@ def test_a_stopped_drafter_is_tried_again_beside_one_that_drafts():
         cost = {"fast": 0.5 * PLAIN}
         baseline.observe(Interval(2, 1.5 * PLAIN, PLAIN, PLAIN, cost, tokens))
     assert baseline.allows("slow", 2)
-
-
-def test_prompts_that_a_drafter_has_read_are_paid_off_over_the_drafts_to_come():
-    def allowed_after(num_drafts: int) -> bool:
-        baseline = Baseline([NAME])
-        cost, reading = {NAME: 20 * PLAIN}, {NAME: 20 * PLAIN}
-        for number in range(num_drafts):
-            seconds = 21 * PLAIN if not number else PLAIN
-            read = reading if not number else {}
-            baseline.observe(Interval(1, seconds, PLAIN, PLAIN, cost, reading=read))
-        return baseline.allows(NAME, 1)
-
-    assert allowed_after(4) and not allowed_after(40)
 
 
 def test_plain_decoding_is_measured_more_often_at_first_where_that_is_asked_for():

@@ -102,6 +102,17 @@ def test_drafts_go_on_if_as_many_are_accepted_as_the_time_is_worth(num_accepted,
     assert baseline.allows(UNNAMED, 1) is is_allowed
 
 
+def test_prompts_that_a_drafter_reads_are_not_held_against_drafts():
+    costs = cost_model(verify=(0.02, 0.0), draft=(0.01, 0.001))
+    learner, baseline = learner_of(costs)
+    [lane], request = pool_of_names().lanes, drafted(8)
+    call = DraftCall(lane, {request: 8}, {request: 8}, started_at=NOW, ended_at=NOW + 0.518)
+    call.num_unread = 500
+    learner.on_drafts(call, beside=0.0)
+    verify(learner, [request], Verdict((7,), ()), begins_at=NOW + 0.52)
+    assert baseline.allows(UNNAMED, 1)
+
+
 def test_drafts_of_lengths_that_clients_chose_are_not_held_against_the_drafter():
     learner, baseline = learner_of(cost_model(verify=(0.02, 0.0)))
     for number in range(60):

@@ -161,6 +161,17 @@ def test_a_trial_is_made_of_the_request_without_drafts_that_has_the_most_tokens_
     assert trials_in(schedule(snapshot(requests, costs, baseline=baseline))) == [requests[1]]
 
 
+def test_a_request_without_a_draft_so_far_gets_its_trial_before_one_with_a_recent_draft() -> None:
+    costs = cost_model(verify=(0.02, 0.004))
+    tried, new = decoding(rightness=0.05), decoding(rightness=0.05)
+    tried.expectation.observe_draft(Draft(chain([5]), (-9.0,), 1), 1)
+    for _ in range(9):
+        tried.expectation.observe_no_draft()
+    baseline = measured_baseline(costs)
+    save_up_for_trials(baseline, 2)
+    assert trials_in(schedule(snapshot([tried, new], costs, baseline=baseline))) == [new]
+
+
 # ---- what waits for what
 
 
@@ -510,14 +521,3 @@ def test_a_request_whose_long_prompt_no_drafter_has_read_gets_a_trial_all_the_sa
     state = snapshot([decoding(rightness=0.05) for _ in range(2)], costs, baseline=baseline)
     state.lanes[0].known.clear()  # the drafter has read neither
     assert trials_in(schedule(state))
-
-
-def test_a_request_without_a_draft_so_far_gets_its_trial_before_others():
-    costs = cost_model(verify=(0.02, 0.004))
-    tried, new = decoding(rightness=0.05), decoding(rightness=0.05)
-    tried.expectation.observe_verdict(Draft(chain([5]), (-1.0,), 1), Verdict((6,), ()))
-    for _ in range(9):
-        tried.expectation.observe_no_draft()
-    baseline = measured_baseline(costs)
-    save_up_for_trials(baseline, 2)
-    assert trials_in(schedule(snapshot([tried, new], costs, baseline=baseline))) == [new]
