@@ -25,6 +25,7 @@ _MAX_WAITS = 8  # steps for which drafts are held back; other requests may still
 # bad drafts. With several requests both are divided by the square root of their number, like random
 # fluctuations.
 _FIRST_BALANCE, _MAX_BALANCE = 12.0, 60.0
+_READING_DRAFTS = 12  # drafts of a short answer, which share the cost of reading its prompt
 _MAX_CREDIT = 8.0  # plain steps that trials may save up, so that few are made at once
 
 
@@ -40,6 +41,7 @@ class _Account:
     scale: float  # factor of balances: falls as more requests run
     balance: float = 0.0
     credit: float = 0.0  # plain steps saved up for trials
+    debt: float = 0.0  # cost of prompts read, which the drafts to come pay off
 
     def add(self, steps: float) -> None:
         most = self.scale * _MAX_BALANCE
@@ -70,7 +72,6 @@ class Interval:
     """The time from one verdict to the next, and what all requests committed in this time.
 
     A plain step, in which nothing was drafted and no draft verified, has no cost for any drafter.
-    The reading of prompts by drafters is left out: it pays off over the drafts to come.
     """
 
     num_running: int
@@ -80,6 +81,8 @@ class Interval:
     cost_seconds: Mapping[str, float] = field(default_factory=dict)  # predictions, by drafter
     accepted: Mapping[str, float] = field(default_factory=dict)  # drafted tokens, by drafter
     num_missing: int = 0  # running requests that were not verified
+    # seconds of reading prompts, by drafter
+    reading: Mapping[str, float] = field(default_factory=dict)
     is_whole: bool = True  # whether all running requests were verified, and no prompt was read
     num_steps: int = 1  # plain steps covered by the interval
     surprise: float = 0.0  # log ratio of the verification's actual to expected seconds
@@ -119,7 +122,7 @@ class Baseline:
     def steps_to_read(self, drafter: str, num_running: int) -> float:
         """Plain steps that reading prompts may take, even if no draft ever pays for them."""
         account = self._account(drafter, num_running)
-        return account.balance + account.scale * _FIRST_BALANCE
+        return account.balance + account.scale * _FIRST_BALANCE - account.debt
 
     def num_stopped_steps(self, drafter: str, num_running: int) -> float:
         """Plain steps until requests may draft again; 0: they may draft now."""
@@ -201,7 +204,12 @@ class Baseline:
             share = cost / whole if whole > 0 else 1 / len(interval.cost_seconds)
             gained = interval.accepted.get(drafter, 0.0) - share * interval.num_missing
             gained /= interval.num_running
-            self._account(drafter, interval.num_running).add(gained - share * extra / step)
+            read = interval.reading.get(drafter, 0.0) / step
+            account = self._account(drafter, interval.num_running)
+            account.debt += read
+            paid = account.debt / _READING_DRAFTS
+            account.debt -= paid
+            account.add(gained - share * extra / step + read - paid)
 
     def _save(self, interval: Interval) -> None:
         """Save up for trials: of drafters, and of lengths if a drafter does not draft."""

@@ -283,11 +283,12 @@ class Planner:
         # If an answer was delayed, at most the time of the step itself counts.
         self._mine.observe_overhead(min(wait - sent.draft_seconds, verify))
         plain = costs.plain_seconds(number)
-        interval = Interval(number, wait + verify - sent.reading_seconds, plain, plain)
+        interval = Interval(number, wait + verify, plain, plain)
         if sent.num_nodes or drafting or sent.draft_seconds:
             spent = sent.draft_seconds + drafting
             spent += costs.verify_seconds(sent.num_rows, number)
             spent -= costs.verify_seconds(number, number)
             interval.cost_seconds, interval.accepted = {name: spent}, {name: accepted}
+            interval.reading = {name: sent.reading_seconds}
         if self._baseline.observe(interval):
             costs.plain.observe(number, wait + verify)

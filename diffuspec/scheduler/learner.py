@@ -108,9 +108,9 @@ class Learner:
         if spent and num_read:
             base += costs.verify_seconds(number + num_read, len(call.requests))
             base -= costs.verify_seconds(number, number)
-        if spent:
-            seconds, self._reading = seconds - sum(self._reading.values()), {}
         interval = Interval(number, seconds, plain, base, spent, accepted)
+        if spent:
+            interval.reading, self._reading = self._reading, {}
         interval.surprise = call.surprise
         interval.num_missing = max(number - call.num_decoding, 0)
         interval.is_whole = call.num_decoding == number == len(call.requests)

@@ -242,6 +242,19 @@ def test_a_stopped_drafter_is_tried_again_beside_one_that_drafts():
     assert baseline.allows("slow", 2)
 
 
+def test_prompts_that_a_drafter_has_read_are_paid_off_over_the_drafts_to_come():
+    def allowed_after(num_drafts: int) -> bool:
+        baseline = Baseline([NAME])
+        cost, reading = {NAME: 20 * PLAIN}, {NAME: 20 * PLAIN}
+        for number in range(num_drafts):
+            seconds = 21 * PLAIN if not number else PLAIN
+            read = reading if not number else {}
+            baseline.observe(Interval(1, seconds, PLAIN, PLAIN, cost, reading=read))
+        return baseline.allows(NAME, 1)
+
+    assert allowed_after(4) and not allowed_after(40)
+
+
 def test_plain_decoding_is_measured_more_often_at_first_where_that_is_asked_for():
     baseline, found = Baseline([NAME], 16), list[int]()
     while len(found) < 6:

@@ -102,7 +102,7 @@ def test_drafts_go_on_if_as_many_are_accepted_as_the_time_is_worth(num_accepted,
     assert baseline.allows(UNNAMED, 1) is is_allowed
 
 
-def test_prompts_that_a_drafter_reads_are_not_held_against_drafts():
+def test_the_reading_of_a_prompt_is_not_held_against_its_first_draft_alone():
     costs = cost_model(verify=(0.02, 0.0), draft=(0.01, 0.001))
     learner, baseline = learner_of(costs)
     [lane], request = pool_of_names().lanes, drafted(8)
