@@ -27,8 +27,8 @@ class VerifiedStep:
     plans: Sequence[VerifyPlan]
     token_ids: Sequence[int]  # the target's token at every root and node, [R]
     acceptances: Sequence[Acceptance]  # one for each plan
-    logits: torch.Tensor  # of every root and node, [R, V] float32
-    hidden_states: HiddenStates | None  # of all rows
+    logits: torch.Tensor  # logits of every root and node, [R, V] float32
+    hidden_states: HiddenStates | None  # hidden states of all rows; None: nobody wants any
 
     def verdicts(self, started: float) -> dict[str, Verdict]:
         """Return the verdicts by request id. `started`: when the step began, in monotonic time."""
