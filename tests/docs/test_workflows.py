@@ -14,10 +14,6 @@ ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 CHANGELOG = """# Changelog
 
-## [Unreleased]
-
-new
-
 ## [1.2.0] - 2026-01-02
 
 - this
@@ -70,15 +66,39 @@ def release_notes() -> ModuleType:
     return module
 
 
-def test_the_changelog_has_a_part_of_the_version_to_be_released(release_notes, capsys):
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    release_notes.main(f"v{version}")
-    assert "### Added" in capsys.readouterr().out
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2.0"\n')
+    (tmp_path / "CHANGELOG.md").write_text(CHANGELOG)
+    (tmp_path / "newsfragments").mkdir()
+    (tmp_path / "newsfragments" / "README.md").write_text("how")
+    return tmp_path
 
 
-def test_the_notes_of_a_release_are_its_part_of_the_changelog(release_notes):
-    assert release_notes.notes("1.2.0", CHANGELOG) == "- this"
-    with pytest.raises(SystemExit, match=r"no part \[1.3.0\]"):
+def test_the_notes_of_a_release_are_its_part_of_the_changelog(release_notes, checkout, capsys):
+    release_notes.main("v1.2.0", checkout)
+    assert capsys.readouterr().out == "- this\n"
+    with pytest.raises(SystemExit, match=r"the tag is v0, .* 1.2.0"):
+        release_notes.main("v0", checkout)
+
+
+def test_a_version_has_one_part_of_the_changelog(release_notes):
+    with pytest.raises(SystemExit, match=r"no parts \[1.3.0\]"):
         release_notes.notes("1.3.0", CHANGELOG)
-    with pytest.raises(SystemExit, match="the tag is v0"):
-        release_notes.main("v0")
+    with pytest.raises(SystemExit, match=r"2 parts \[1.2.0\]"):
+        release_notes.notes("1.2.0", CHANGELOG + "\n## [1.2.0]\n\nagain\n")
+
+
+def test_a_release_leaves_no_fragment_out(release_notes, checkout):
+    (checkout / "newsfragments" / "+top-k.fixed.md").write_text("`top_k: 0` works.\n")
+    with pytest.raises(SystemExit, match=r"has \+top-k.fixed.md: run `make changelog`"):
+        release_notes.main("v1.2.0", checkout)
+
+
+def test_each_fragment_of_the_changelog_is_one_line_of_a_known_type():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]
+    types = "|".join(kind["directory"] for kind in settings["type"])
+    for path in (ROOT / settings["directory"]).iterdir():
+        if path.name != "README.md":
+            assert re.fullmatch(rf"\+[a-z0-9-]+\.({types})\.md", path.name), path.name
+            assert re.fullmatch(r"\S.*\n?", path.read_text(encoding="utf-8")), path.name
