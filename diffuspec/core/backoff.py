@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 
 
 class Backoff:
@@ -35,12 +35,12 @@ class Breaker:
     """A circuit breaker: keeps a failing drafter from being called at every step.
 
     While it is closed, every request may use the drafter. While it is open, none may; after a pause
-    a single trial is made, and a success closes it again.
+    a single trial is made, and a success closes it again. `now` is of the caller's clock.
     """
 
     def __init__(self, first_seconds: float, max_seconds: float) -> None:
         self._backoff = Backoff(first_seconds, max_seconds)
-        self._open_until = 0.0
+        self._open_until = -math.inf
 
     @property
     def is_closed(self) -> bool:
@@ -53,5 +53,5 @@ class Breaker:
     def succeeded(self) -> None:
         self._backoff.succeeded()
 
-    def failed(self) -> None:
-        self._open_until = time.monotonic() + self._backoff.failed()
+    def failed(self, now: float) -> None:
+        self._open_until = now + self._backoff.failed()

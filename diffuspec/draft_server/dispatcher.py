@@ -271,7 +271,7 @@ class Dispatcher:
             check_draft(draft, MAX_TREE_NODES, self._info)
 
     def _fail(self, error: Exception) -> None:
-        self._breaker.failed()
+        self._breaker.failed(time.monotonic())
         self._metrics.failures.inc()
         reason = f"no drafts within {self._max_seconds:g} s" if not str(error) else str(error)
         logger.warning("drafting failed, engines go on without drafts for a while: %s", reason)

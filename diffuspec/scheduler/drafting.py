@@ -250,7 +250,7 @@ class Drafting:
         lane = call.lane
         if call.trial is not None:
             logger.warning("%s is not well yet: %s", lane.name, error)
-            lane.breaker.failed()
+            lane.breaker.failed(time.monotonic())
             return
         trace = None if isinstance(error, DiffuspecError) else error
         message = "%s failed; decoding goes on without its drafts: %s"
@@ -259,9 +259,9 @@ class Drafting:
         queued = [one for one in homed if not one.step.is_settled]
         call.lose_jobs()
         if call.jobs:
-            lane.pre_draft_breaker.failed()
+            lane.pre_draft_breaker.failed(time.monotonic())
         if call.lengths or waiting or queued:
-            lane.breaker.failed()
+            lane.breaker.failed(time.monotonic())
         for request in call.lengths:
             request.early = None
         for request in waiting:

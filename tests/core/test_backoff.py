@@ -48,7 +48,7 @@ async def until_trial(breaker: Breaker) -> float:
 async def test_the_breaker_pauses_longer_after_each_failure_up_to_a_limit() -> None:
     breaker, pauses = Breaker(0.5, 30.0), []
     for _ in range(9):
-        breaker.failed()
+        breaker.failed(time.monotonic())
         pauses.append(await until_trial(breaker))
     assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
 
@@ -61,9 +61,9 @@ async def test_a_closed_breaker_needs_no_trial() -> None:
 async def test_a_success_closes_the_breaker_and_forgets_earlier_failures() -> None:
     breaker = Breaker(0.5, 30.0)
     for _ in range(5):
-        breaker.failed()
+        breaker.failed(time.monotonic())
     assert not breaker.is_closed
     breaker.succeeded()
     assert breaker.is_closed
-    breaker.failed()
+    breaker.failed(time.monotonic())
     assert not breaker.is_closed and await until_trial(breaker) == 0.5

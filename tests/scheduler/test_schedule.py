@@ -117,7 +117,7 @@ def test_a_fixed_length_is_drafted_even_if_plain_decoding_is_faster() -> None:
 @pytest.mark.parametrize("speculation", [FIXED, SpeculationParams(num_outcomes=0)])
 def test_without_an_available_drafter_requests_go_without_drafts(speculation) -> None:
     requests, pool = [decoding(speculation) for _ in range(2)], pool_of_names()
-    pool.lanes[0].breaker.failed()
+    pool.lanes[0].breaker.failed(NOW)
     plan = schedule(snapshot(requests, pool=pool))
     assert plan.verify == requests and not plan.drafts
 
@@ -459,7 +459,7 @@ def test_drafts_and_drafts_ahead_share_a_call() -> None:
 
 def test_a_drafter_that_failed_at_drafts_ahead_makes_no_more_of_them_for_a_while() -> None:
     pool = pool_of_names()
-    pool.lanes[0].pre_draft_breaker.failed()
+    pool.lanes[0].pre_draft_breaker.failed(NOW)
     assert not schedule(verifying(pool=pool)).drafts
 
 
