@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -51,7 +51,6 @@ class AnswerMasks:
         self._wait_seconds = wait_seconds
         self._alone_seconds = alone_seconds
         self._answer_seconds = answer_seconds
-        self._spent: dict[str, float] = {}  # computing seconds of each request's masks so far
         self._jobs: dict[str, _Job] = {}  # the latest job of each request
         self._listeners: dict[Callable[[], object], None] = {}  # called when a job has ended
         self._slow: OrderedDict[StructuredOutput, None] = OrderedDict()
@@ -90,8 +89,12 @@ class AnswerMasks:
     def release(self, request_id: str) -> None:
         """Forget a request. Unknown ids are ignored."""
         self._jobs.pop(request_id, None)
-        self._spent.pop(request_id, None)
         self._matchers.release(request_id)
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests that are not released."""
+        return len(self._jobs)
 
     def close(self) -> None:
         """Wait for the masks that are being computed, then stop the threads."""
@@ -106,7 +109,8 @@ class AnswerMasks:
         job = self._jobs.get(request.request_id)
         if job is not None and (not job.is_done or job.is_of(request)):
             return job, False
-        self._jobs[request.request_id] = job = _Job(request)
+        budget = job.budget if job is not None else _Budget(self._answer_seconds)
+        self._jobs[request.request_id] = job = _Job(request, budget)
         thread = self._thread_for(request, form)
         if self._is_inline and thread is self._fast_thread:
             self._run(job, form)
@@ -122,12 +126,15 @@ class AnswerMasks:
     def _run(self, job: _Job, form: StructuredOutput) -> None:
         started = time.monotonic()
         try:
-            job.result = self._compute(job.request)
+            job.result = self._compute(job)
         except Exception as error:  # raised to the caller of `admit`
             job.result = error
         # a panic of llguidance, which would otherwise be lost in this thread
         except BaseException as error:
             job.result = RuntimeError(repr(error))
+        name = job.request.request_id
+        if self._jobs.get(name) is not job:  # it was released meanwhile
+            self._matchers.release(name)
         if time.monotonic() - started > self._wait_seconds:
             self._slow[form] = None
             if len(self._slow) > _MAX_SLOW:
@@ -138,25 +145,41 @@ class AnswerMasks:
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 listener()
 
-    def _compute(self, request: VerifyRequest) -> Admitted:
+    def _compute(self, job: _Job) -> Admitted:
         """Compute masks, charged to their answer. Raises the errors of `admit`."""
-        name = request.request_id
-        spent, began = self._spent.get(name, 0.0), time.thread_time()
-        if spent > self._answer_seconds:
+        with job.budget.charged():
+            return self._matchers.admit(job.request)
+
+
+class _Budget:
+    """Computing time for the masks of one answer.
+
+    Jobs hold it, one after another: nothing of an answer remains after its last job.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._spent_seconds = 0.0
+
+    @contextlib.contextmanager
+    def charged(self) -> Iterator[None]:
+        """Charge this thread's computing time. Raises InvalidRequestError once it is used up."""
+        if self._spent_seconds > self._seconds:
             raise InvalidRequestError(
                 "structured_output cannot be used: it is too complex for so long an answer: "
-                f"the masks of one may take {self._answer_seconds:g} s of computing"
+                f"the masks of one may take {self._seconds:g} s of computing"
             )
-        admitted = self._matchers.admit(request)
-        self._spent[name] = spent + time.thread_time() - began
-        return admitted
+        began = time.thread_time()
+        yield
+        self._spent_seconds += time.thread_time() - began
 
 
 class _Job:
     """The draft tree of one request, and the part that its format admits, or an error."""
 
-    def __init__(self, request: VerifyRequest) -> None:
+    def __init__(self, request: VerifyRequest, budget: _Budget) -> None:
         self.request = request
+        self.budget = budget
         self.result: Admitted | Exception | None = None
 
     @property

@@ -96,6 +96,18 @@ async def test_the_masks_of_an_answer_have_a_budget_of_computing_time(matchers):
     masks.close()
 
 
+async def test_nothing_is_kept_of_a_request_released_while_its_masks_are_computed(matchers):
+    masks = AnswerMasks(matchers, wait_seconds=MOMENT, alone_seconds=MOMENT)
+    assert await masks.admit([request("gone", SLOW)]) == [None]
+    while not matchers.threads:  # until it is being computed
+        await asyncio.sleep(0)
+    masks.release("gone")
+    matchers.may_admit.set()
+    masks.close()  # after the masks
+    assert matchers.admitted == ["released gone", "gone", "released gone"]
+    assert not masks.num_requests
+
+
 async def test_masks_belong_to_the_prefix_that_they_were_asked_for(matchers):
     masks = AnswerMasks(matchers, wait_seconds=30)
     for answer in (1, 2, 2):
