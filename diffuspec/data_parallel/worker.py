@@ -106,6 +106,7 @@ class Answer:
     async def _work(self, begin: messages.BeginAnswer) -> None:
         telemetry.request_id.set(begin.request.request_id)
         telemetry.follow_trace(begin.traceparent)
+        telemetry.key_name.set(begin.request.key_name)
         try:
             await self._report_outputs(begin.request)
         except Exception as error:

@@ -18,6 +18,7 @@ class RpcLimits:
     max_calls_in_flight: int = 16  # concurrent calls on one stream
     max_prefixes: int = 1024  # prefixes that one stream holds, or one message releases
     max_id_length: int = 1024  # length of a request id
+    max_key_name_length: int = 128  # length of the name of an API key
     max_prefix_tokens: int = 4 * 1024 * 1024  # tokens of the prefixes that one stream holds
     max_prompt_tokens: int = 1024 * 1024  # tokens of a request, including its answer so far
     max_chat_messages: int = 4096  # messages in a request

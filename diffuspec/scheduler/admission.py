@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
@@ -18,6 +17,8 @@ from diffuspec.core.params import AUTO_DRAFTER, SamplingParams, SpeculationParam
 from diffuspec.core.types import NO_TOKENS, TokenIds
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.request import Request
+from diffuspec.scheduler.waiting import WaitingRequests
+from diffuspec.telemetry import context
 from diffuspec.telemetry.busy_time import BusyTime
 from diffuspec.telemetry.metrics import Metrics
 from diffuspec.text.detokenizer import Detokenizer
@@ -85,14 +86,14 @@ class Beginnings:
 
 
 class Admission:
-    """The requests of a coordinator in order of arrival, resumed ones first."""
+    """The requests of a coordinator: those that run, and those that wait for a slot."""
 
     def __init__(self, max_running: int, max_waiting: int, metrics: Metrics) -> None:
         self.max_running = max_running
         self.max_waiting = max_waiting
         self.active = BusyTime()  # time with a request running
         self._metrics = metrics
-        self._waiting: deque[Request] = deque()
+        self._waiting = WaitingRequests()
         self._running: dict[Request, None] = {}  # an ordered set
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -119,7 +120,10 @@ class Admission:
         return [request for request in self if not request.is_finished]
 
     def check_load(self, *, is_resumed: bool = False) -> None:
-        """Raise OverloadedError if no further request can be accepted.
+        """Raise OverloadedError if no further request of the task's key can be accepted.
+
+        A full queue still takes requests of a key that has fewer in it than an equal share of the
+        places, so that no key can keep the others out.
 
         A resumed request was admitted before and should not be refused now: it is accepted even
         while draining, and beyond the limit by a whole coordinator's requests (max_running +
@@ -131,23 +135,20 @@ class Admission:
         limit = self.max_waiting + max(self.max_running - num_decoding, 0)
         if is_resumed:
             limit += self.max_waiting + self.max_running
-        if len(self._waiting) >= limit:
+        is_full = len(self._waiting) >= limit
+        if is_full and not self._waiting.has_share_left(context.key_name.get(), limit):
             raise OverloadedError(f"{len(self._waiting)} requests are waiting; try again later")
 
     def submit(self, request: Request) -> None:
-        """Queue a request: a resumed one after other resumed ones, any other at the end."""
-        if request.is_resumed:
-            num_resumed = sum(other.is_resumed for other in self._waiting)
-            self._waiting.insert(num_resumed, request)
-        else:
-            self._waiting.append(request)
+        """Queue a request."""
+        self._waiting.put(request)
         self._is_empty.clear()
 
     def admit(self) -> list[Request]:
         """Return the requests that may start now, each with its own slot."""
         admitted = []
         while self._waiting and len(self._running) < self.max_running:
-            request, now = self._waiting.popleft(), time.monotonic()
+            request, now = self._waiting.take(), time.monotonic()
             taken = {other.slot for other in self._running}
             request.slot = next(slot for slot in count() if slot not in taken)
             self._running[request] = None
@@ -165,7 +166,7 @@ class Admission:
         if request in self._running:
             del self._running[request]
             self.active.end(time.monotonic())
-        elif request in self._waiting:
+        else:
             self._waiting.remove(request)
         if not self._waiting and not self._running:
             self._is_empty.set()

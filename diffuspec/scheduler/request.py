@@ -67,6 +67,7 @@ class Request:
         self.request_id = request_id  # unique within the coordinator
         # the caller's id, which several requests may share
         self.client_request_id = client_request_id
+        self.key_name = context.key_name.get()
         self._traceparent = context.traceparent.get()
         self.num_prompt_tokens = len(prompt_token_ids)
         self.sampling = sampling

@@ -1,4 +1,4 @@
-"""The id and the trace of the request that a task serves; inherited by tasks that it starts."""
+"""The id, key and trace of the request that a task serves; inherited by tasks that it starts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from contextvars import ContextVar
 
 # The request's id for its client; "": none.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
+
+# The name of the API key with which the request was sent; "": none.
+key_name: ContextVar[str] = ContextVar("key_name", default="")
 
 # The W3C traceparent of the enclosing span: 00-TRACE_ID-SPAN_ID-FLAGS; "": not traced.
 traceparent: ContextVar[str] = ContextVar("traceparent", default="")

@@ -93,6 +93,14 @@ def test_a_file_that_cannot_be_read_is_named_as_a_file_of_keys(tmp_path: Path):
         read_keys(tmp_path / "keys.yaml")
 
 
+def test_a_name_that_is_too_long_is_refused(path: Path):
+    with pytest.raises(ConfigError, match=r"must have at most 128 letters, got a{128}"):
+        add_key(path, "a" * 129)
+    path.write_text(f"{'a' * 129}: {{sha256: {'a' * 64}}}")
+    with pytest.raises(ConfigError, match="must have at most 128 letters"):
+        read_keys(path)
+
+
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"cannot write .*/none/keys\.yaml: No such file"):
         add_key(tmp_path / "none" / "keys.yaml", "alice")

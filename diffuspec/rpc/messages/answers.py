@@ -31,6 +31,7 @@ from diffuspec.rpc.messages.values import (
     tree_from_proto,
     tree_to_proto,
 )
+from diffuspec.telemetry import context
 from diffuspec.v1 import coordinator_pb2
 
 # Numbers of words in messages; None is UNSPECIFIED.
@@ -67,8 +68,12 @@ def generate_request(
     request_id: str | None,
     committed_token_ids: Sequence[int],
 ) -> coordinator_pb2.GenerateRequest:
-    """Return a message for a request. Raises InvalidRequestError if no message can hold it."""
-    request = coordinator_pb2.GenerateRequest(request_id=request_id or "")
+    """Return a message for a request of the task's key.
+
+    Raises InvalidRequestError if no message can hold it.
+    """
+    key_name = context.key_name.get()
+    request = coordinator_pb2.GenerateRequest(request_id=request_id or "", key_name=key_name)
     put_prompt(request, prompt)
     try:
         request.committed_token_ids.extend(committed_token_ids)
@@ -81,9 +86,10 @@ def generate_request(
     return request
 
 
-def check_prompt_size(request: coordinator_pb2.GenerateRequest, limits: RpcLimits) -> None:
-    """Raise InvalidRequestError for lists that are too long for any target."""
+def check_sizes(request: coordinator_pb2.GenerateRequest, limits: RpcLimits) -> None:
+    """Raise InvalidRequestError for lists that are too long for any target, or a long name."""
     bounds = (
+        ("letters in key_name", len(request.key_name), limits.max_key_name_length),
         ("prompt tokens", len(request.tokens.token_ids), limits.max_prompt_tokens),
         ("committed tokens", len(request.committed_token_ids), limits.max_prompt_tokens),
         ("chat messages", len(request.chat.messages), limits.max_chat_messages),

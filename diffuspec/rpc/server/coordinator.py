@@ -13,7 +13,7 @@ from diffuspec.core.interfaces import Frontend
 from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import RequestOutput
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
-from diffuspec.rpc.messages.answers import check_prompt_size, status_to_proto, take_request
+from diffuspec.rpc.messages.answers import check_sizes, status_to_proto, take_request
 from diffuspec.rpc.server.health import StepHealth
 from diffuspec.rpc.server.outputs import ClientStalledError, send_outputs
 from diffuspec.rpc.server.servicers import Context, RoleServicer
@@ -85,7 +85,8 @@ class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceS
                 f"got {request.request_id!r:.80}"
             )
         telemetry.request_id.set(request.request_id)
-        check_prompt_size(request, self._limits)
+        telemetry.key_name.set(request.key_name)
+        check_sizes(request, self._limits)
         return _closing(self._frontend.stream(*take_request(request, self._speculation)))
 
 

@@ -77,6 +77,7 @@ class Edge:
             self._check_host(scope)
             allowance = self._authenticate(scope)
             scope["state"]["allowance"] = allowance
+            context.key_name.set("" if allowance is None else allowance.name)
             with self._counted(scope, allowance):
                 await self._app(scope, exchange.receive, exchange.send)
         except Exception as error:

@@ -27,12 +27,14 @@ from pydantic import Field
 
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.validation import Section, read_yaml, validate
+from diffuspec.rpc.limits import DEFAULT_LIMITS
 from diffuspec.serve.openai.errors import HttpError
 
 logger = logging.getLogger(__name__)
 
 _PREFIX = "ds-"
 _RANDOM_BYTES = 32
+_MAX_NAME_CHARACTERS = DEFAULT_LIMITS.max_key_name_length
 _RELOAD_SECONDS = 1.0  # seconds between two checks of the file
 
 
@@ -149,6 +151,7 @@ def _read(path: Path) -> dict[str, ApiKey]:
     """Return the keys in a file, which may have become empty. Raises ConfigError."""
     keys = {}
     for name, data in read_yaml(path, "key file", may_be_empty=True).items():
+        _check_name(path, str(name))
         try:
             keys[str(name)] = validate(ApiKey, data)
         # the error's message would contain the value, which may be the key itself
@@ -158,6 +161,15 @@ def _read(path: Path) -> dict[str, ApiKey]:
                 "`max_requests` and `tokens_per_minute`"
             ) from None
     return keys
+
+
+def _check_name(path: Path, name: str) -> None:
+    """Raise ConfigError for a name that is too long to be sent to coordinators."""
+    if len(name) > _MAX_NAME_CHARACTERS:
+        raise ConfigError(
+            f"{path}: the name of a key must have at most {_MAX_NAME_CHARACTERS} letters, got "
+            f"{name[:_MAX_NAME_CHARACTERS]}..."
+        )
 
 
 def key_hash(key: str) -> str:
@@ -170,6 +182,7 @@ def add_key(
 ) -> str:
     """Append a new key to a file, created if necessary, and return it. Raises ConfigError."""
     is_there = path.exists()
+    _check_name(path, name)
     if is_there and name in _read(path):
         raise ConfigError(f"{path} has a key {name} already")
     key = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)

@@ -238,6 +238,7 @@ async def test_a_call_whose_connection_is_closed_fails_and_does_not_cancel_its_c
         ({"tokens": {"token_ids": [1] * 5}}, "at most 4 prompt tokens, got 5"),
         ({"text": "a", "committed_token_ids": [1] * 5}, "at most 4 committed tokens, got 5"),
         ({"chat": {"messages": [{}] * 3}}, "at most 2 chat messages, got 3"),
+        ({"text": "a", "key_name": "k" * 129}, "at most 128 letters in key_name, got 129"),
     ],
 )
 async def test_lists_that_are_too_long_are_refused(request_fields, problem, security):

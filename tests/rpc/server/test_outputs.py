@@ -127,20 +127,22 @@ async def test_a_client_that_stops_reading_leaves_one_line_in_the_log(security, 
     assert frontend.num_outputs < 1000
 
 
-async def test_the_id_and_the_trace_of_a_request_cross_the_wire(security):
+async def test_the_id_the_key_and_the_trace_of_a_request_cross_the_wire(security):
     seen = []
 
     class Watching(FakeFrontend):
         async def stream(self, *arguments: Any, **others: Any) -> AsyncGenerator[RequestOutput]:
-            seen.append((context.request_id.get(), context.traceparent.get()))
+            one = (context.request_id, context.key_name, context.traceparent)
+            seen.append(tuple(variable.get() for variable in one))
             async for output in super().stream(*arguments, **others):
                 yield output
 
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     async with serving(CoordinatorServicer(Watching()), security=security) as wire:
         remote = await wire.connect(RemoteCoordinator)
-        for given in (trace, "forged", ""):
+        for key_name, given in (("alice", trace), ("", "forged"), ("bob", "")):
+            context.key_name.set(key_name)
             context.traceparent.set(given)
             sampling = SamplingParams(max_tokens=2)
             assert [output async for output in remote.stream("a", sampling, request_id="mine")]
-    assert seen == [("mine", trace), ("mine", ""), ("mine", "")]
+    assert seen == [("mine", "alice", trace), ("mine", "", ""), ("mine", "bob", "")]
