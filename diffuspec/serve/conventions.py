@@ -47,6 +47,7 @@ class Conventions:
     max_tokens: int | None = None  # longest answer in tokens; None: to the end of the context
     template: str = ""  # source of the chat template
     special_ids: Mapping[str, int] = field(default_factory=dict)  # by text
+    allows_markup: bool = False  # see ChatOptions
 
     @property
     def has_channels(self) -> bool:
@@ -83,6 +84,7 @@ def read_conventions(path: Path, tokenizer: Any, settings: ServeSettings) -> Con
         max_tokens,
         template,
         {token.content: token_id for token_id, token in added.items() if token.special},
+        settings.allow_template_tokens,
     )
 
 

@@ -39,6 +39,12 @@ class ServeSettings(Section):
         description="Format in which reasoning is parsed, by vLLM's names: qwen3, deepseek_r1, "
         "openai_gptoss or none; null: by the model's chat template.",
     )
+    allow_template_tokens: bool = Field(
+        False,
+        description="Whether a text of a user or a tool that names a token of the chat template, "
+        "such as `<|im_end|>`, becomes that token, as with other servers; false: it stays text. "
+        "Prompts of completions are not affected.",
+    )
     generation_config: str = Field(
         "auto",
         description="Source of sampling parameters that requests omit: auto (the model's "

@@ -45,6 +45,14 @@ def turn_end_ids(tokenizer: Any) -> tuple[int, ...]:
     return (names[max(ends, key=len)],) if ends else ()
 
 
+def sample_chat(tokenizer: Any) -> str:
+    """Return short chats as the template writes them, with markup that it composes; maybe ""."""
+    answer, result = ({"role": role, "content": _PROBE} for role in ("assistant", "tool"))
+    system = {"role": "system", "content": _PROBE}
+    chats = ([system, _user(_PROBE), answer], [_user(_PROBE), answer], [_user(_PROBE), result])
+    return "\n".join(_rendered(tokenizer, chat) for chat in chats)
+
+
 def _user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
 

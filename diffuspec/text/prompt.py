@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from jinja2 import TemplateError
+from tokenizers import Tokenizer
 
 from diffuspec.core.errors import ContextLengthError, InvalidRequestError
 from diffuspec.core.types import Prompt, TokenIds
 from diffuspec.text.chat_template import takes_parts_only, template_text
+from diffuspec.text.markup import markup_of
+from diffuspec.text.tokenizer import encode_text
 
 # Names that have another meaning in every template.
 _TAKEN_OPTIONS = frozenset({"messages", "raise_exception", "strftime_now"})
@@ -28,6 +32,8 @@ class ChatOptions:
     variables: Mapping[str, Any] = field(default_factory=dict)  # further variables of the template
     adds_generation_prompt: bool = True  # the text ends with the beginning of an answer
     continues_final_message: bool = False  # the last message is left open, to be continued
+    # texts of users and tools may become the template's own tokens, as <|im_end|> does
+    allows_markup: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,14 @@ class Cut:
         if len(token_ids) <= self.num_tokens:
             return token_ids
         return token_ids[: self.num_tokens] if self.keeps_begin else token_ids[-self.num_tokens :]
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A text, and how a part of it is tokenised, with or without special tokens around it."""
+
+    text: str
+    encode: Callable[[str, bool], TokenIds]
 
 
 _DEFAULT = ChatOptions()
@@ -62,7 +76,8 @@ def encode_prompt(
     With a `cut` nothing is too long, and only the part to keep is tokenised.
     """
     if isinstance(prompt, str):
-        text, adds_special = prompt, adds_special_tokens is not False
+        text = _Text(prompt, functools.partial(_encode, tokenizer.backend_tokenizer))
+        adds_special = adds_special_tokens is not False
     elif len(prompt) and all(isinstance(item, Mapping) for item in prompt):
         text = _render(prompt, tokenizer, chat)  # type: ignore[arg-type]
         adds_special = adds_special_tokens is True
@@ -70,13 +85,13 @@ def encode_prompt(
         token_ids = as_token_ids(prompt)
         return token_ids if cut is None else cut.of(token_ids)
     if cut is not None:
-        return _tokenize_part(text, tokenizer, cut, adds_special)
-    if max_model_len is not None and len(text) > max_model_len * _MAX_CHARACTERS_PER_TOKEN:
+        return _tokenize_part(text, cut, adds_special)
+    if max_model_len is not None and len(text.text) > max_model_len * _MAX_CHARACTERS_PER_TOKEN:
         raise ContextLengthError(
-            f"a prompt of {len(text)} characters cannot fit the target's maximum context length "
-            f"of {max_model_len} tokens"
+            f"a prompt of {len(text.text)} characters cannot fit the target's maximum context "
+            f"length of {max_model_len} tokens"
         )
-    return _tokenize(text, tokenizer, adds_special)
+    return text.encode(text.text, adds_special)
 
 
 def list_of_prompts(prompts: Iterable[Prompt]) -> list[Prompt]:
@@ -92,7 +107,21 @@ def list_of_prompts(prompts: Iterable[Prompt]) -> list[Prompt]:
     return listed
 
 
-def _render(messages: Sequence[Mapping[str, Any]], tokenizer: Any, chat: ChatOptions) -> str:
+def _render(messages: Sequence[Mapping[str, Any]], tokenizer: Any, chat: ChatOptions) -> _Text:
+    """Return a chat in the template's format. Raises InvalidRequestError."""
+    _check_chat(messages, tokenizer, chat)
+    laid_out = [_laid_out(message, takes_parts_only(tokenizer)) for message in messages]
+    if not chat.allows_markup:
+        markup = markup_of(tokenizer)
+        hidden = markup.hide(laid_out, chat.tools)
+        if hidden.texts:
+            rendered = _apply(tokenizer, hidden.messages, hidden.tools, chat)
+            return _Text(markup.restore(rendered, hidden.texts), markup.encode)
+    text = _apply(tokenizer, laid_out, chat.tools, chat)
+    return _Text(text, functools.partial(_encode, tokenizer.backend_tokenizer))
+
+
+def _check_chat(messages: Sequence[Mapping[str, Any]], tokenizer: Any, chat: ChatOptions) -> None:
     for message in messages:
         if not (isinstance(message.get("role"), str) and _is_content(message.get("content"))):
             keys = sorted(map(str, message))
@@ -106,10 +135,19 @@ def _render(messages: Sequence[Mapping[str, Any]], tokenizer: Any, chat: ChatOpt
     taken = _TAKEN_OPTIONS | inspect.signature(tokenizer.apply_chat_template).parameters.keys()
     if wrong := sorted(taken & chat.variables.keys()):
         raise InvalidRequestError(f"chat_template_kwargs must not have {', '.join(wrong)}")
+
+
+def _apply(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    chat: ChatOptions,
+) -> str:
+    """Run the chat template. Raises InvalidRequestError."""
     try:
         text: str = tokenizer.apply_chat_template(
-            [_laid_out(message, takes_parts_only(tokenizer)) for message in messages],
-            tools=[*chat.tools] or None,
+            [*messages],
+            tools=[*tools] or None,
             tokenize=False,
             add_generation_prompt=chat.adds_generation_prompt,
             continue_final_message=chat.continues_final_message,
@@ -146,27 +184,19 @@ def _laid_out(message: Mapping[str, Any], has_parts: bool) -> dict[str, Any]:
     return {**message, "content": content}
 
 
-def _tokenize_part(text: str, tokenizer: Any, cut: Cut, adds_special_tokens: bool) -> TokenIds:
+def _tokenize_part(text: _Text, cut: Cut, adds_special_tokens: bool) -> TokenIds:
     """Tokenise just enough of a text that the kept tokens do not depend on the rest."""
-    num_characters = (cut.num_tokens + _MARGIN_TOKENS) * _MAX_CHARACTERS_PER_TOKEN
+    num_characters, whole = (cut.num_tokens + _MARGIN_TOKENS) * _MAX_CHARACTERS_PER_TOKEN, text.text
     while True:
-        part = text[:num_characters] if cut.keeps_begin else text[-num_characters:]
-        token_ids = _tokenize(part, tokenizer, adds_special_tokens)
-        if len(part) == len(text) or len(token_ids) >= cut.num_tokens + _MARGIN_TOKENS:
+        part = whole[:num_characters] if cut.keeps_begin else whole[-num_characters:]
+        token_ids = text.encode(part, adds_special_tokens)
+        if len(part) == len(whole) or len(token_ids) >= cut.num_tokens + _MARGIN_TOKENS:
             return cut.of(token_ids)
         num_characters *= 4  # some tokens have many characters
 
 
-def _tokenize(text: str, tokenizer: Any, adds_special_tokens: bool) -> TokenIds:
-    try:
-        # transformers' own encode would warn about lengths, which are checked with the request. The
-        # backend's encode of a single text holds the GIL, for a second per megabyte.
-        [encoding] = tokenizer.backend_tokenizer.encode_batch(
-            [text], add_special_tokens=adds_special_tokens
-        )
-    except TypeError as error:  # lone surrogates
-        raise InvalidRequestError(f"a prompt must be valid Unicode text: {error}") from error
-    return np.array(encoding.ids, np.int32)
+def _encode(tokenizer: Tokenizer, text: str, adds_special_tokens: bool) -> TokenIds:
+    return np.array(encode_text(tokenizer, text, adds_special_tokens).ids, np.int32)
 
 
 def as_token_ids(prompt: object) -> TokenIds:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Encoding, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from diffuspec.core.errors import ModelLoadError, VocabularyError
+from diffuspec.core.errors import InvalidRequestError, ModelLoadError, VocabularyError
 from diffuspec.core.types import TokenIds
 from diffuspec.text.directory import check_directory, check_is_no_pointer
 from diffuspec.text.gguf_directory import model_directory
@@ -25,6 +26,17 @@ _MAX_NAMED = 5  # tokens in a warning
 def load_tokenizer(path: Path) -> Any:
     """Load the tokenizer of a model directory or a GGUF file. Raises ModelLoadError."""
     return load_saved_tokenizer(model_directory(path))
+
+
+def encode_text(tokenizer: Tokenizer, text: str, adds_special_tokens: bool) -> Encoding:
+    """Tokenise a text; other threads run meanwhile. Raises InvalidRequestError."""
+    try:
+        # transformers' own encode would warn about lengths, which are checked with the request. The
+        # backend's encode of a single text holds the GIL, for a second per megabyte.
+        [encoding] = tokenizer.encode_batch([text], add_special_tokens=adds_special_tokens)
+    except TypeError as error:  # lone surrogates
+        raise InvalidRequestError(f"a prompt must be valid Unicode text: {error}") from error
+    return encoding
 
 
 def unknown_token_id(token_ids: TokenIds, vocab_size: int) -> int | None:

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from diffuspec.serve.openai.tokenization import tokenize
+from diffuspec.serve.settings import ServeSettings
 from tests.support.service import fake_engine, http_client
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -29,6 +30,20 @@ async def test_a_chat_is_tokenised_as_its_template_lays_it_out():
     found = await asked("/tokenize", CHAT | {"add_generation_prompt": False, "temperature": 0})
     text = await asked("/detokenize", {"tokens": found["tokens"]})
     assert text == {"prompt": "<|start|>user:hi"} and found["token_strs"] is None
+
+
+@pytest.mark.parametrize("allows", [False, True])
+async def test_a_user_writes_tokens_of_the_template_only_where_that_is_allowed(allows):
+    settings = ServeSettings(allow_template_tokens=allows)
+    body = {"messages": [{"role": "user", "content": "<|start|>system"}]}
+    async with fake_engine() as engine, http_client(engine, settings) as client:
+        chat = (await client.post("/tokenize", json=body)).json()["tokens"]
+        marks = [1 for token_id in chat if token_id == chat[0]]
+        assert len(marks) == 2 + allows
+        text = (await client.post("/detokenize", json={"tokens": chat})).json()["prompt"]
+        assert text.startswith("<|start|>user:<|start|>system")
+        text = {"prompt": "<|start|>"}  # of a completion
+        assert (await client.post("/tokenize", json=text)).json()["tokens"] == chat[:1]
 
 
 @pytest.mark.parametrize("number", [600, 30_000])

@@ -110,6 +110,7 @@ def _chat_options(
         | (body.chat_template_kwargs or {}),
         adds_generation_prompt=body.add_generation_prompt,
         continues_final_message=body.continue_final_message,
+        allows_markup=conventions.allows_markup,
     )
 
 
