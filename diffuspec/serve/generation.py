@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import TypeAlias
 
 from diffuspec.core.types import RequestOutput
@@ -12,6 +12,7 @@ from diffuspec.serve.backend import Backend
 from diffuspec.serve.openai.jobs import Generation
 
 Indexed: TypeAlias = tuple[int, RequestOutput]
+Places: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
 
 _MAX_UNREAD = 64  # outputs of all generations; the backend waits for a slower client
 
@@ -21,14 +22,16 @@ async def outputs(
     generations: Sequence[Generation],
     request_id: str,
     max_seconds: float,
+    places: Places = nullcontext,
 ) -> AsyncGenerator[Indexed]:
     """Yield the outputs of all generations as they arrive, with their index.
 
-    Closing the generator cancels those still running. The first error ends all. Raises TimeoutError
-    if they do not finish in time.
+    Each waits for a place, a context that `places` returns, and holds it until it ends. Closing the
+    generator cancels those still running. The first error ends all. Raises TimeoutError if they do
+    not finish in time.
     """
     deadline = asyncio.get_running_loop().time() + max_seconds
-    streams = [_indexed(backend, generation, request_id) for generation in generations]
+    streams = [_indexed(backend, generation, request_id, places) for generation in generations]
     merged = streams[0] if len(streams) == 1 else _merge(streams)
     async with aclosing(merged):
         while True:
@@ -40,12 +43,12 @@ async def outputs(
 
 
 async def _indexed(
-    backend: Backend, generation: Generation, request_id: str
+    backend: Backend, generation: Generation, request_id: str, places: Places
 ) -> AsyncGenerator[Indexed]:
     stream = backend.stream(
         generation.prompt_token_ids, generation.sampling, generation.speculation, request_id
     )
-    async with aclosing(stream):
+    async with places(), aclosing(stream):
         async for output in stream:
             yield generation.index, output
 

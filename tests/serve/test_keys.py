@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from httpx2 import Response
 
 from diffuspec.core.errors import ConfigError, InvalidRequestError
 from diffuspec.core.types import RequestOutput
 from diffuspec.serve.http import keys as keys_module
+from diffuspec.serve.http.allowance import Allowance
 from diffuspec.serve.http.keys import Keys, add_key, key_hash, read_keys
 from diffuspec.serve.openai.errors import HttpError
 from diffuspec.serve.server import EngineBackend
 from diffuspec.serve.settings import ServeSettings
+from tests.support.checkpoints import NUM_IDS
+from tests.support.fakes import FAKE_TARGET, FakeVerifier
 from tests.support.service import MODEL, fake_engine, http_client
+from tests.support.stage import until
 
 TEXT = "/v1/completions"
 ASKED = {"prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
@@ -151,12 +158,74 @@ async def test_a_request_that_fails_after_outputs_is_charged_with_its_prompt(pat
 async def test_a_key_has_a_number_of_requests(path: Path):
     add_key(path, "alice", max_requests=1)
     [key] = read_keys(path).items()
-    allowance = keys_module.Allowance(*key)
+    allowance = Allowance(*key)
     refused = pytest.raises(HttpError, match="1 requests at a time")
     with allowance.one_request(), refused, allowance.one_request():
         raise AssertionError
     with allowance.one_request():
         pass
+
+
+async def test_answers_beyond_the_number_of_requests_wait_for_the_others(path: Path):
+    headers = bearer(add_key(path, "alice", max_requests=2))
+    verifier = FakeVerifier(replace(FAKE_TARGET, vocab_size=NUM_IDS))
+    engine = fake_engine(verifier)
+    body = ASKED | {"prompt": [[number] for number in range(1, 6)], "n": 2}
+    async with engine, http_client(engine, ServeSettings(api_keys=path)) as client:
+        answer = await client.post(TEXT, json=body, headers=headers)
+        assert len(answer.json()["choices"]) == 10
+        assert max(map(len, verifier.batches)) == 2
+        plain = (await client.post(TEXT, json=ASKED | {"prompt": [5]}, headers=headers)).json()
+        assert [one["text"] for one in answer.json()["choices"][8:]] == 2 * [
+            plain["choices"][0]["text"]
+        ]
+
+
+async def test_tokens_are_reserved_while_answers_are_generated(path: Path):
+    headers = bearer(add_key(path, "alice", tokens_per_minute=20))
+    verifier = FakeVerifier(replace(FAKE_TARGET, vocab_size=NUM_IDS))
+    engine = fake_engine(verifier)
+    async with engine, http_client(engine, ServeSettings(api_keys=path)) as client:
+
+        async def ask(**options: Any) -> Response:
+            return await client.post(TEXT, json=ASKED | options, headers=headers)
+
+        verifier.gate.close()
+        first = asyncio.create_task(ask(max_tokens=16))  # reserves 19
+        second = asyncio.create_task(ask())
+        await until(lambda: engine.num_requests == 2)
+        assert (await ask()).status_code == 429
+        verifier.gate.open()
+        assert (await first).is_success and (await second).is_success
+
+
+def test_what_was_reserved_and_not_used_is_given_back(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    add_key(path, "alice", tokens_per_minute=60)
+    [allowance] = Keys(path)._allowances
+
+    def seconds_to_wait() -> int:
+        try:
+            with allowance.one_request():
+                return 0
+        except HttpError as error:
+            return int(error.answer.headers["retry-after"])
+
+    with allowance.reserve(100) as reserved:
+        assert seconds_to_wait() == 41
+        reserved.use(30)
+        assert seconds_to_wait() == 41
+        reserved.use(90)  # 20 more than were reserved
+        assert seconds_to_wait() == 61
+    assert seconds_to_wait() == 61
+    allowance.charge(-90)
+    with allowance.reserve(30) as reserved:
+        reserved.use(10)
+        assert seconds_to_wait() == 1
+    assert seconds_to_wait() == 0
+    allowance.charge(20)
+    with pytest.raises(HttpError, match="60 tokens a minute"), allowance.reserve(1):
+        raise AssertionError
 
 
 def test_a_changed_file_is_read_again_and_a_broken_one_is_not(

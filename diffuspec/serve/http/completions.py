@@ -16,11 +16,11 @@ from starlette.responses import JSONResponse, Response
 from diffuspec.core.errors import InvalidRequestError, OverloadedError
 from diffuspec.serve.backend import Backend, ServedModel
 from diffuspec.serve.generation import Indexed, outputs
+from diffuspec.serve.http.allowance import Allowance
 from diffuspec.serve.http.body import read_json
 from diffuspec.serve.http.edge import use_id
 from diffuspec.serve.http.errors import answer_for
 from diffuspec.serve.http.events import DONE, EventStream, event, unless_gone
-from diffuspec.serve.http.keys import Allowance
 from diffuspec.serve.messages.objects import TokenCount
 from diffuspec.serve.openai.answers import Exchange
 from diffuspec.serve.openai.asking import Ask, Asked, Data, Reply
@@ -28,6 +28,8 @@ from diffuspec.serve.openai.jobs import Generation, Job, encode
 from diffuspec.serve.openai.objects import DetokenizedText, TokenizedPrompt
 from diffuspec.serve.openai.parsing import check_model
 from diffuspec.serve.settings import ServeSettings
+
+_MAX_EXPECTED_TOKENS = 256  # tokens reserved for an answer, at most
 
 
 class Completions:
@@ -78,13 +80,16 @@ class Completions:
     def _outputs(
         self, job: Job, generations: Sequence[Generation], state: State
     ) -> AsyncGenerator[Indexed]:
-        seconds = self._settings.request_seconds
-        stream = outputs(self._backend, generations, state.request_id, seconds)
+        seconds, request_id = self._settings.request_seconds, state.request_id
         allowance: Allowance | None = state.allowance
         if allowance is None:
-            return stream
+            return outputs(self._backend, generations, request_id, seconds)
+        places = allowance.one_answer
+        stream = outputs(self._backend, generations, request_id, seconds, places)
         prompts = (one.prompt_token_ids for one in generations[:: job.num_choices])
-        return _charged(stream, allowance, sum(map(len, prompts)))
+        lengths = (one.sampling.max_tokens for one in generations)
+        expected = sum(min(length, _MAX_EXPECTED_TOKENS) for length in lengths)
+        return _charged(stream, allowance, sum(map(len, prompts)), expected)
 
     async def _stream(
         self, asked: Asked, reply: Reply, stream: AsyncGenerator[Indexed]
@@ -100,20 +105,23 @@ class Completions:
 
 
 async def _charged(
-    stream: AsyncGenerator[Indexed], allowance: Allowance, num_prompt_tokens: int
+    stream: AsyncGenerator[Indexed], allowance: Allowance, num_prompt_tokens: int, num_expected: int
 ) -> AsyncGenerator[Indexed]:
-    """Charge prompts and answers, but not prompts of requests refused before any output."""
-    allowance.charge(num_prompt_tokens)
-    refund = num_prompt_tokens
-    async with aclosing(stream):
-        try:
-            async for index, output in stream:
-                refund = 0
-                allowance.charge(len(output.token_ids))
-                yield index, output
-        except (InvalidRequestError, OverloadedError):
-            allowance.charge(-refund)
-            raise
+    """Charge prompts and answers, but not prompts of requests refused before any output.
+
+    While the answers are generated, their expected number of tokens is reserved.
+    """
+    with allowance.reserve(num_prompt_tokens + num_expected) as reserved:
+        reserved.use(num_prompt_tokens)
+        async with aclosing(stream):
+            try:
+                async for index, output in stream:
+                    reserved.use(len(output.token_ids))
+                    yield index, output
+            except (InvalidRequestError, OverloadedError):
+                if reserved.num_used == num_prompt_tokens:
+                    reserved.num_used = 0
+                raise
 
 
 async def _events(

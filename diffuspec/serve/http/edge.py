@@ -12,9 +12,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from diffuspec.core.errors import OverloadedError
+from diffuspec.serve.http.allowance import Allowance
 from diffuspec.serve.http.errors import log_failure, respond
 from diffuspec.serve.http.events import ClientGoneError
-from diffuspec.serve.http.keys import Allowance, Keys
+from diffuspec.serve.http.keys import Keys
 from diffuspec.serve.http.paths import route_of
 from diffuspec.serve.messages.objects import is_anthropics
 from diffuspec.serve.openai.errors import BadRequestError, HttpError

@@ -15,20 +15,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import math
 import os
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from pydantic import Field
-
 from diffuspec.core.errors import ConfigError
-from diffuspec.core.validation import Section, read_yaml, validate
+from diffuspec.core.validation import read_yaml, validate
 from diffuspec.rpc.limits import DEFAULT_LIMITS
-from diffuspec.serve.openai.errors import HttpError
+from diffuspec.serve.http.allowance import Allowance, ApiKey
 
 logger = logging.getLogger(__name__)
 
@@ -36,64 +31,6 @@ _PREFIX = "ds-"
 _RANDOM_BYTES = 32
 _MAX_NAME_CHARACTERS = DEFAULT_LIMITS.max_key_name_length
 _RELOAD_SECONDS = 1.0  # seconds between two checks of the file
-
-
-class ApiKey(Section):
-    """One key in the file."""
-
-    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="Hash of the key, in hexadecimal.")
-    max_requests: int | None = Field(
-        None,
-        ge=1,
-        description="Maximum number of concurrent requests with this key; null: no limit for the "
-        "key.",
-    )
-    tokens_per_minute: int | None = Field(
-        None,
-        ge=1,
-        description="Maximum number of tokens per minute, of prompts and answers; null: no limit.",
-    )
-
-
-class Allowance:
-    """What one key is using. Times are of time.monotonic()."""
-
-    def __init__(self, name: str, key: ApiKey) -> None:
-        self.name = name
-        self.key = key
-        self._num_running = 0
-        self._tokens = float(key.tokens_per_minute or 0)  # tokens left; negative when overdrawn
-        self._filled_at = time.monotonic()
-
-    @contextmanager
-    def one_request(self) -> Iterator[None]:
-        """Count a request while it runs. Raises HttpError (429) if the key is used up."""
-        limit = self.key.max_requests
-        if limit is not None and self._num_running >= limit:
-            raise _too_many(f"this key may have {limit} requests at a time", 1)
-        if (seconds := self._seconds_to_wait()) > 0:
-            raise _too_many(
-                f"this key may use {self.key.tokens_per_minute} tokens a minute", seconds
-            )
-        self._num_running += 1
-        try:
-            yield
-        finally:
-            self._num_running -= 1
-
-    def charge(self, num_tokens: int) -> None:
-        """Take tokens from the budget, which may be overdrawn; negative numbers give some back."""
-        self._tokens -= num_tokens
-
-    def _seconds_to_wait(self) -> int:
-        """Return the seconds until the budget is positive again; 0 if it is."""
-        rate = (self.key.tokens_per_minute or 0) / 60
-        if not rate:
-            return 0
-        now = time.monotonic()
-        self._tokens = min(self._tokens + (now - self._filled_at) * rate, rate * 60)
-        self._filled_at = now
-        return 0 if self._tokens > 0 else math.floor(-self._tokens / rate) + 1
 
 
 class Keys:
@@ -209,13 +146,3 @@ def _version(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _too_many(message: str, seconds: int) -> HttpError:
-    return HttpError(
-        429,
-        f"{message}; try again later",
-        "rate_limit_exceeded",
-        kind="rate_limit_error",
-        headers={"retry-after": str(seconds)},
-    )
