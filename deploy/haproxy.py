@@ -62,7 +62,9 @@ def variables(directory: Path, http: ServeSettings) -> Iterator[dict[str, str]]:
         "DIFFUSPEC_HAPROXY": package.get_haproxy_binary(),
         "DIFFUSPEC_HEADER_SECONDS": str(math.ceil(http.header_seconds)),
         "DIFFUSPEC_COUNTS_HOST": LOOPBACK,
+        "DIFFUSPEC_ADDRESS_CONNECTIONS": str(http.max_connections_per_address),
         "DIFFUSPEC_BODY_SECONDS": str(math.ceil(http.body_seconds)),
+        "DIFFUSPEC_CLIENT_SECONDS": str(math.ceil(max(http.body_seconds, http.write_seconds))),
         # If an ingress is lost before it begins to answer a request, the request goes to another
         # one.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",

@@ -3,7 +3,8 @@
 A proxy loads this by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deploy.proxy:middlewares, which
 deploy/cluster/node.env sets: by itself, Serve lets clients lift its time-out and keep requests
 running after they disconnect, buffers headers and bodies of any size, fails on its own headers if
-they are not UTF-8, returns request ids unchecked, and reports its own errors as plain text, such as
+they are not UTF-8, takes the fields after a chunked body for headers, returns request ids
+unchecked, and reports its own errors as plain text, such as
 404 while no application has a path.
 """
 
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from diffuspec.serve.http.edge import given_id
 from diffuspec.serve.http.errors import respond
 from diffuspec.serve.openai.errors import BadRequestError, HttpError
+from diffuspec.serve.protocol import drop_trailers
 
 Header: TypeAlias = tuple[bytes, bytes]
 
@@ -49,6 +51,7 @@ _HEADERS_OF_SERVE = (
 
 def middlewares() -> list[Middleware]:
     """Return the middleware around the application in each proxy."""
+    drop_trailers()
     return [Middleware(ProxyGuard)]
 
 

@@ -1,15 +1,17 @@
 #!/bin/sh
-# Start HAProxy with bounds on the times that the headers and the body of a request may take, and with
-# errors in OpenAI's form in place of plain text and HTML.
+# Start HAProxy with bounds on the times that the headers and the body of a request may take and on the
+# connections of a client address, and with errors in OpenAI's form in place of plain text and HTML.
 #
-# The file that Serve writes for HAProxy has neither: it answers 404 until it has heard of the
+# The file that Serve writes for HAProxy has none of these: it answers 404 until it has heard of the
 # application, also for a moment after each start of HAProxy, and 500 without Retry-After for what it
 # cannot pass on. HAProxy waits for bodies, as far as they fit its buffer of 16 KiB, because it can send
 # only a whole request to a second ingress when the first is lost (RAY_SERVE_HAPROXY_RETRY_ON).
 #
 # Serve runs this in HAProxy's place, with the same arguments, if RAY_SERVE_HAPROXY_BINARY_PATH names
-# it. DIFFUSPEC_HAPROXY names HAProxy itself, DIFFUSPEC_HEADER_SECONDS and DIFFUSPEC_BODY_SECONDS are
-# the bounds, and DIFFUSPEC_COUNTS_HOST is where its counts are found: by itself on all addresses.
+# it. DIFFUSPEC_HAPROXY names HAProxy itself; DIFFUSPEC_HEADER_SECONDS, DIFFUSPEC_BODY_SECONDS,
+# DIFFUSPEC_CLIENT_SECONDS (in which a client must send or take something) and
+# DIFFUSPEC_ADDRESS_CONNECTIONS are the bounds, the last for any address but loopback, in IPv6 for a
+# network of 64 bits; DIFFUSPEC_COUNTS_HOST is where its counts are found: by itself on all addresses.
 set -eu
 
 starting='no application has this path now: it may be starting, or be deleted'
@@ -39,7 +41,11 @@ change() {  # FILE: the configuration that Serve has written
     sed -i \
         -e "/^defaults\$/a\\    timeout http-request ${DIFFUSPEC_HEADER_SECONDS:-10}s" \
         -e "/^defaults\$/a\\    errorfile 408 $errors.408" \
-        -e "/^frontend http_frontend\$/a\\    http-request wait-for-body time ${DIFFUSPEC_BODY_SECONDS:-30}s if METH_POST" \
+        -e '/^frontend http_frontend$/a\    stick-table type ipv6 size 100k expire 1h store conn_cur' \
+        -e '/^frontend http_frontend$/a\    tcp-request connection track-sc0 src,ipmask(32,64) if !{ src 127.0.0.0/8 ::1 }' \
+        -e "/^frontend http_frontend\$/a\\    tcp-request connection reject if { sc0_conn_cur gt ${DIFFUSPEC_ADDRESS_CONNECTIONS:-256} }" \
+        -e "/^frontend http_frontend\$/a\\    http-request wait-for-body time ${DIFFUSPEC_BODY_SECONDS:-30}s" \
+        -e "s|^\\( *timeout client \\)[0-9.]*s|\\1${DIFFUSPEC_CLIENT_SECONDS:-30}s|" \
         -e "s|^\\( *bind \\)\\*\\{0,1\\}:|\\1${DIFFUSPEC_COUNTS_HOST:-*}:|" \
         -e "s|errorfile \\(50[23]\\) .*|errorfile \\1 $errors.503|" \
         -e "s|errorfile 504 .*|errorfile 504 $errors.504|" \

@@ -26,6 +26,7 @@ from diffuspec.engine_base import EngineBase
 from diffuspec.pairs.tiny import TARGET
 from diffuspec.serve.app import create_app
 from diffuspec.serve.backend import ServedModel
+from diffuspec.serve.connections import Connections
 from diffuspec.serve.conventions import read_conventions
 from diffuspec.serve.protocol import BoundedProtocol
 from diffuspec.serve.settings import ServeSettings
@@ -76,11 +77,12 @@ class Server(uvicorn.Server):
 
         `on_ready` is called with the URL.
         """
+        addresses = Connections(settings.max_connections_per_address)
         super().__init__(
             uvicorn.Config(
                 app,
                 access_log=False,
-                http=functools.partial(BoundedProtocol, settings),  # type: ignore[arg-type]
+                http=functools.partial(BoundedProtocol, settings, addresses),  # type: ignore[arg-type]
                 ws="none",
                 server_header=False,
                 log_config=None,

@@ -69,6 +69,13 @@ class ServeSettings(Section):
         description="Maximum number of open connections of `diffuspec serve`; further connections "
         "are closed.",
     )
+    max_connections_per_address: int = Field(
+        256,
+        ge=1,
+        description="Maximum number of open connections of one client address, except loopback "
+        "(an IPv6 client is its network of 64 bits); further connections are closed. Behind a "
+        "gateway of another machine set it to `max_connections`.",
+    )
     request_seconds: float = Field(
         600.0,
         gt=0,
@@ -80,7 +87,12 @@ class ServeSettings(Section):
         description="Seconds within which headers must arrive; Ray Serve's own proxies have "
         "no such limit.",
     )
-    body_seconds: float = Field(30.0, gt=0, description="Seconds within which a body must arrive.")
+    body_seconds: float = Field(
+        30.0,
+        gt=0,
+        description="Seconds within which a body must arrive, even one that is not read; then the "
+        "connection ends.",
+    )
     write_seconds: float = Field(
         30.0, gt=0, description="Seconds after which a client that does not read is disconnected."
     )

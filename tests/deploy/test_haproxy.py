@@ -32,7 +32,9 @@ from tests.support.service import MODEL, fake_engine, serving
 
 pytestmark = pytest.mark.process
 
-SETTINGS = ServeSettings(header_seconds=0.5, body_seconds=0.5)
+SETTINGS = ServeSettings(
+    header_seconds=0.5, body_seconds=0.5, write_seconds=0.5, max_connections_per_address=2
+)
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "Once", "max_tokens": 4, "temperature": 0}
 POST = (
     "POST /v1/completions HTTP/1.1\nhost: 127.0.0.1\ncontent-type: application/json\n"
@@ -153,6 +155,28 @@ def test_a_body_that_comes_too_slowly_is_told_as_openai_does(proxy):
     response, answer = ask(proxy, "POST / HTTP/1.1\nhost: 127.0.0.1\ncontent-length: 2", "{")
     assert (response.status, response.headers["content-type"]) == (408, "application/json")
     assert answer["error"]["code"] == "timeout"
+
+
+@pytest.mark.parametrize("size", [2, 100_000], ids=["small", "larger than its buffer"])
+def test_a_body_of_any_method_that_does_not_end_closes_the_connection(proxy, service_port, size):
+    proxy.start([service_port])
+    head = f"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {size}\r\n\r\n"
+    with proxy.connect() as connection:
+        connection.sendall(head.encode() + b"x" * (size // 2))
+        received = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert received.startswith(b"HTTP/1.1 4")
+
+
+def test_connections_of_an_address_other_than_loopback_are_bounded(proxy, service_port):
+    proxy.start([service_port], changes={"127.0.0.0/8 ::1": "192.0.2.0/24"})
+    head = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+    with proxy.connect() as first, proxy.connect() as second:
+        for connection in (first, second):
+            connection.sendall(head)
+            assert connection.recv(64).startswith(b"HTTP/1.1 200")
+        with pytest.raises(ConnectionResetError), proxy.connect() as third:
+            third.sendall(head)
+            third.recv(64)
 
 
 def test_haproxy_that_a_service_has_left_is_named_with_the_way_to_end_it(proxy):

@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
@@ -53,11 +53,19 @@ class Proxy:
 
         asyncio.run(write())
 
-    def start(self, servers: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-        """Start HAProxy, after the one that runs, if any, was killed."""
+    def start(
+        self, servers: Sequence[int] = (), changes: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start HAProxy, after the one that runs, if any, was killed.
+
+        `changes`: texts of our script, and what takes their places.
+        """
         self.stop()
         self.configure(servers)
-        command = [str(SCRIPT), "-db", "-f", str(self.path)]
+        text = SCRIPT.read_text()
+        for old, new in (changes or {}).items():
+            text = text.replace(old, new)
+        command = ["sh", "-c", text, str(SCRIPT), "-db", "-f", str(self.path)]
         self._process = subprocess.Popen(command, env=self.environment)
         return self._process
 

@@ -148,6 +148,11 @@ def _check_framing(headers: Headers) -> None:
         raise HttpError(400, "there must be one host header", "several_hosts")
 
 
+def _has_body(headers: Headers) -> bool:
+    """Return whether a request announces a body, which requests of any method may."""
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+
 def _given_keys(headers: Headers) -> list[str]:
     """Return the API keys of a request, from OpenAI's header and from Anthropic's."""
     kind, _, key = headers.get("authorization", "").partition(" ")
@@ -190,7 +195,7 @@ class _Exchange:
         self._headers = Headers(scope=scope)
         self._receive = receive
         self._send = send
-        self._is_read = scope["method"] in ("GET", "OPTIONS", "DELETE")
+        self._is_read = not _has_body(self._headers)
         self.is_begun = False  # whether the response has begun
         scope.setdefault("state", {})
         use_id(scope, uuid.uuid4().hex)
