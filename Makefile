@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_ARGS ?=
 ARGS ?=
+MINUTES ?= 15
 VLLM ?= 0.32.0
 SGLANG ?= 0.5.23
 
@@ -24,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscop
 TOOLS := $(PYTHON) -m venv build/tools && build/tools/bin/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve check test quick-tests all-tests serve-test chaos models-test vllm engines-test peers lint format matrix release changelog release-notes sdist wheels proto docs bench smollm2 clean
+.PHONY: help setup demo serve check test quick-tests all-tests serve-test soak chaos models-test vllm engines-test peers lint format matrix release changelog release-notes sdist wheels proto docs bench smollm2 clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -51,6 +52,9 @@ all-tests: serve-test
 
 serve-test: $(STAMP)  # before the others: Ray gives a node 30 s to start, few beside other clusters
 	$(BIN)/python -m pytest tests/deploy/test_serve_command.py -k it_answers_until
+
+soak: $(STAMP) ## Mixed load for MINUTES (15) on serve and Ray Serve, 8 and 32 clients: right answers, no leaks
+	$(BIN)/python -m benchmarks.soak $(MINUTES) $(ARGS)
 
 chaos: $(STAMP) ## 200 requests while processes and nodes are killed, stopped or slowed down
 	$(BIN)/python -m pytest tests/actors/test_chaos.py --chaos-requests 200 $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -13,13 +14,22 @@ from diffuspec.bench.load import TimedTokens
 from diffuspec.core.errors import ConfigError, OverloadedError, WorkerError
 from diffuspec.core.types import Prompt
 
+_CHATS = "/v1/chat/completions"
 _CONNECT_SECONDS = 10.0
 _SILENCE_SECONDS = 120.0  # longest silence between two parts of an answer
 _GREEDY: Mapping[str, Any] = {"temperature": 0}
 
 
+class RefusedError(WorkerError):
+    """The service answered with an error's status; it has the service's message."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
 class HttpClient:
-    """Streams chat answers; `speculation` and `sampling` go into every request body.
+    """Sends chats. `speculation` goes into every request body, `sampling` into those of `stream`.
 
     A context manager.
     """
@@ -75,33 +85,62 @@ class HttpClient:
             "return_token_ids": True,
             **self._sampling,
         }
-        if self._speculation is not None:
-            body["speculation"] = self._speculation
         try:
-            async with self._client.stream("POST", "/v1/chat/completions", json=body) as reply:
+            async with contextlib.aclosing(self.chunks(body)) as chunks:
+                async for chunk in chunks:
+                    yield _timed(chunk)
+        except RefusedError as error:
+            if error.status in (429, 503):
+                raise OverloadedError(str(error)) from error
+            raise
+
+    async def chunks(self, body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any]]:
+        """Yield the chunks of a chat with `stream: true`. Raises RefusedError and WorkerError.
+
+        Whoever stops reading early must close it, which closes the connection.
+        """
+        is_whole = False
+        try:
+            async with self._client.stream("POST", _CHATS, json=self._complete(body)) as reply:
                 if reply.status_code != 200:
                     await reply.aread()
                     raise _refusal(reply)
                 async for line in reply.aiter_lines():
                     if line.startswith("data: {"):
-                        yield _timed(json.loads(line.removeprefix("data: ")))
+                        chunk = json.loads(line.removeprefix("data: "))
+                        if "error" in chunk:
+                            raise WorkerError(chunk["error"]["message"])
+                        yield chunk
+                    is_whole = is_whole or line == "data: [DONE]"
         except httpx2.HTTPError as error:
             raise WorkerError(f"{self._url}: {error!r}") from error
+        if not is_whole:
+            raise WorkerError(f"{self._url}: the stream ended before [DONE]")
+
+    async def answer(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the answer to a chat without `stream`. Raises RefusedError and WorkerError."""
+        try:
+            reply = await self._client.post(_CHATS, json=self._complete(body))
+        except httpx2.HTTPError as error:
+            raise WorkerError(f"{self._url}: {error!r}") from error
+        if reply.status_code != 200:
+            raise _refusal(reply)
+        answer: Mapping[str, Any] = reply.json()
+        return answer
+
+    def _complete(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        return body if self._speculation is None else {**body, "speculation": self._speculation}
 
 
 def _timed(chunk: Mapping[str, Any]) -> TimedTokens:
-    """Return the tokens of an event. Raises WorkerError for an error event."""
-    if "error" in chunk:
-        raise WorkerError(chunk["error"]["message"])
     choice = chunk["choices"][0]
     text = choice["delta"].get("content") or ""
     return TimedTokens(time.monotonic(), len(choice.get("token_ids") or ()), text)
 
 
-def _refusal(reply: httpx2.Response) -> Exception:
+def _refusal(reply: httpx2.Response) -> RefusedError:
     try:
         message = reply.json()["error"]["message"]
     except (ValueError, LookupError, TypeError):
         message = reply.text[:200]
-    kind = OverloadedError if reply.status_code in (429, 503) else WorkerError
-    return kind(f"{reply.status_code}: {message}")
+    return RefusedError(reply.status_code, message)

@@ -6,9 +6,9 @@ from typing import Any, TypeAlias
 import httpx2
 import pytest
 
-from diffuspec.bench.http_client import HttpClient
+from diffuspec.bench.http_client import HttpClient, RefusedError
 from diffuspec.bench.load import ask_all
-from diffuspec.core.errors import ConfigError, WorkerError
+from diffuspec.core.errors import ConfigError, OverloadedError, WorkerError
 from diffuspec.core.types import Prompt
 from diffuspec.engine import Engine
 from diffuspec.serve.app import create_app
@@ -50,3 +50,29 @@ async def test_an_address_without_a_service_is_named():
     async with HttpClient("http://127.0.0.1:1") as client:
         with pytest.raises(ConfigError, match="does not answer"):
             await client.model()
+
+
+def client_that_is_told(status: int, text: str) -> HttpClient:
+    reply = httpx2.Response(status, text=text)
+    return HttpClient(URL, transport=httpx2.MockTransport(lambda request: reply))
+
+
+async def test_a_refusal_has_its_status():
+    async with client_of(engine := fake_engine()) as client:
+        with pytest.raises(RefusedError, match="400: n must be") as refused:
+            await client.answer({"messages": CHAT, "n": 0})
+    assert refused.value.status == 400
+    await engine.stop()
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_full_service_can_be_asked_again(status: int):
+    async with client_that_is_told(status, '{"error": {"message": "full"}}') as client:
+        with pytest.raises(OverloadedError, match=f"{status}: full"):
+            await ask_all(client, [CHAT], 1, max_tokens=1)
+
+
+async def test_a_stream_without_its_end_is_broken():
+    async with client_that_is_told(200, 'data: {"choices": []}\n\n') as client:
+        with pytest.raises(WorkerError, match=r"ended before \[DONE\]"):
+            _ = [chunk async for chunk in client.chunks({"messages": CHAT, "stream": True})]

@@ -1,0 +1,1 @@
+"""What only we run: long tests of a service, on the checkout."""
