@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -80,8 +79,7 @@ def create_app(
     # For /openapi.json only: Edge checks the keys.
     shown = [] if keys is None else [Security(HTTPBearer(auto_error=False))]
     add = functools.partial(app.add_api_route, dependencies=shown)
-    threads = ThreadPoolExecutor(settings.max_tokenizing, "tokenize")
-    add_answers(add, Completions(backend, settings, threads))
+    add_answers(add, Completions(backend, settings))
     _add_tokenization(add, Tokenization(backend, settings))
     _add_models(add, backend)
     _add_metrics(add, backend, series)

@@ -102,7 +102,11 @@ class ServeSettings(Section):
         description="Seconds that running requests have to finish when the service stops.",
     )
     max_tokenizing: int = Field(
-        2, ge=1, le=64, description="Threads that render chats and tokenise prompts."
+        2,
+        ge=1,
+        le=64,
+        description="Threads that render chats and tokenise prompts of bodies up to 16 KiB, and as "
+        "many for longer ones; API keys take turns.",
     )
 
 

@@ -19,7 +19,7 @@ _LARGE = re.compile(rb"[eE]\+?\d{3}|\d{309}")
 
 
 async def read_json(request: Request, max_bytes: int, max_seconds: float) -> Any:
-    """Return the body as plain data.
+    """Return the body as plain data; its size is then `request.state.num_body_bytes`.
 
     Raises HttpError if it is too large (413), too slow (408), or by its headers compressed or not
     JSON (415), BadRequestError for invalid JSON, and ClientGoneError.
@@ -38,6 +38,7 @@ async def read_json(request: Request, max_bytes: int, max_seconds: float) -> Any
         ) from None
     except ClientDisconnect as error:
         raise ClientGoneError("the client left before its body was read") from error
+    request.state.num_body_bytes = len(content)
     return parse_json(content)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
@@ -21,6 +19,7 @@ from diffuspec.serve.http.body import read_json
 from diffuspec.serve.http.edge import use_id
 from diffuspec.serve.http.errors import answer_for
 from diffuspec.serve.http.events import DONE, EventStream, event, unless_gone
+from diffuspec.serve.http.shared_threads import SharedThreads
 from diffuspec.serve.messages.objects import TokenCount
 from diffuspec.serve.openai.answers import Exchange
 from diffuspec.serve.openai.asking import Ask, Asked, Data, Reply
@@ -29,17 +28,18 @@ from diffuspec.serve.openai.objects import DetokenizedText, TokenizedPrompt
 from diffuspec.serve.openai.parsing import check_model
 from diffuspec.serve.settings import ServeSettings
 
+_MAX_COUNTING = 64  # bodies that wait until their tokens are counted
 _MAX_EXPECTED_TOKENS = 256  # tokens reserved for an answer, at most
 
 
 class Completions:
     """Answers the requests of all APIs."""
 
-    def __init__(self, backend: Backend, settings: ServeSettings, tokenizing: Executor) -> None:
-        """`tokenizing`: threads for tokenisation and for writing large answers."""
+    def __init__(self, backend: Backend, settings: ServeSettings) -> None:
         self._backend = backend
         self._settings = settings
-        self._tokenizing = tokenizing
+        most = settings.max_requests  # which bounds all requests in progress: none is refused here
+        self._threads = SharedThreads(settings.max_tokenizing, most, "tokenize")
 
     async def answer(self, ask: Ask, request: Request) -> Response:
         """Answer a request, streaming or not, within the time that the settings allow."""
@@ -59,9 +59,8 @@ class Completions:
             raise asked.in_its_words(error) from error
 
     async def _reply(self, asked: Asked, model: ServedModel, state: State) -> Response:
-        loop, job = asyncio.get_running_loop(), asked.job
-        tokenizer = self._backend.tokenizer
-        generations = await loop.run_in_executor(self._tokenizing, encode, job, tokenizer, model)
+        job, num_bytes, tokenizer = asked.job, state.num_body_bytes, self._backend.tokenizer
+        generations = await self._threads.run(lambda: encode(job, tokenizer, model), num_bytes)
         created = int(time.time())
         reply = asked.make_reply(
             Exchange(job, generations, tokenizer, state.request_id, model.name, created)
@@ -75,7 +74,7 @@ class Completions:
         if job.sampling.prompt_logprobs is None:
             return JSONResponse(reply.whole())
         # Decoding thousands of tokens here would block the event loop.
-        return await loop.run_in_executor(self._tokenizing, lambda: JSONResponse(reply.whole()))
+        return await self._threads.run(lambda: JSONResponse(reply.whole()), num_bytes)
 
     def _outputs(
         self, job: Job, generations: Sequence[Generation], state: State
@@ -151,19 +150,19 @@ Answer: TypeAlias = Callable[
 
 
 class Tokenization:
-    """Answers requests that only need the tokenizer, in a thread of their own."""
+    """Answers requests that only need the tokenizer, in threads of their own."""
 
     def __init__(self, backend: Backend, settings: ServeSettings) -> None:
         self._backend = backend
         self._settings = settings
-        self._thread = ThreadPoolExecutor(1, "count")
+        self._threads = SharedThreads(1, _MAX_COUNTING, "count")
 
     async def answer(self, answer: Answer, request: Request) -> JSONResponse:
         """Answer with the result of `answer` for the body, the tokenizer and the model."""
         body = await read_json(request, self._settings.max_body_bytes, self._settings.body_seconds)
         model, tokenizer = self._backend.model, self._backend.tokenizer
         check_model(body, model)
-        found = asyncio.get_running_loop().run_in_executor(
-            self._thread, lambda: JSONResponse(answer(body, tokenizer, model))
+        counting = self._threads.run(
+            lambda: JSONResponse(answer(body, tokenizer, model)), request.state.num_body_bytes
         )
-        return await found
+        return await unless_gone(counting, request.receive)

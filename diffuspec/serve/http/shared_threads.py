@@ -1,0 +1,83 @@
+"""Threads for work that takes time, such as tokenising: clients take turns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from diffuspec.core.errors import OverloadedError
+from diffuspec.core.turns import Turns
+from diffuspec.telemetry import context
+
+T = TypeVar("T")
+
+_SHORT_BYTES = 16 * 1024  # tokenised in some 10 ms
+
+
+class SharedThreads:
+    """Runs work for the bodies of requests; long bodies wait for threads of their own.
+
+    So a short body never waits for a long one. Of the requests that wait, API keys take turns.
+    """
+
+    def __init__(self, num_threads: int, max_waiting: int, name: str) -> None:
+        """`num_threads`: for short bodies, and as many for long ones; so with `max_waiting`."""
+        self._short = _Threads(num_threads, max_waiting, name)
+        self._long = _Threads(num_threads, max_waiting, f"{name} long")
+
+    async def run(self, work: Callable[[], T], num_bytes: int) -> T:
+        """Return the result of `work` for a body of this size. Raises OverloadedError.
+
+        If this is cancelled, work that has not begun is dropped.
+        """
+        threads = self._short if num_bytes <= _SHORT_BYTES else self._long
+        return await threads.run(work)
+
+
+class _Threads:
+    def __init__(self, number: int, max_waiting: int, name: str) -> None:
+        self._executor = ThreadPoolExecutor(number, name)
+        self._num_free = number
+        self._max_waiting = max_waiting
+        self._waiting: Turns[asyncio.Future[None]] = Turns()
+
+    async def run(self, work: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        await self._take(loop)
+
+        def free(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._free)
+
+        running = self._executor.submit(work)
+        running.add_done_callback(free)
+        return await asyncio.wrap_future(running)
+
+    async def _take(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait until a thread is free for the request that this task serves."""
+        client = context.key_name.get()
+        if self._num_free:
+            self._num_free -= 1
+            return
+        is_full = len(self._waiting) >= self._max_waiting
+        if is_full and not self._waiting.has_share_left(client, self._max_waiting):
+            raise OverloadedError(f"{len(self._waiting)} prompts wait to be tokenised")
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting.put(client, turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._free()  # it had been given a thread
+            else:
+                self._waiting.remove(client, turn)
+            raise
+
+    def _free(self) -> None:
+        if self._waiting:
+            self._waiting.take().set_result(None)
+        else:
+            self._num_free += 1
