@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,6 +45,8 @@ _TEXTS = {  # messages by the type of pydantic's error
     "less_than_equal": "must be at most {le}",
 }
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument", "invalid_key")
+_MAX_YAML_BYTES = 2**20
+_MAX_YAML_VALUES = 100_000
 _SIMILAR = 0.65  # least ratio of difflib for suggesting a name
 
 
@@ -170,7 +173,15 @@ def read_yaml(
 ) -> dict[str, object]:
     """Read a YAML file that holds one mapping. Raises ConfigError, which calls the file `what`."""
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        if path.exists() and not path.is_file():  # a pipe may have no end
+            raise ConfigError(f"cannot read {what} {path}: it is not a file")
+        with path.open("rb") as file:
+            content = file.read(_MAX_YAML_BYTES + 1)
+        if len(content) > _MAX_YAML_BYTES:
+            raise ConfigError(f"{what} {path} has more than {_MAX_YAML_BYTES} bytes")
+        data = yaml.load(content.decode("utf-8"), _Loader)
+    except RecursionError as error:
+        raise ConfigError(f"{what} {path} is nested too deeply") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read {what} {path}: {_reason(error)}") from error
     if data is None and may_be_empty:
@@ -199,8 +210,16 @@ _BOOL, _STRING = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:str"
 class _Loader(yaml.SafeLoader):
     """Rejects duplicate keys of a mapping; reads 1e-3 as a number, as YAML 1.2 does.
 
+    Aliases may stand for _MAX_YAML_VALUES values in all, and not for what contains them.
+
     The value of a key `policy` may be off without quotes, which YAML 1.1 takes for false.
     """
+
+    def get_single_node(self) -> Any:
+        node = super().get_single_node()
+        if node is not None and _num_values(node, {}) > _MAX_YAML_VALUES:
+            raise yaml.YAMLError(f"its aliases stand for more than {_MAX_YAML_VALUES} values")
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)
@@ -215,6 +234,19 @@ class _Loader(yaml.SafeLoader):
                 )
             lines[name] = line
         return node
+
+
+def _num_values(node: Any, known: dict[int, float]) -> float:
+    """Return the number of values in a node, with those that its aliases stand for."""
+    if id(node) not in known:
+        known[id(node)] = math.inf  # of a node that contains itself
+        parts: Sequence[Any] = ()
+        if isinstance(node, yaml.SequenceNode):
+            parts = node.value
+        elif isinstance(node, yaml.MappingNode):
+            parts = [part for pair in node.value for part in pair]
+        known[id(node)] = 1 + sum(_num_values(part, known) for part in parts)
+    return known[id(node)]
 
 
 _Loader.add_implicit_resolver(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +15,16 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
+def cache_directory() -> Path:
+    """Return the folder of the user's cache for what can be made again from model files."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diffuspec"
+
+
 def check_directory(path: Path) -> None:
-    """Raise ModelLoadError unless the directory exists."""
+    """Raise ModelLoadError unless the directory exists and has only files and directories."""
     if path.is_dir():
+        for entry in path.iterdir():
+            check_is_file(entry, may_be_directory=True)
         return
     if path.exists():
         raise ModelLoadError(f"model directory {path} is a file")
@@ -41,6 +49,15 @@ def check_given(*, models: Sequence[Path | None], ngram: Path | None) -> None:
         raise ConfigError(f"n-gram model {ngram} does not exist")
 
 
+def check_is_file(path: Path, *, may_be_directory: bool = False) -> None:
+    """Raise ModelLoadError for a pipe, device or socket, which could be read without end.
+
+    A missing file passes.
+    """
+    if path.exists() and not path.is_file() and not (may_be_directory and path.is_dir()):
+        raise ModelLoadError(f"{path} is not a file")
+
+
 def check_is_no_pointer(file: Path) -> None:
     """Raise ModelLoadError for a file whose content Git LFS has not downloaded."""
     try:
@@ -57,9 +74,12 @@ def check_is_no_pointer(file: Path) -> None:
 
 def read_json(path: Path, name: str) -> dict[str, Any]:
     """Read a JSON object from a model directory. Raises ModelLoadError."""
+    check_is_file(path / name)
     check_is_no_pointer(path / name)
     try:
         data = json.loads((path / name).read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ModelLoadError(f"{path / name} is nested too deeply") from error
     except FileNotFoundError as error:
         what = "not a model directory"
         if (path / "adapter_config.json").is_file():

@@ -44,7 +44,7 @@ def _read(file: Path) -> dict[str, Any]:
     """Return a JSON object; {} for a missing or damaged file, which loading refuses."""
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
 

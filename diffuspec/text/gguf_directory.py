@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from diffuspec.core.errors import ModelLoadError
+from diffuspec.text.directory import cache_directory
 
 WEIGHTS = "weights.gguf"
 
@@ -30,15 +30,10 @@ def model_directory(path: Path) -> Path:
         return path
     if not path.is_file():
         raise ModelLoadError(f"{path} does not exist")
-    folder = _cache() / _digest(path)
+    folder = cache_directory() / "gguf" / _digest(path)
     if not folder.is_dir():
         _write(path, folder)
     return folder
-
-
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "diffuspec" / "gguf"
 
 
 def _digest(path: Path) -> str:

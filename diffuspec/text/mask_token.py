@@ -59,6 +59,6 @@ def _read(file: Path) -> dict[str, Any]:
         return {}
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{file.parent}: cannot read {file.name}: {error}") from error
     return data if isinstance(data, dict) else {}

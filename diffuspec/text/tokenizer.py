@@ -17,6 +17,7 @@ from diffuspec.core.types import TokenIds
 from diffuspec.text.directory import check_directory, check_is_no_pointer
 from diffuspec.text.gguf_directory import model_directory
 from diffuspec.text.quiet import quiet
+from diffuspec.text.tried_directories import try_directory
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,16 @@ def encode_text(tokenizer: Tokenizer, text: str, adds_special_tokens: bool) -> E
         [encoding] = tokenizer.encode_batch([text], add_special_tokens=adds_special_tokens)
     except TypeError as error:  # lone surrogates
         raise InvalidRequestError(f"a prompt must be valid Unicode text: {error}") from error
+    except BaseException as error:
+        if not _is_panic(error):
+            raise
+        raise InvalidRequestError("the tokenizer's rules fail on this text") from error
     return encoding
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Return whether Rust code failed, which raises no Exception."""
+    return type(error).__name__ == "PanicException"
 
 
 def unknown_token_id(token_ids: TokenIds, vocab_size: int) -> int | None:
@@ -116,10 +126,13 @@ def load_saved_tokenizer(path: Path) -> Any:
     if not (path / "tokenizer.json").is_file():
         raise ModelLoadError(f"{path} has no tokenizer.json: a fast tokenizer is needed")
     check_is_no_pointer(path / "tokenizer.json")
+    try_directory(path)
     try:
         with quiet():
             tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
-    except Exception as error:  # transformers and tokenizers may raise anything
+    except BaseException as error:  # transformers and tokenizers may raise anything
+        if not isinstance(error, Exception) and not _is_panic(error):
+            raise
         raise ModelLoadError(f"{path}: cannot load its tokenizer: {error!r}") from error
     # The truncation and padding of its training would silently change prompts.
     tokenizer.backend_tokenizer.no_truncation()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from itertools import pairwise
+
 import pytest
 
 from diffuspec.core.errors import ConfigError
@@ -87,6 +90,17 @@ def test_an_unknown_key_is_named_with_the_nearest_known_ones(data, message):
         (b"", "is empty; it must have named sections"),
         (b"- target", "must be a mapping"),
         (b"target: {path: m}\n1: 2", "unknown key `1`"),
+        (b"a: " + b"[" * 1000, "config.yaml is nested too deeply"),
+        (b"a: " + b"x" * 2**20, "config.yaml has more than 1048576 bytes"),
+        (
+            b"a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+            + b"".join(
+                f"{next}: &{next} [{', '.join(['*' + name] * 10)}]\n".encode()
+                for name, next in pairwise("abcdef")
+            ),
+            "aliases stand for more than 100000 values",
+        ),
+        (b"target: &t {path: a, search: *t}", "aliases stand for more than 100000 values"),
         (b"target: !!python/object/apply:os.system ['true']", "cannot read configuration"),
     ],
 )
@@ -120,6 +134,12 @@ def test_numbers_may_have_an_exponent(tmp_path, number):
     file = tmp_path / "config.yaml"
     file.write_text(f"target: {{path: m}}\ncoordinator: {{max_draft_seconds: {number}}}")
     assert load_config(file).coordinator.max_draft_seconds == 0.001
+
+
+def test_a_pipe_is_refused_without_waiting_for_what_is_written_to_it(tmp_path):
+    os.mkfifo(tmp_path / "config.yaml")
+    with pytest.raises(ConfigError, match=r"config\.yaml: it is not a file"):
+        load_config(tmp_path / "config.yaml")
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -26,11 +26,12 @@ from diffuspec.models.loading.families import (
 )
 from diffuspec.models.loading.quantization import MARKS, Quantization, read_quantization
 from diffuspec.models.loading.stored_tensors import stored_tensors
-from diffuspec.text.directory import check_directory, read_json
+from diffuspec.text.directory import check_directory, check_is_file, read_json
 from diffuspec.text.gguf_directory import WEIGHTS, model_directory
 from diffuspec.text.gguf_file import inspect_gguf
 
 _DIFFUSION_KEYS = ("mask_token_id", "diffusion_attention")  # some families have their own mask
+_MAX_LAYERS = 10_000
 _STORED_MEMORY = 1.2  # memory per byte of files while quantised weights are being read
 # Files that older directories have besides config.json, and the quantisation method of each.
 _OLD_CONFIGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
@@ -153,6 +154,7 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
     check_directory(path)
     config = read_json(path, "config.json")
     _check_family(path, config)
+    _check_layers(path, config)
     quantization = _read_quantization(path, config)
     if (path / "generation_config.json").exists():
         read_json(path, "generation_config.json")  # transformers would ignore a damaged file
@@ -183,6 +185,14 @@ def _check_family(path: Path, config: dict[str, Any]) -> None:
             f"transformers {transformers.__version__}, as drafters those with mask_token_id and "
             f"diffusion_attention in config.json, and {_list_families()}"
         )
+
+
+def _check_layers(path: Path, config: dict[str, Any]) -> None:
+    """Raise ModelLoadError for a number of layers that would only fill the memory."""
+    name = _own_name(config["model_type"], "num_hidden_layers")
+    value = config.get(name)
+    if isinstance(value, int) and value > _MAX_LAYERS:
+        raise ModelLoadError(f"{path}: {name} must be at most {_MAX_LAYERS}, got {value!s:.40}")
 
 
 def _read_quantization(path: Path, config: dict[str, Any]) -> Quantization | None:
@@ -250,15 +260,28 @@ def _own_name(model_type: str, key: str) -> str:
     return str(CONFIG_MAPPING[model_type].attribute_map.get(key, key))
 
 
+def _own_file(path: Path, name: object) -> Path:
+    """Return a file that the index names. Raises ModelLoadError if it is outside the directory."""
+    parts = Path(name).parts if isinstance(name, str) else ()
+    if not parts or ".." in parts or Path(*parts).is_absolute():
+        raise ModelLoadError(
+            f"{path}: model.safetensors.index.json names the file {name!r:.80}: names must be "
+            "relative to the directory, without .."
+        )
+    return path.joinpath(*parts)
+
+
 def weight_files(path: Path) -> list[Path]:
     """Return the safetensors files of a model directory. Raises ModelLoadError."""
     if (path / "model.safetensors.index.json").exists():
         weight_map = read_json(path, "model.safetensors.index.json").get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelLoadError(f"{path}: model.safetensors.index.json has no weight_map")
-        files = [path / str(name) for name in sorted(set(weight_map.values()))]
+        files = [_own_file(path, name) for name in weight_map.values()]
+        files = sorted(set(files))
         for file in files:
             if not file.is_file():
+                check_is_file(file)
                 raise ModelLoadError(f"{path}: {file.name} is named in the index but missing")
         whole = path / "model.safetensors"
         if whole.is_file() and whole not in files:

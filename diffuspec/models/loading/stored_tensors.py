@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 
 from diffuspec.core.errors import ModelLoadError
-from diffuspec.text.directory import check_is_no_pointer
+from diffuspec.text.directory import check_is_file, check_is_no_pointer
 
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+# Files have at most 5 GB: with this many tensors, each would have 50 KB. Models with hundreds of
+# experts in each layer have some thousands in a file.
+_MAX_TENSORS = 100_000
 _TYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -73,6 +76,7 @@ class StoredTensor:
 
 def stored_tensors(file: Path) -> list[StoredTensor]:
     """Read the header of a safetensors file. Raises ModelLoadError if the file is damaged."""
+    check_is_file(file)
     check_is_no_pointer(file)
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -85,8 +89,12 @@ def stored_tensors(file: Path) -> list[StoredTensor]:
     try:
         entries = json.loads(header)
         entries.pop("__metadata__", None)
+        if len(entries) > _MAX_TENSORS:
+            raise ValueError(f"it names {len(entries)} tensors, more than {_MAX_TENSORS}")
         found = [_tensor(file, name, entry, begin) for name, entry in entries.items()]
         end = max((tensor.start + tensor.num_bytes for tensor in found), default=begin)
+    except RecursionError as error:
+        raise ModelLoadError(f"the safetensors header of {file} is nested too deeply") from error
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ModelLoadError(f"{file} has a corrupt safetensors header: {error}") from error
     if end != size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import struct
@@ -27,6 +28,7 @@ SaveTarget = Callable[[str], Path]
 WEIGHTS = "model.safetensors"
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
 MROPE = {"type": "mrope", "mrope_section": [2, 2, 2]}
+DEEP = "[" * 100_000
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 HUGE = struct.pack("<Q", 2**60)  # bytes of a header
 SHARDS = {"a": "model-1.safetensors", "b": WEIGHTS}
@@ -101,6 +103,27 @@ def replace_by_gpt_neo(path: Path) -> None:
     GPTNeoForCausalLM(config).save_pretrained(path)
 
 
+def empty_tensors(number: int) -> Callable[[bytes], bytes]:
+    """Change weights so that they name many empty tensors more."""
+
+    def change(content: bytes) -> bytes:
+        [length] = struct.unpack("<Q", content[:8])
+        entry = b'"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+        header = b",".join([b"{" + entry % 0, *(entry % place for place in range(1, number))])
+        header += b"," + content[9 : 8 + length]
+        return struct.pack("<Q", len(header)) + header + content[8 + length :]
+
+    return change
+
+
+def pipe(name: str) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        (path / name).unlink(missing_ok=True)
+        os.mkfifo(path / name)
+
+    return edit
+
+
 BAD_DIRECTORIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no config": (remove("config.json"), "has no config.json: not a model directory"),
     "broken config": (write("config.json", "{"), "cannot read config.json"),
@@ -132,6 +155,27 @@ BAD_DIRECTORIES: dict[str, tuple[Callable[[Path], None], str]] = {
         index(weight_map=SHARDS), "model-1.safetensors is named in the index but missing"
     ),
     "empty index": (index(metadata={}), "has no weight_map"),
+    "index with an absolute name": (
+        index(weight_map={"a": "/etc/passwd"}), "names the file '/etc/passwd': names must be rel"
+    ),
+    "index with a name above": (
+        index(weight_map={"a": "x/../../y.safetensors"}), "relative to the directory, without .."
+    ),
+    "index with a number": (index(weight_map={"a": 1}), "names the file 1: names must be"),
+    "deep config": (write("config.json", DEEP), "config.json is nested too deeply"),
+    "deep generation config": (write("generation_config.json", DEEP), "config.json is nested too"),
+    "deep tokenizer": (write("tokenizer.json", DEEP), "tokenizer.json is refused: .* too deeply"),
+    "deep tokenizer config": (
+        write("tokenizer_config.json", DEEP), "tokenizer_config.json is refused: .* too deeply"
+    ),
+    "deep header": (
+        data(lambda x: struct.pack("<Q", len(DEEP)) + DEEP.encode() + x[8:]), "nested too deeply"
+    ),
+    "many empty tensors": (data(empty_tensors(100_001)), "more than 100000"),
+    "many layers": (configure(num_hidden_layers=10**9), "num_hidden_layers must be at most 10000"),
+    "pipe for a config": (pipe("config.json"), "config.json is not a file"),
+    "pipe for a template": (pipe("chat_template.jinja"), "chat_template.jinja is not a file"),
+    "pipe for weights": (pipe(WEIGHTS), "model.safetensors is not a file"),
     "stale file": (leave_a_stale_file, "has model.safetensors beside an index of other files"),
     "no index": (lose_the_index, "has model-00001-of-00002.safetensors, but no model.safetensors"),
     "pointer": (write(WEIGHTS, POINTER), "model.safetensors is a pointer of Git LFS"),
@@ -161,6 +205,20 @@ def test_bad_directory_is_refused_by_name(
         CausalTarget.load(TargetConfig(path=path, device="cpu"))
     assert str(path) in str(caught.value)
     assert capfd.readouterr() == ("", "")
+
+
+def test_files_may_be_links_to_elsewhere_as_in_the_hubs_cache(
+    save_target: SaveTarget, tmp_path: Path
+) -> None:
+    path, snapshot = save_target("qwen2"), tmp_path / "snapshot"
+    snapshot.mkdir()
+    for file in path.iterdir():
+        (snapshot / file.name).symlink_to(file)
+    (snapshot / WEIGHTS).rename(snapshot / "a.safetensors")
+    names = dict.fromkeys(load_file(path / WEIGHTS), "a.safetensors")
+    index(weight_map=names, metadata={})(snapshot)
+    CausalTarget.load(TargetConfig(path=snapshot, device="cpu"))
+    assert load_tokenizer(snapshot).get_vocab() == load_tokenizer(path).get_vocab()
 
 
 @pytest.mark.parametrize(
