@@ -37,6 +37,7 @@ from diffuspec.drafters.diffuspec import DiffuSpecDrafter
 from diffuspec.engine_base import ANOTHER_LOOP, EngineBase
 from diffuspec.scheduler.coordinator import Coordinator
 from diffuspec.scheduler.drafters import DrafterPool
+from diffuspec.telemetry import context
 from diffuspec.telemetry.trace import Tracer
 from diffuspec.text.bad_words import encode_bad_words
 from diffuspec.text.detokenizer import Detokenizer, backend
@@ -80,7 +81,11 @@ class Engine(EngineBase):
         self._profile: asyncio.Task[None] | None = None
         # called with each plan of the scheduler, explained in one line
         self.on_plan: Callable[[str], None] | None = None
-        self._grammar_queue = GrammarQueue(config.coordinator.max_waiting)
+        self._grammar_queue = GrammarQueue(
+            grammars_of(config.target.path, verifier.info),
+            lambda: backend(tokenizer),
+            config.coordinator.max_waiting,
+        )
 
     @classmethod
     def from_config(cls, config: EngineConfig, tracer: Tracer | None = None) -> Engine:
@@ -135,6 +140,7 @@ class Engine(EngineBase):
         """Refuse new requests, wait up to `drain_seconds` for running ones, then stop."""
         coordinator = self._coordinator
         if coordinator is not None and self._loop is asyncio.get_running_loop():
+            self._grammar_queue.refuse_waiting()
             await coordinator.drain(drain_seconds)
             self._coordinator = self._loop = None
             await coordinator.__aexit__(None, None, None)
@@ -187,8 +193,7 @@ class Engine(EngineBase):
     ) -> AsyncGenerator[RequestOutput]:
         coordinator = await self._started()
         if sampling.structured_output is not None:
-            grammars = grammars_of(self.config.target.path, self.verifier.info)
-            await self._grammar_queue.compile(grammars, sampling.structured_output)
+            await self._grammar_queue.compile(sampling.structured_output, context.key_name.get())
         sampling = encode_bad_words(sampling.with_seed(), self.tokenizer)
         text = Detokenizer(
             backend(self.tokenizer),
@@ -208,8 +213,11 @@ class Engine(EngineBase):
                 yield replace(output, seed=sampling.seed) if is_last else output
 
     def prepare_forms(self) -> None:
-        """Prepare the tokenizer for grammars, which blocks the whole process for seconds."""
-        grammars_of(self.config.target.path, self.info).prepare()
+        """Prepare the tokenizer for grammars, which blocks the whole process for seconds.
+
+        The helper process that tries new forms starts beside it.
+        """
+        self._grammar_queue.prepare()
 
     async def start(self) -> None:
         """Start the coordinator and measure the cost of calls, before the first request.

@@ -10,6 +10,7 @@
 ├── NgramError                   an n-gram file that cannot be used
 ├── MissingDependencyError       an optional package is not installed
 ├── OverloadedError              the queue is full; try again later
+│   ├── TrialTimeoutError        a new form was not tried in time; try again later
 │   └── ShuttingDownError        no new requests are taken; try again elsewhere, or later
 ├── RequestCancelledError        the request was cancelled by its owner
 └── WorkerError                  a role failed while working
@@ -62,6 +63,10 @@ class MissingDependencyError(DiffuspecError):
 
 class OverloadedError(DiffuspecError):
     """Too many requests are waiting; the same request may succeed later."""
+
+
+class TrialTimeoutError(OverloadedError):
+    """The machine was too busy to try a new form of answers; the same request may succeed later."""
 
 
 class ShuttingDownError(OverloadedError):

@@ -15,10 +15,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from json import JSONDecodeError
 from pathlib import Path
-from typing import Final, TypeAlias, cast
+from typing import Final, Self, TypeAlias, cast
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
+from tokenizers import Tokenizer
 
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import TargetInfo
@@ -26,6 +27,8 @@ from diffuspec.core.params import StructuredOutput
 from diffuspec.text.grammar_tokens import GrammarTokens
 from diffuspec.text.grammar_trial import survives_trial
 from diffuspec.text.json_schemas import patterns_in, usable_schema
+
+UNUSABLE: Final = "structured_output cannot be used"
 
 _MAX_COMPILED = 16  # number of formats kept; each may take about 20 MB of lexer states
 # JSON allows any amount of white space; without a limit, some models fill an answer with it.
@@ -69,12 +72,25 @@ _OTHER: Final = "it has what is not supported"
 class Grammars:
     """Compiles structured-output formats for one target. Thread-safe."""
 
-    def __init__(self, path: Path, info: TargetInfo) -> None:
-        """`path`: the target's directory; its tokenizer is read with the first format."""
-        self._path = path
+    def __init__(self, read_tokenizer: Callable[[], Tokenizer], info: TargetInfo) -> None:
+        """read_tokenizer: called with the first format. It may raise ModelLoadError."""
+        self._read_tokenizer = read_tokenizer
         self._info = info
         self._compiled: OrderedDict[StructuredOutput, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, path: Path, info: TargetInfo) -> Self:
+        """Return new grammars of the target in a directory."""
+
+        def read_tokenizer() -> Tokenizer:
+            # This imports transformers, which only structured output needs.
+            from diffuspec.text.tokenizer import load_tokenizer
+
+            backend: Tokenizer = load_tokenizer(path).backend_tokenizer
+            return backend
+
+        return cls(read_tokenizer, info)
 
     @property
     def info(self) -> TargetInfo:
@@ -93,20 +109,13 @@ class Grammars:
         return form in self._compiled
 
     def admit(self, form: StructuredOutput) -> None:
-        """Compile and try a format, before a request is answered with it.
+        """Compile and try a format; keep nothing of it.
 
-        Raises InvalidRequestError if it cannot be compiled or would take too long. A format is
-        tried only once.
+        Raises InvalidRequestError if it cannot be compiled, or if masks of random answers exceed
+        its limits. Native code may also crash, or take any amount of time and memory.
         """
-        if self.is_compiled(form):
-            return
-        tokens, tokenizer = self._tokenizer
-        trial = LLMatcher(tokenizer, _grammar(form, tokens), log_level=0, limits=_LIMITS)
-        if not trial.is_error() and not survives_trial(trial, self._info.eos_token_ids):
-            raise InvalidRequestError(
-                "structured_output cannot be used: it is too complex to hold an answer to"
-            )
-        self.compile(form)
+        if not survives_trial(self._compiled_now(form), self._info.eos_token_ids):
+            raise InvalidRequestError(f"{UNUSABLE}: it is too complex to hold an answer to")
 
     def compile(self, form: StructuredOutput, afresh: bool = False) -> LLMatcher:
         """Return a new matcher at the beginning of an answer.
@@ -121,19 +130,7 @@ class Grammars:
             if matcher is not None and not afresh:
                 self._compiled.move_to_end(form)
                 return matcher.deep_copy()
-        tokens, tokenizer = self._tokenizer
-        grammar = _grammar(form, tokens)
-        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
-        # llguidance defers work until the first mask is computed.
-        if matcher.is_error() or not any(matcher.compute_bitmask()) or matcher.is_error():
-            raise InvalidRequestError(
-                f"structured_output cannot be used: {_why_refused(form, matcher)}"
-            )
-        if not _can_begin(matcher):
-            raise InvalidRequestError(
-                "structured_output cannot be used: the target's tokenizer has no tokens for how "
-                "each of its texts begins"
-            )
+        matcher = self._compiled_now(form)
         with self._lock:
             self._compiled[form] = matcher
             self._compiled.move_to_end(form)
@@ -141,25 +138,32 @@ class Grammars:
                 self._compiled.popitem(last=False)
             return matcher.deep_copy()
 
+    def _compiled_now(self, form: StructuredOutput) -> LLMatcher:
+        tokens, tokenizer = self._tokenizer
+        matcher = LLMatcher(tokenizer, _grammar(form, tokens), log_level=0, limits=_LIMITS)
+        # llguidance defers work until the first mask is computed.
+        if matcher.is_error() or not any(matcher.compute_bitmask()) or matcher.is_error():
+            raise InvalidRequestError(f"{UNUSABLE}: {_why_refused(form, matcher)}")
+        if not _can_begin(matcher):
+            raise InvalidRequestError(
+                f"{UNUSABLE}: the target's tokenizer has no tokens for how each of its texts begins"
+            )
+        return matcher
+
     @functools.cached_property
     def _tokenizer(self) -> tuple[GrammarTokens, LLTokenizer]:
-        # This imports transformers, which only structured output needs.
-        from diffuspec.text.tokenizer import load_tokenizer
-
-        info, backend = self._info, load_tokenizer(self._path).backend_tokenizer
+        info, backend = self._info, self._read_tokenizer()
         try:
             tokens = GrammarTokens(backend, info.vocab_size, info.eos_token_ids)
             return tokens, LLTokenizer(TokenizerWrapper(tokens), eos_token=[*info.eos_token_ids])
         except ValueError as error:
-            raise InvalidRequestError(
-                f"structured_output cannot be used with the target's tokenizer: {error}"
-            ) from error
+            raise InvalidRequestError(f"{UNUSABLE} with the target's tokenizer: {error}") from error
 
 
 @functools.lru_cache(maxsize=4)
 def grammars_of(path: Path, info: TargetInfo) -> Grammars:
     """Return the grammars of a target, which all its roles in one process share."""
-    return Grammars(path, info)
+    return Grammars.of(path, info)
 
 
 def _can_begin(matcher: LLMatcher) -> bool:
@@ -215,7 +219,7 @@ def in_lark(grammar: str) -> str:
         return gbnf_to_lark(grammar)
     except Exception as error:  # the converter raises nothing narrower for a missing rule
         reason = meaning_of(str(error))
-        raise InvalidRequestError(f"structured_output cannot be used: {reason}") from None
+        raise InvalidRequestError(f"{UNUSABLE}: {reason}") from None
 
 
 def _read_schema(text: str) -> object:

@@ -118,6 +118,15 @@ def test_an_answer_has_the_form_that_is_asked_for(client: OpenAI):
     assert caught.value.param == "guided_regex" and "cannot be used" in caught.value.message
 
 
+def test_a_form_that_takes_too_long_or_ends_its_process_is_refused_by_its_name(client: OpenAI):
+    patterns = [{"pattern": f".*a.{{{count}}}b.*"} for count in range(20)]
+    grammar = f"start: %json {json.dumps({'allOf': patterns})}"
+    for schema, asked in ({"const": -(2**63)}, "guided_json"), (grammar, "guided_grammar"):
+        with pytest.raises(openai.BadRequestError, match="cannot be used") as caught:
+            client.completions.create(model=MODEL, prompt="x", extra_body={asked: schema})
+        assert caught.value.param == asked
+
+
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_vllms_own_parameters_are_obeyed(client: OpenAI, is_streamed: bool):
     def ask(**extras: Any) -> tuple[str, list[int], Any]:

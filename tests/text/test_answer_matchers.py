@@ -49,7 +49,7 @@ def allowed(masks: Any) -> list[int]:
 
 
 def test_a_form_is_compiled_once_and_an_answer_that_has_begun_needs_it_no_more() -> None:
-    mine = Grammars(TARGET, INFO)
+    mine = Grammars.of(TARGET, INFO)
     first = AnswerMatchers(mine)
     assert first.must_compile(request([]))
     first.admit(request([]))

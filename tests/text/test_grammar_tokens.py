@@ -29,7 +29,7 @@ EOS = IDS["<|im_end|>"]
 def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
     path = tmp_path_factory.mktemp("qwen")
     TOKENIZER.save_pretrained(path)
-    return Grammars(path, TargetInfo(len(TOKENIZER), 512, 2, (EOS,)))
+    return Grammars.of(path, TargetInfo(len(TOKENIZER), 512, 2, (EOS,)))
 
 
 def allowed(matcher: Any) -> list[int]:

@@ -84,6 +84,10 @@ _ANSWERS: dict[type[BaseException], ErrorAnswer] = {
         429, "too many requests are waiting; try again later", "rate_limit_error", "overloaded",
         headers=_RETRY,
     ),
+    errors.TrialTimeoutError: ErrorAnswer(
+        503, "the form of the answer could not be tried in time; try again later", _SERVER,
+        "overloaded", headers=_RETRY,
+    ),
     errors.ShuttingDownError: ErrorAnswer(
         503, "the service is shutting down; try again later", _SERVER, "unavailable",
         headers=_RETRY,

@@ -1,0 +1,136 @@
+"""A form is tried in a process of its own: whatever it does there, others are tried, and soon."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+
+from diffuspec.core.params import StructuredOutput
+from diffuspec.pairs.tiny import TARGET
+from diffuspec.text.trial_messages import Setup, TrialLimits, Verdict
+from diffuspec.text.trial_process import TrialProcess
+from tests.support.deadly_helper import (
+    ABORTS,
+    COMMAND,
+    CRASHES,
+    FAILS,
+    FILLS_MEMORY,
+    SPINS,
+    WAITS,
+)
+from tests.support.tiny_target import INFO
+
+GOOD = StructuredOutput(regex="[ab]+")
+UNUSABLE = "structured_output cannot be used: "
+
+
+def process(limits: TrialLimits | None = None) -> TrialProcess:
+    text = (TARGET / "tokenizer.json").read_text(encoding="utf-8")
+    return TrialProcess(lambda: Setup(text, INFO, limits or TrialLimits()), COMMAND)
+
+
+@pytest.fixture(scope="module")
+def trials() -> Generator[TrialProcess]:
+    one = process()
+    yield one
+    one.close()
+
+
+def children(pid: int | None) -> set[int]:
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        (CRASHES, "what compiles it fails at it (SIGSEGV)"),
+        (FAILS, "what compiles it fails at it (an internal error)"),
+        (SPINS, "it is too complex: it takes more than 1 s to compile and try"),
+        (
+            FILLS_MEMORY,
+            "it is too complex: it takes more than 128 MiB of memory to compile and try",
+        ),
+        (ABORTS, "it is too complex: it takes more than 128 MiB of memory to compile and try"),
+        (StructuredOutput(regex="("), "the regular expression is wrong: unclosed group"),
+    ],
+)
+async def test_a_form_that_ends_its_trial_is_refused_with_the_reason(trials, form, reason):
+    assert await trials.try_form(GOOD) == Verdict("passed")
+    pid = trials.pid
+    assert await trials.try_form(form) == Verdict("refused", UNUSABLE + reason)
+    assert await trials.try_form(GOOD) == Verdict("passed")
+    assert trials.pid == pid, "the helper lives"
+
+
+async def test_others_are_tried_beside_a_form_that_takes_long_and_ends_with_its_client(trials):
+    await trials.try_form(GOOD)
+    waiting = asyncio.create_task(trials.try_form(WAITS))
+    await until(lambda: len(children(trials.pid)) == 2)  # one is forked ahead
+    before = children(trials.pid)
+    assert await trials.try_form(GOOD) == Verdict("passed")
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await until(lambda: len(children(trials.pid)) == 1)
+    assert not before & children(trials.pid)
+
+
+async def test_a_form_is_late_by_the_clock_only():
+    trials = process(TrialLimits(wall_seconds=0))
+    assert await trials.try_form(WAITS) == Verdict("late", "it took too long by the clock")
+    trials.close()
+
+
+async def test_a_killed_helper_is_started_again(trials):
+    await trials.try_form(GOOD)
+    killed = trials.pid
+    os.kill(killed, signal.SIGKILL)
+    assert await trials.try_form(GOOD) == Verdict("passed")
+    assert trials.pid != killed
+
+
+async def test_helpers_killed_twice_at_a_trial_end_it(trials):
+    await trials.try_form(GOOD)
+    waiting = asyncio.create_task(trials.try_form(WAITS))
+    killed = set()
+    for _ in range(2):
+        await until(lambda: trials.pid not in killed and len(children(trials.pid)) == 2)
+        killed.add(trials.pid)
+        os.kill(trials.pid, signal.SIGKILL)
+    assert (await waiting).outcome == "late"
+    assert await trials.try_form(GOOD) == Verdict("passed")
+
+
+async def test_closing_ends_helper_and_trials_without_waiting_for_them():
+    trials = process()
+    waiting = asyncio.create_task(trials.try_form(WAITS))
+    await until(lambda: trials.pid is not None)
+    helper = trials.pid
+    await until(lambda: len(children(helper)) == 2)
+    tried = children(helper)
+    trials.close()
+    assert (await waiting).outcome == "late"
+    await until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in {helper, *tried}))
+
+
+async def test_signals_to_the_service_do_not_end_its_helper(trials):
+    await trials.try_form(GOOD)
+    pid = trials.pid
+    os.kill(pid, signal.SIGINT)
+    os.kill(pid, signal.SIGTERM)
+    assert await trials.try_form(GOOD) == Verdict("passed") and trials.pid == pid
+
+
+def test_a_helper_serves_one_event_loop_after_another(trials):
+    for _ in range(2):
+        assert asyncio.run(trials.try_form(GOOD)) == Verdict("passed")
