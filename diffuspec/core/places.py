@@ -14,7 +14,7 @@ class Places:
     def __init__(self, number: int, max_waiting: int, name: str) -> None:
         """`max_waiting`: beyond it, only clients with less than an equal share may wait.
 
-        name: those that wait, for errors.
+        name: what waits, for errors, such as "prompts wait to be tokenised".
         """
         self._num_free = number
         self._max_waiting = max_waiting
@@ -28,7 +28,7 @@ class Places:
             return
         is_full = len(self._waiting) >= self._max_waiting
         if is_full and not self._waiting.has_share_left(client, self._max_waiting):
-            raise OverloadedError(f"{len(self._waiting)} {self._name} wait already")
+            raise OverloadedError(f"{len(self._waiting)} {self._name}")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.put(client, turn)
         try:

@@ -44,7 +44,7 @@ class GrammarQueue:
         """
         self._grammars = grammars
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
-        self._places = Places(_MAX_AT_ONCE, max_waiting, "grammars")
+        self._places = Places(_MAX_AT_ONCE, max_waiting, "grammars wait to be tried")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self.trials = TrialProcess(
             lambda: Setup(read_tokenizer().to_str(), grammars.info, limits), command

@@ -72,7 +72,7 @@ async def test_a_form_is_refused_while_too_many_wait():
     queue = Queue(max_waiting=1)
     waiting = [asyncio.create_task(queue.compile(WAITS)) for _ in range(3)]
     await asyncio.sleep(0)
-    with pytest.raises(OverloadedError, match="1 grammars wait already"):
+    with pytest.raises(OverloadedError, match="1 grammars wait to be tried"):
         await queue.compile(NEW)
     for task in waiting:
         task.cancel()

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from diffuspec.core.errors import OverloadedError
-from diffuspec.core.turns import Turns
+from diffuspec.core.places import Places
 from diffuspec.telemetry import context
 
 T = TypeVar("T")
@@ -40,44 +39,16 @@ class SharedThreads:
 class _Threads:
     def __init__(self, number: int, max_waiting: int, name: str) -> None:
         self._executor = ThreadPoolExecutor(number, name)
-        self._num_free = number
-        self._max_waiting = max_waiting
-        self._waiting: Turns[asyncio.Future[None]] = Turns()
+        self._places = Places(number, max_waiting, "prompts wait to be tokenised")
 
     async def run(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
-        await self._take(loop)
+        await self._places.take(context.key_name.get())
 
         def free(_: object) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._free)
+                loop.call_soon_threadsafe(self._places.free)
 
         running = self._executor.submit(work)
         running.add_done_callback(free)
         return await asyncio.wrap_future(running)
-
-    async def _take(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait until a thread is free for the request that this task serves."""
-        client = context.key_name.get()
-        if self._num_free:
-            self._num_free -= 1
-            return
-        is_full = len(self._waiting) >= self._max_waiting
-        if is_full and not self._waiting.has_share_left(client, self._max_waiting):
-            raise OverloadedError(f"{len(self._waiting)} prompts wait to be tokenised")
-        turn: asyncio.Future[None] = loop.create_future()
-        self._waiting.put(client, turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._free()  # it had been given a thread
-            else:
-                self._waiting.remove(client, turn)
-            raise
-
-    def _free(self) -> None:
-        if self._waiting:
-            self._waiting.take().set_result(None)
-        else:
-            self._num_free += 1
