@@ -128,11 +128,17 @@ def url_of(http: HTTPOptionsSchema) -> str:
 
 
 def answers(url: str) -> bool:
-    """Return whether one of our URLs answers, whatever name its certificate has."""
+    """Return whether a URL of this machine answers, whatever name its certificate has.
+
+    No proxy of the environment is used.
+    """
     unchecked = ssl.create_default_context()
     unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=unchecked)
+    )
     try:
-        with urllib.request.urlopen(url, timeout=5, context=unchecked):
+        with opener.open(url, timeout=5):
             return True
     except (urllib.error.URLError, OSError):
         return False

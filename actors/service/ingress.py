@@ -19,8 +19,8 @@ from actors.service.backend import PipelinesBackend
 from actors.service.directory import Member
 from actors.service.pool import PipelinePool
 from actors.service.settings import ServiceConfig
+from diffuspec.core.addresses import is_loopback
 from diffuspec.core.errors import ConfigError, WorkerError
-from diffuspec.rpc.security import is_loopback
 from diffuspec.serve.app import create_app
 from diffuspec.serve.conventions import read_conventions
 from diffuspec.telemetry import logs, otel

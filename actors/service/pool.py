@@ -12,9 +12,9 @@ from typing import Self, TypeAlias
 from actors.service.directory import Member
 from actors.settings import PipelineConfig
 from actors.supervision.background import in_background
+from diffuspec.core.addresses import is_loopback
 from diffuspec.core.errors import DiffuspecError, WorkerError
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
-from diffuspec.rpc.security import is_loopback
 
 logger = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import httpx2
 
+from deploy.batches.proxies import proxy_of
 from deploy.batches.results import Reply, ServiceBusyError, ServiceLostError
 from diffuspec.core.errors import ConfigError
 
@@ -34,17 +35,20 @@ class HttpService:
         timeout_seconds: float,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        """`address`: the endpoint without /v1. `transport`: a fake network, for tests."""
+        """`address`: the endpoint without /v1. `transport`: a fake network, for tests.
+
+        Raises ConfigError if the environment's proxy for the address cannot be used.
+        """
         headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self.model = ""  # as the endpoint reports it
         self.concurrency = concurrency
         self._address = address
+        self._proxy = proxy_of(address)
         self._client = httpx2.AsyncClient(
             base_url=address,
             headers=headers,
             timeout=httpx2.Timeout(timeout_seconds, connect=_CONNECT_SECONDS, pool=None),
-            limits=httpx2.Limits(max_connections=concurrency),
-            transport=transport,
+            transport=transport or self._transport(concurrency),
         )
 
     async def __aenter__(self) -> Self:
@@ -73,6 +77,23 @@ class HttpService:
     ) -> None:
         await self._client.__aexit__(kind, error, traceback)
 
+    def _transport(self, concurrency: int) -> httpx2.AsyncHTTPTransport:
+        limits = httpx2.Limits(max_connections=concurrency)
+        try:
+            return httpx2.AsyncHTTPTransport(limits=limits, proxy=self._proxy)
+        except (ValueError, ImportError) as error:
+            raise ConfigError(
+                f"--address: {self._address} is reached {self._by_proxy}, which must begin with "
+                "http:// or https://; NO_PROXY=HOST goes without it"
+            ) from error
+
+    @property
+    def _by_proxy(self) -> str:
+        """The proxy in words, without its password; "" if there is none."""
+        if self._proxy is None:
+            return ""
+        return f"by the proxy {httpx2.URL(self._proxy).copy_with(userinfo=b'')} of the environment"
+
     async def ask(self, url: str, body: Mapping[str, Any], request_id: str) -> Reply:
         """See `Service.ask`. Raises ConfigError if the endpoint refuses the API key."""
         reply = await self._send("POST", url, {"model": self.model, **body}, request_id)
@@ -95,7 +116,8 @@ class HttpService:
             async with self._client.stream(method, url, json=body, headers=headers) as response:
                 content = await _read(response)
         except httpx2.TransportError as error:
-            raise ServiceLostError(str(error) or type(error).__name__) from error
+            reason = str(error) or type(error).__name__
+            raise ServiceLostError(f"{self._by_proxy}: {reason}".lstrip(": ")) from error
         _check_status(response)
         try:
             said = json.loads(content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import re
 import socket
 
@@ -45,6 +46,16 @@ def _host_and_port(address: str) -> tuple[str, int] | None:
     if found is None or int(found["port"]) > MAX_PORT:
         return None
     return found["host"].strip("[]"), int(found["port"])
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a host, as with a Unix socket, "unix:PATH"."""
+    if host == "localhost" or host.startswith(UNIX_SCHEME):
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def bind(host: str, port: int, backlog: int | None = None) -> socket.socket:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import re
 import secrets
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import grpc
 
-from diffuspec.core.addresses import UNIX_SCHEME
+from diffuspec.core.addresses import is_loopback
 from diffuspec.core.errors import ConfigError
 
 TOKEN_KEY = "authorization"
@@ -100,16 +99,6 @@ def read_token(path: Path) -> str:
 def new_token() -> str:
     """Return a token for a deployment, with 256 bits of randomness."""
     return secrets.token_urlsafe(32)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a host, as with a Unix socket, "unix:PATH"."""
-    if host == "localhost" or host.startswith(UNIX_SCHEME):
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _read(files: TlsFiles) -> tuple[bytes, bytes, bytes]:

@@ -11,10 +11,13 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
+from diffuspec.core.addresses import is_loopback
 from diffuspec.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    import requests
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from diffuspec.telemetry.request_spans import RequestSpans
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_DEFAULT_ENDPOINT = "http://localhost:4318"
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
 _PROTOCOL = "http/protobuf"
 
@@ -99,4 +103,17 @@ def _exporter() -> SpanExporter:
         raise ConfigError(
             "the OTEL_* variables ask for traces, which need: pip install 'diffuspec[otel]'"
         ) from error
-    return OTLPSpanExporter()
+    return OTLPSpanExporter(session=_direct_session())
+
+
+def _direct_session() -> requests.Session | None:
+    """Return a session without proxies for a collector on loopback; None: the exporter's own."""
+    given = (os.environ.get(name) for name in reversed(_ENDPOINTS))
+    endpoint = next(filter(None, given), _DEFAULT_ENDPOINT)
+    if not is_loopback(urlsplit(endpoint).hostname or ""):
+        return None
+    import requests  # which the exporter needs, too
+
+    session = requests.Session()
+    session.trust_env = False
+    return session

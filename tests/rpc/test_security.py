@@ -9,9 +9,10 @@ import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
+from diffuspec.core.addresses import is_loopback
 from diffuspec.core.errors import ConfigError, VerifierUnavailableError
 from diffuspec.rpc.client.roles import RemoteVerifier
-from diffuspec.rpc.security import Security, TlsFiles, is_loopback, new_token
+from diffuspec.rpc.security import Security, TlsFiles, new_token
 from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import VerifierServicer
 from diffuspec.rpc.services import HEALTH_SERVICE, VERIFIER_SERVICE

@@ -185,7 +185,8 @@ def collector() -> Iterator[HTTPServer]:
             thread.join()
 
 
-async def test_spans_reach_a_collector_over_otlp(monkeypatch):
+async def test_spans_reach_a_collector_on_loopback_by_no_proxy(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     with collector() as server:
         monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{server.server_port}")
         monkeypatch.setenv("OTEL_SERVICE_NAME", "ours")
