@@ -26,6 +26,7 @@ from actors.supervision.drafter_supervisor import DrafterSupervisor
 from actors.supervision.role_actor import ActorLostError
 from diffuspec.core.errors import DiffuspecError, DrafterError, ShuttingDownError
 from diffuspec.core.interfaces import ServiceStatus
+from diffuspec.core.losses import Losses
 from diffuspec.core.params import GREEDY, SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, RequestOutput
 from diffuspec.resumption import ResumedAnswer
@@ -127,15 +128,17 @@ class Pipeline:
 
         If the coordinator is lost, its replacement continues after the tokens already yielded: a
         request's tokens do not depend on the process that decodes them. Raises ActorLostError if
-        there is no replacement in time, and the errors of `Frontend.stream`.
+        there is no replacement in time, FatalRequestError if coordinators are lost again and again
+        while they work on it, and the errors of `Frontend.stream`.
         """
         if self._is_draining:
             raise ShuttingDownError("the pipeline is shutting down; try again later")
         sampling = sampling.with_seed()  # the next coordinator has to draw the same tokens
 
-        async def ask(committed: Sequence[int]) -> AsyncGenerator[RequestOutput]:
+        async def ask(committed: Sequence[int], losses: Losses) -> AsyncGenerator[RequestOutput]:
             client = await self._client()
-            return client.stream(prompt, sampling, speculation, request_id, committed)
+            parameters = (prompt, sampling, speculation, request_id)
+            return client.stream(*parameters, committed, losses.number)
 
         answer = ResumedAnswer(ask, self._wait_for_another, request_id)
         self._answers.add(answer)

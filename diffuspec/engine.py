@@ -31,7 +31,7 @@ from diffuspec.core.interfaces import (
     Verifier,
 )
 from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.core.types import NO_TOKENS, RequestOutput, TokenIds
+from diffuspec.core.types import RequestOutput, TokenIds
 from diffuspec.drafters import LocalDrafter, Target, load_drafter
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
 from diffuspec.engine_base import ANOTHER_LOOP, EngineBase
@@ -189,7 +189,8 @@ class Engine(EngineBase):
         sampling: SamplingParams,
         speculation: SpeculationParams | None,
         request_id: str | None,
-        committed: TokenIds = NO_TOKENS,
+        committed: TokenIds,
+        num_losses: int,
     ) -> AsyncGenerator[RequestOutput]:
         coordinator = await self._started()
         if sampling.structured_output is not None:
@@ -204,7 +205,9 @@ class Engine(EngineBase):
             after=int(token_ids[-1]) if len(token_ids) else None,
         )
         chosen = speculation or self.default_speculation
-        stream = coordinator.stream(token_ids, sampling, chosen, text, request_id, committed)
+        stream = coordinator.stream(
+            token_ids, sampling, chosen, text, request_id, committed, num_losses
+        )
         if self.spans is not None:
             stream = self.spans.follow(stream, request_id or "", len(token_ids))
         async with contextlib.aclosing(stream):

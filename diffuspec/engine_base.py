@@ -64,6 +64,7 @@ class EngineBase(ABC):
         speculation: SpeculationParams | None,
         request_id: str | None,
         committed: TokenIds,
+        num_losses: int,
     ) -> AsyncGenerator[RequestOutput]:
         """Yield one output per step; see `stream`."""
 
@@ -146,7 +147,7 @@ class EngineBase(ABC):
         """Answer one prompt."""
         self._check_is_open()
         token_ids = self.encode(prompt)
-        stream = self._stream(token_ids, sampling, speculation, request_id, NO_TOKENS)
+        stream = self._stream(token_ids, sampling, speculation, request_id, NO_TOKENS, 0)
         return Completion.of([output async for output in stream], len(token_ids))
 
     async def stream(
@@ -156,13 +157,15 @@ class EngineBase(ABC):
         speculation: SpeculationParams | None = None,
         request_id: str | None = None,
         committed_token_ids: Sequence[int] = (),
+        num_losses: int = 0,
     ) -> AsyncGenerator[RequestOutput]:
         """Yield one output per step, after `committed_token_ids`; see `Frontend.stream`."""
         self._check_is_open()
         committed = as_token_ids(committed_token_ids)
         if len(committed) and sampling.lacks_seed:
             raise InvalidRequestError("seed must be given to resume a sampled answer")
-        stream = self._stream(self.encode(prompt), sampling, speculation, request_id, committed)
+        token_ids = self.encode(prompt)
+        stream = self._stream(token_ids, sampling, speculation, request_id, committed, num_losses)
         async with contextlib.aclosing(stream):
             async for output in stream:
                 yield output

@@ -11,12 +11,13 @@ from typing import TypeAlias, TypeVar
 
 from diffuspec.core.backoff import Backoff
 from diffuspec.core.errors import OverloadedError, RequestCancelledError
+from diffuspec.core.losses import Losses
 from diffuspec.core.types import RequestOutput
-from diffuspec.rpc.messages.status import TransportError
+from diffuspec.rpc.messages.status import LostAnswerError, TransportError
 
 logger = logging.getLogger(__name__)
 
-Ask: TypeAlias = Callable[[Sequence[int]], Awaitable[AsyncGenerator[RequestOutput]]]
+Ask: TypeAlias = Callable[[Sequence[int], Losses], Awaitable[AsyncGenerator[RequestOutput]]]
 Wait: TypeAlias = Callable[[TransportError], Awaitable[None]]
 Result = TypeVar("Result")
 
@@ -24,6 +25,7 @@ Result = TypeVar("Result")
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.25, 2.0
 # interrupted answers that have begun are retried for this long before the others
 _TURN_SECONDS = 0.5
+_MAX_INTERRUPTIONS = 16  # times that an answer may be asked for again, whatever the reasons
 
 
 class ResumedAnswer:
@@ -31,13 +33,21 @@ class ResumedAnswer:
 
     `ask` requests the rest of the answer after the given tokens, which have been yielded.
     `wait_for_another` waits for another usable process, or raises the reason why there is none.
-    Belongs to one event loop.
+    A request at which processes are lost is asked for as a suspect, and at last not again: see
+    Losses. Belongs to one event loop.
     """
 
-    def __init__(self, ask: Ask, wait_for_another: Wait, request_id: str | None = None) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        wait_for_another: Wait,
+        request_id: str | None = None,
+        num_losses: int = 0,
+    ) -> None:
         self.request_id = request_id
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ask, self._wait_for_another = ask, wait_for_another
+        self._losses = Losses(num_losses)
         self._token_ids: list[int] = []  # tokens yielded so far
         self._is_over = False  # nothing is left to cancel
         self._is_cancelled = False
@@ -55,10 +65,11 @@ class ResumedAnswer:
     async def stream(self) -> AsyncGenerator[RequestOutput]:
         """Yield the answer, once. Raises the errors of `ask`, `wait_for_another` and the answer.
 
-        An answer that was interrupted before its first token is retried as long as the next
-        process's queue is full.
+        Raises FatalRequestError if too many processes were lost while they worked on it. An answer
+        that was interrupted before its first token is retried as long as the next process's queue
+        is full.
         """
-        was_lost, backoff = False, Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
+        num_interruptions, backoff = 0, Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         try:
             while not self._is_over:
                 try:
@@ -69,12 +80,16 @@ class ResumedAnswer:
                     logger.warning(
                         "an answer was interrupted after %d tokens: %s", len(self._token_ids), error
                     )
-                    was_lost = True
+                    num_interruptions += 1
+                    if isinstance(error, LostAnswerError):
+                        self._losses.add(str(error), len(self._token_ids))
+                    if num_interruptions > _MAX_INTERRUPTIONS:
+                        raise
                     await self._unless_cancelled(partial(self._wait_for_another, error))
                     if not self._token_ids:  # answers that have begun go first
                         await self._unless_cancelled(partial(asyncio.sleep, _TURN_SECONDS))
                 except OverloadedError:
-                    if not was_lost:
+                    if not num_interruptions:
                         raise
                     await self._unless_cancelled(partial(asyncio.sleep, backoff.failed()))
         finally:
@@ -83,7 +98,8 @@ class ResumedAnswer:
 
     async def _from_one_process(self) -> AsyncGenerator[RequestOutput]:
         """Yield the outputs that one process adds to the answer."""
-        stream = await self._unless_cancelled(partial(self._ask, tuple(self._token_ids)))
+        ask = partial(self._ask, tuple(self._token_ids), self._losses)
+        stream = await self._unless_cancelled(ask)
         async with contextlib.aclosing(stream):
             more = partial(anext, stream, None)
             while (increment := await self._unless_cancelled(more)) is not None:

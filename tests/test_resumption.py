@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from diffuspec import resumption
-from diffuspec.core.errors import OverloadedError, RequestCancelledError
+from diffuspec.core.errors import FatalRequestError, OverloadedError, RequestCancelledError
 from diffuspec.core.interfaces import ServiceStatus
+from diffuspec.core.losses import Losses
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import FinishReason, RequestOutput, StepStats
 from diffuspec.resumption import ResumedAnswer
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
-from diffuspec.rpc.messages.status import TransportError
+from diffuspec.rpc.messages.status import LostAnswerError, TransportError
 from diffuspec.rpc.security import Security, new_token
 from diffuspec.rpc.server.coordinator import CoordinatorServicer
 from diffuspec.rpc.server.server import RoleServer
@@ -37,6 +38,7 @@ class CountingFrontend:
         speculation: object,
         request_id: object,
         committed_token_ids: Sequence[int] = (),
+        num_losses: int = 0,
     ) -> AsyncIterator[RequestOutput]:
         if self.num_refusals:
             self.num_refusals -= 1
@@ -67,7 +69,7 @@ class Service:
     async def connect(self, *_: object) -> None:
         self.client = await RemoteCoordinator.connect(self._address, self._security)
 
-    async def ask(self, committed: Sequence[int]) -> AsyncGenerator[RequestOutput]:
+    async def ask(self, committed: Sequence[int], losses: Losses) -> AsyncGenerator[RequestOutput]:
         return self.client.stream([1], SAMPLING, committed_token_ids=committed)
 
 
@@ -108,7 +110,7 @@ async def test_answers_that_have_begun_are_asked_for_again_before_the_others(
     asked: list[int] = []
     is_back = asyncio.Event()
 
-    async def ask(committed: Sequence[int]) -> AsyncGenerator[RequestOutput]:
+    async def ask(committed: Sequence[int], losses: Losses) -> AsyncGenerator[RequestOutput]:
         if is_back.is_set():
             asked.append(len(committed))
         elif not committed and len(queued) > 0:
@@ -186,7 +188,7 @@ async def test_an_answer_that_waits_for_a_coordinator_can_be_cancelled(service: 
 async def test_an_answer_that_is_asked_for_again_can_be_cancelled(service: Service) -> None:
     clients = iter([service.client])
 
-    async def ask(committed: Sequence[int]) -> AsyncGenerator[RequestOutput]:
+    async def ask(committed: Sequence[int], losses: Losses) -> AsyncGenerator[RequestOutput]:
         client = next(clients, None)
         if client is None:
             await asyncio.Event().wait()
@@ -215,3 +217,44 @@ async def test_a_finished_answer_cannot_be_cancelled(service: Service) -> None:
         if step.finish_reason is not None:
             assert not answer.cancel()
     assert not answer.cancel()
+
+
+async def tokens_of_lost_answers(errors: Sequence[TransportError]) -> tuple[list[int], list[int]]:
+    """Interrupt an answer with each error after its next token; return tokens and known losses."""
+    left, said = [*errors], list[int]()
+
+    async def ask(committed: Sequence[int], losses: Losses) -> AsyncGenerator[RequestOutput]:
+        said.append(losses.number)
+        return rest(len(committed))
+
+    async def rest(number: int) -> AsyncGenerator[RequestOutput]:
+        while number < 30:
+            reason = FinishReason.LENGTH if number == 29 else None
+            yield RequestOutput((number,), 0, ("x",), "x", None, reason, StepStats(0, 0, 0, 1))
+            number += 1
+            if left:
+                raise left.pop(0)
+
+    answer = ResumedAnswer(ask, lambda _: asyncio.sleep(0))
+    return [i async for step in answer.stream() for i in step.token_ids], said
+
+
+LOST, MOVED = LostAnswerError("its process has ended"), TransportError("it shuts down")
+
+
+async def test_the_next_process_is_told_how_many_were_lost_at_the_request() -> None:
+    tokens, said = await tokens_of_lost_answers([MOVED, LOST, MOVED, LOST])
+    assert tokens == [*range(30)]
+    assert said == [0, 0, 1, 1, 2]
+
+
+async def test_the_third_process_lost_at_a_request_ends_it() -> None:
+    with pytest.raises(FatalRequestError, match="its process has ended"):
+        await tokens_of_lost_answers([LOST] * 3)
+
+
+async def test_an_answer_is_not_asked_for_again_without_end() -> None:
+    tokens, _ = await tokens_of_lost_answers([MOVED] * 16)
+    assert tokens == [*range(30)]
+    with pytest.raises(TransportError, match="it shuts down"):
+        await tokens_of_lost_answers([MOVED] * 17)

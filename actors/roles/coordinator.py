@@ -181,11 +181,14 @@ class CoordinatorActor(ServedRole):
         speculation: SpeculationParams | None = None,
         request_id: str | None = None,
         committed_token_ids: Sequence[int] = (),
+        num_losses: int = 0,
     ) -> AsyncGenerator[RequestOutput]:
         """Yield the tokens of each step; see `Frontend.stream`."""
         if self._is_draining and not committed_token_ids:
             raise ShuttingDownError("the coordinator is shutting down; try again later")
-        stream = self.engine.stream(prompt, sampling, speculation, request_id, committed_token_ids)
+        stream = self.engine.stream(
+            prompt, sampling, speculation, request_id, committed_token_ids, num_losses
+        )
         if self.auditor is not None:
             ids = self.engine.encode(prompt).tolist()
             stream = self.auditor.follow(

@@ -20,22 +20,23 @@ from diffuspec.core.errors import (
     DiffuspecError,
     OverloadedError,
     RequestCancelledError,
+    VerifierLostError,
     VerifierUnavailableError,
     WorkerError,
 )
 from diffuspec.core.interfaces import RoleStatus, ServiceStatus, TargetInfo
+from diffuspec.core.losses import Losses
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput, TokenIds
 from diffuspec.resumption import ResumedAnswer
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
-from diffuspec.rpc.messages.status import TransportError
+from diffuspec.rpc.messages.status import LostAnswerError, TransportError
 from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.conventions import Conventions
 from diffuspec.telemetry.series import merge_series
 from diffuspec.text.prompt_memory import prompt_blocks
 
 _CHECK_SECONDS = 1.0
-_MAX_MOVES = 16  # times that one request may move from one pipeline to another
 _NO_PIPELINE = "no pipeline can answer now; try again later"
 
 
@@ -116,9 +117,17 @@ class PipelinesBackend:
         """Return the Prometheus series of all pipelines, a few seconds old, as text."""
         return merge_series("pipeline", await self._list_series())
 
-    def choose(self, blocks: Sequence[bytes]) -> list[Link]:
-        """Return the pipelines to try for a prompt, in order."""
+    def choose(self, blocks: Sequence[bytes], losses: Losses) -> list[Link]:
+        """Return the pipelines to try for a prompt, in order.
+
+        Suspects share a single pipeline, if possible, which gets no other requests meanwhile.
+        """
         usable = self.pool.usable()
+        with_suspects = {name: link for name, link in usable.items() if link.num_suspects}
+        if losses.is_suspect:
+            usable = with_suspects or usable
+        else:
+            usable = {name: usable[name] for name in usable.keys() - with_suspects} or usable
         loads = {name: link.num_requests for name, link in usable.items()}
         return [usable[name] for name in self._router.rank(blocks, loads)]
 
@@ -150,26 +159,26 @@ class _Request:
         self._blocks = prompt_blocks(prompt)
         self._request_id = request_id
         self._parameters = (prompt.tolist(), sampling, speculation, request_id)
-        self._num_moves = 0
+        self._has_moved = False
 
-    async def ask(self, committed: Sequence[int]) -> AsyncGenerator[RequestOutput]:
-        return self._rest(committed)
+    async def ask(self, committed: Sequence[int], losses: Losses) -> AsyncGenerator[RequestOutput]:
+        return self._rest(committed, losses)
 
     async def wait_for_another(self, error: TransportError) -> None:
-        self._num_moves += 1
-        if self._num_moves > _MAX_MOVES:
-            raise error
+        self._has_moved = True
         await self._backend.another(error)
 
-    async def _rest(self, committed: Sequence[int]) -> AsyncGenerator[RequestOutput]:
+    async def _rest(
+        self, committed: Sequence[int], losses: Losses
+    ) -> AsyncGenerator[RequestOutput]:
         """Yield what follows the committed tokens, from the first pipeline that takes the request.
 
         Raises TransportError if the request should be sent to another pipeline.
         """
         refusal: DiffuspecError | None = None
-        for link in self._backend.choose(self._blocks):
+        for link in self._backend.choose(self._blocks, losses):
             try:
-                async with contextlib.aclosing(self._from(link, committed)) as increments:
+                async with contextlib.aclosing(self._from(link, committed, losses)) as increments:
                     async for increment in increments:
                         yield increment
                 return
@@ -177,15 +186,17 @@ class _Request:
                 refusal = error
         if refusal is not None:
             raise refusal
-        raise (TransportError if self._num_moves else VerifierUnavailableError)(_NO_PIPELINE)
+        raise (TransportError if self._has_moved else VerifierUnavailableError)(_NO_PIPELINE)
 
-    async def _from(self, link: Link, committed: Sequence[int]) -> AsyncGenerator[RequestOutput]:
+    async def _from(
+        self, link: Link, committed: Sequence[int], losses: Losses
+    ) -> AsyncGenerator[RequestOutput]:
         """Yield the outputs of a single pipeline."""
         client = link.client
         if client is None:
             raise TransportError(f"{link.member.name} has gone")
-        with link.answering(self._request_id):
-            stream = client.stream(*self._parameters, committed)
+        with link.answering(self._request_id, losses):
+            stream = client.stream(*self._parameters, committed, losses.number)
             try:
                 async with contextlib.aclosing(stream):
                     self._backend.chosen(self._blocks, link)
@@ -198,7 +209,8 @@ class _Request:
                 link.lost(str(error))
                 if not self._backend.pool.usable():
                     raise
-                raise TransportError(f"{link.member.name}: {error}") from error
+                kind = LostAnswerError if isinstance(error, VerifierLostError) else TransportError
+                raise kind(f"{link.member.name}: {error}") from error
             except RequestCancelledError as error:
                 if await self._was_wanted(link, client):
                     raise

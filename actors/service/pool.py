@@ -14,6 +14,7 @@ from actors.settings import PipelineConfig
 from actors.supervision.background import in_background
 from diffuspec.core.addresses import is_loopback
 from diffuspec.core.errors import DiffuspecError, WorkerError
+from diffuspec.core.losses import Losses
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class Link:
         self.is_lost = False  # a connection was lost, and no check has succeeded since then
         self.problem = "not connected yet"  # "" if healthy
         self.open: Counter[str] = Counter()  # requests of this ingress, counted by id
+        self.num_suspects = 0  # requests of this ingress that run alone there, or will
         self.moving: set[str] = set()  # ids of open requests that are moving to another pipeline
 
     @property
@@ -43,13 +45,16 @@ class Link:
         return max(self.open.total(), self.member.num_requests)
 
     @contextlib.contextmanager
-    def answering(self, request_id: str) -> Iterator[None]:
+    def answering(self, request_id: str, losses: Losses) -> Iterator[None]:
         """Count a request as open while the context is open."""
+        is_suspect = losses.is_suspect
         self.open[request_id] += 1
+        self.num_suspects += is_suspect
         try:
             yield
         finally:
             self.open -= Counter([request_id])
+            self.num_suspects -= is_suspect
             if request_id not in self.open:
                 self.moving.discard(request_id)
 

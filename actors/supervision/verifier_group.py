@@ -16,7 +16,7 @@ from actors.settings import DeadlineSettings
 from actors.supervision.background import first_of
 from actors.supervision.rank_set import RankSet
 from actors.supervision.supervisor import Supervisor
-from diffuspec.core.errors import VerifierError, VerifierUnavailableError
+from diffuspec.core.errors import VerifierError, VerifierLostError, VerifierUnavailableError
 from diffuspec.core.interfaces import HostedDrafter, TargetInfo
 from diffuspec.core.types import Verdict, VerifyRequest
 from diffuspec.rpc.client.roles import RemoteVerifier
@@ -68,14 +68,15 @@ class VerifierGroup(Supervisor[RankSet]):
             raise VerifierError(f"there is no verifier any more: {self.problem}")
         return ranks
 
-    async def suspect(self, ranks: RankSet, reason: str, is_certain: bool) -> None:
+    async def suspect(self, ranks: RankSet, reason: str, is_certain: bool) -> bool:
         """Check the ranks after a lost or late step; replace them if one is unhealthy.
 
-        is_certain: replace them without a check.
+        is_certain: replace them without a check. Returns whether they are replaced.
         """
         trouble = await ranks.examine() or (reason if is_certain else "")
         if trouble and ranks is self.ranks and self._complaint.empty():
             self._complaint.put_nowait(trouble)
+        return bool(trouble)
 
     async def stop(self) -> None:
         """Let the ranks finish their steps, then end them without starting others."""
@@ -101,8 +102,9 @@ class VerifierGroup(Supervisor[RankSet]):
 class SupervisedVerifier:
     """A `Verifier` over a group; an async context manager.
 
-    A lost or late step raises VerifierUnavailableError; the same call may succeed later, on the
-    same ranks or on new ones. A call waits for new ranks for at most `deadline_seconds`.
+    A lost or late step raises VerifierUnavailableError, VerifierLostError if the ranks are replaced
+    because of it; the same call may succeed later, on the same ranks or on new ones. A call waits
+    for new ranks for at most `deadline_seconds`.
     """
 
     def __init__(
@@ -149,8 +151,9 @@ class SupervisedVerifier:
         except VerifierUnavailableError as error:
             self._num_lost_steps += 1
             is_certain = self._num_lost_steps >= _MAX_LOST_STEPS
-            await self.group.suspect(ranks, str(error), is_certain)
-            raise
+            is_lost = await self.group.suspect(ranks, str(error), is_certain)
+            kind = VerifierLostError if is_lost else VerifierUnavailableError
+            raise kind(str(error)) from error
         self._num_lost_steps = 0
         return verdicts
 

@@ -13,11 +13,14 @@
 │   ├── TrialTimeoutError        a new form was not tried in time; try again later
 │   └── ShuttingDownError        no new requests are taken; try again elsewhere, or later
 ├── RequestCancelledError        the request was cancelled by its owner
+├── FatalRequestError            workers were lost at it again and again; do not retry it
 └── WorkerError                  a role failed while working
     ├── StalePrefixError         the worker lacks the prefix that a call extends; send it whole
     ├── DrafterError             drafting failed; decoding continues without drafts
+    │   └── DrafterLostError     the drafter was lost while it worked on the call
     └── VerifierError            verification failed; the request cannot continue
         └── VerifierUnavailableError  the verifier cannot be reached now; try again
+            └── VerifierLostError     the verifier was lost while it worked on the call
 
 Messages name the offending value and say what is valid.
 """
@@ -77,6 +80,10 @@ class RequestCancelledError(DiffuspecError):
     """The request was cancelled before it finished."""
 
 
+class FatalRequestError(DiffuspecError):
+    """Workers were lost again and again while they worked on the request; do not retry it."""
+
+
 class WorkerError(DiffuspecError):
     """A role failed while working."""
 
@@ -89,9 +96,17 @@ class DrafterError(WorkerError):
     """The drafter failed; decoding continues without drafts."""
 
 
+class DrafterLostError(DrafterError):
+    """The drafter's process was lost while it worked on the call."""
+
+
 class VerifierError(WorkerError):
     """The verifier failed; the request cannot continue."""
 
 
 class VerifierUnavailableError(VerifierError):
     """The verifier cannot be reached now; the same call may succeed later."""
+
+
+class VerifierLostError(VerifierUnavailableError):
+    """The verifier was lost, or late, while it worked on the call."""

@@ -275,6 +275,7 @@ class Frontend(Protocol):
         speculation: SpeculationParams | None,
         request_id: str | None,
         committed_token_ids: Sequence[int] = (),
+        num_losses: int = 0,
     ) -> AsyncIterator[RequestOutput]:
         """Yield the tokens of each step; closing the iterator cancels the request.
 
@@ -282,7 +283,10 @@ class Frontend(Protocol):
         continues after these tokens, which are not yielded again, and the request waits at the
         front of the queue. Sampling needs the same seed as before.
 
-        Raises InvalidRequestError, OverloadedError, RequestCancelledError and VerifierError.
+        `num_losses`: see `core/losses.py`.
+
+        Raises InvalidRequestError, OverloadedError, RequestCancelledError, FatalRequestError and
+        VerifierError.
         """
         ...
 

@@ -9,11 +9,12 @@ from collections.abc import AsyncGenerator
 
 from diffuspec.core.errors import DiffuspecError
 from diffuspec.core.interfaces import ServiceStatus
+from diffuspec.core.losses import SUSPECT_LOSSES
 from diffuspec.core.outputs import Outputs
 from diffuspec.core.types import RequestOutput
 from diffuspec.data_parallel.frames import FrameProtocol, open_frames
 from diffuspec.rpc.messages.answers import request_output_from_proto, status_from_proto
-from diffuspec.rpc.messages.status import TransportError, from_step_error
+from diffuspec.rpc.messages.status import LostAnswerError, TransportError, from_step_error
 from diffuspec.telemetry import context as telemetry
 from diffuspec.v1 import coordinator_pb2, engine_process_pb2 as messages
 
@@ -29,6 +30,8 @@ class EngineConnection:
         self._frames = FrameProtocol(self._on_message, self._on_lost)
         self._numbers = itertools.count(1)
         self._answers: dict[int, Outputs] = {}
+        self._begun: set[int] = set()  # answers that have left the engine's queue
+        self.num_suspects = 0  # answers that run alone there, or will
         self._calls: dict[int, asyncio.Future[messages.EngineReply]] = {}
 
     async def open(self, connection: socket.socket) -> None:
@@ -47,10 +50,16 @@ class EngineConnection:
     async def stream(
         self, request: coordinator_pb2.GenerateRequest
     ) -> AsyncGenerator[RequestOutput]:
-        """Yield the outputs of an answer; closing the generator cancels it within a step."""
+        """Yield the outputs of an answer; closing the generator cancels it within a step.
+
+        Raises LostAnswerError, a TransportError, if the process ended after the request had left
+        the engine's queue.
+        """
         self._check_open()
         number = next(self._numbers)
         outputs = self._answers[number] = Outputs()
+        is_suspect = request.num_losses >= SUSPECT_LOSSES
+        self.num_suspects += is_suspect
         is_over, num_taken = False, 0
         try:
             await self._begin(number, request)
@@ -67,6 +76,8 @@ class EngineConnection:
                 yield output
         finally:
             del self._answers[number]
+            self._begun.discard(number)
+            self.num_suspects -= is_suspect
             if not is_over:
                 self._send(messages.EngineCommand(end=messages.EndAnswer(number=number)))
 
@@ -123,6 +134,8 @@ class EngineConnection:
                 continue
             if update.HasField("output"):
                 outputs.put(request_output_from_proto(update.output))
+            elif update.HasField("has_begun"):
+                self._begun.add(update.number)
             else:
                 outputs.put(from_step_error(update.error))
         for reply in report.replies:
@@ -137,8 +150,9 @@ class EngineConnection:
     def _on_lost(self, error: Exception | None) -> None:
         reason = f"the process of an engine has ended{f': {error}' if error else ''}"
         self.lost.set_result(reason)
-        for outputs in self._answers.values():
-            outputs.put(TransportError(reason))
+        for number, outputs in self._answers.items():
+            kind = LostAnswerError if number in self._begun else TransportError
+            outputs.put(kind(reason))
         for waiting in self._calls.values():
             if not waiting.done():
                 waiting.set_exception(TransportError(reason))

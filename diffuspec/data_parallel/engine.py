@@ -26,6 +26,7 @@ from diffuspec.core.errors import (
     VerifierUnavailableError,
 )
 from diffuspec.core.interfaces import RoleStatus, ServiceStatus, TargetInfo
+from diffuspec.core.losses import Losses
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput, TokenIds
 from diffuspec.data_parallel.connection import EngineConnection
@@ -41,7 +42,6 @@ from diffuspec.text.prompt_memory import prompt_blocks
 from diffuspec.text.tokenizer import load_tokenizer
 from diffuspec.v1 import coordinator_pb2, engine_process_pb2 as messages
 
-_MAX_LOSSES = 3  # lost processes after which a request is refused, since it may be the cause
 _NO_ENGINE = "no engine can answer now; try again later"
 _OWN_LABEL = "all"  # label of metrics counted here, instead of an engine's name
 
@@ -212,15 +212,21 @@ class DataParallelEngine(EngineBase):
         speculation: SpeculationParams | None,
         request_id: str | None,
         committed: TokenIds,
+        num_losses: int,
     ) -> AsyncGenerator[RequestOutput]:
         await self._opened()
         if self._is_draining:
             raise ShuttingDownError("the engine is shutting down; try again later")
         message = generate_request(
-            token_ids.tolist(), sampling.with_seed(), speculation, request_id, committed.tolist()
+            token_ids.tolist(),
+            sampling.with_seed(),
+            speculation,
+            request_id,
+            committed.tolist(),
+            num_losses,
         )
         route = _Route(self, message, token_ids)
-        answer = ResumedAnswer(route.ask, route.wait_for_another, request_id)
+        answer = ResumedAnswer(route.ask, route.wait_for_another, request_id, num_losses)
         stream = answer.stream()
         if self.spans is not None:
             stream = self.spans.follow(stream, request_id or "", len(token_ids))
@@ -233,10 +239,18 @@ class DataParallelEngine(EngineBase):
             self._answers.discard(answer)
 
     def choose(
-        self, blocks: Sequence[bytes], num_tokens: int
+        self, blocks: Sequence[bytes], num_tokens: int, losses: Losses
     ) -> list[tuple[str, EngineConnection]]:
-        """Return the engines to try for a prompt, in order."""
+        """Return the engines to try for a prompt, in order.
+
+        Suspects share a single engine, if possible, which gets no other requests meanwhile.
+        """
         there = self._open_connections()
+        with_suspects = {name: one for name, one in there.items() if one.num_suspects}
+        if losses.is_suspect:
+            there = with_suspects or there
+        else:
+            there = {name: there[name] for name in there.keys() - with_suspects} or there
         loads = {name: connection.num_answers for name, connection in there.items()}
         return [(name, there[name]) for name in self.router.rank(blocks, num_tokens, loads)]
 
@@ -264,22 +278,20 @@ class _Route:
         self._request = request
         self._num_committed = len(request.committed_token_ids)  # tokens committed earlier elsewhere
         self._blocks, self._num_tokens = prompt_blocks(token_ids), len(token_ids)
-        self._num_losses = 0
 
-    async def ask(self, committed: Sequence[int]) -> AsyncGenerator[RequestOutput]:
+    async def ask(self, committed: Sequence[int], losses: Losses) -> AsyncGenerator[RequestOutput]:
         del self._request.committed_token_ids[self._num_committed :]
         self._request.committed_token_ids.extend(committed)
-        return self._rest()
+        self._request.num_losses = losses.number
+        return self._rest(losses)
 
     async def wait_for_another(self, error: TransportError) -> None:
-        if self._num_losses > _MAX_LOSSES:
-            raise VerifierUnavailableError(f"{error}, {self._num_losses} times") from error
         await self._engine.another()
 
-    async def _rest(self) -> AsyncGenerator[RequestOutput]:
+    async def _rest(self, losses: Losses) -> AsyncGenerator[RequestOutput]:
         """Yield what follows the committed tokens, from the first engine that takes the request."""
         refusal: DiffuspecError = TransportError(_NO_ENGINE)
-        for name, connection in self._engine.choose(self._blocks, self._num_tokens):
+        for name, connection in self._engine.choose(self._blocks, self._num_tokens, losses):
             self._engine.router.remember(self._blocks, name)
             try:
                 async with contextlib.aclosing(connection.stream(self._request)) as outputs:
@@ -288,7 +300,4 @@ class _Route:
                 return
             except OverloadedError as error:
                 refusal = error
-            except TransportError:
-                self._num_losses += 1
-                raise
         raise refusal

@@ -20,6 +20,7 @@ import uvloop
 
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import WorkerError
+from diffuspec.core.losses import on_begin
 from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import RequestOutput
 from diffuspec.data_parallel.connection import MAX_UNREAD_OUTPUTS
@@ -47,6 +48,10 @@ class Reports:
     def output(self, number: int, output: RequestOutput) -> None:
         self._later()
         put_output(self._report.updates.add(number=number).output, output)
+
+    def begun(self, number: int) -> None:
+        self._later()
+        self._report.updates.add(number=number, has_begun=True)
 
     def error(self, number: int, error: BaseException) -> None:
         self._later()
@@ -104,6 +109,7 @@ class Answer:
         self._allowed.set()
 
     async def _work(self, begin: messages.BeginAnswer) -> None:
+        on_begin.set(lambda: self._reports.begun(self._number))
         telemetry.request_id.set(begin.request.request_id)
         telemetry.follow_trace(begin.traceparent)
         telemetry.key_name.set(begin.request.key_name)

@@ -53,6 +53,7 @@ class Beginnings:
         detokenizer: Detokenizer | None = None,
         client_request_id: str | None = None,
         committed_token_ids: TokenIds = NO_TOKENS,
+        num_losses: int = 0,
     ) -> Request:
         """Return a new request that uses the drafter with this name; see Request."""
         if not self._config.overlap:
@@ -78,6 +79,7 @@ class Beginnings:
             detokenizer=detokenizer,
             client_request_id=client_request_id,
             committed_token_ids=committed_token_ids,
+            num_losses=num_losses,
             drafter=self._drafters[0] if is_auto else drafter,
         )
         if is_auto and speculation.policy != "off":
@@ -145,9 +147,12 @@ class Admission:
         self._is_empty.clear()
 
     def admit(self) -> list[Request]:
-        """Return the requests that may start now, each with its own slot."""
+        """Return the requests that may start now, each with its own slot.
+
+        None starts after a suspect until it has ended: see Isolation.
+        """
         admitted = []
-        while self._waiting and len(self._running) < self.max_running:
+        while self._waiting and len(self._running) < self.max_running and not self._has_suspect:
             request, now = self._waiting.take(), time.monotonic()
             taken = {other.slot for other in self._running}
             request.slot = next(slot for slot in count() if slot not in taken)
@@ -155,8 +160,14 @@ class Admission:
             self.active.begin(now)
             request.timeline.admitted_at = now
             self._metrics.observe_admission(now - request.timeline.submitted_at)
+            if request.on_begin is not None:
+                request.on_begin()
             admitted.append(request)
         return admitted
+
+    @property
+    def _has_suspect(self) -> bool:
+        return any([one.losses.is_suspect and not one.is_finished for one in self._running])
 
     def is_running(self, request: Request) -> bool:
         return request in self._running

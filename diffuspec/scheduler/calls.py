@@ -88,6 +88,12 @@ class DraftCall:
     deadline: asyncio.TimerHandle | None = None
 
     @property
+    def requests(self) -> set[Request]:
+        """The requests that it drafts for."""
+        trial = [] if self.trial is None else [self.trial]
+        return {*self.lengths, *[job.request for job in self.jobs], *trial}
+
+    @property
     def num_positions(self) -> int:
         """Number of masked positions that the drafter computes."""
         ahead = sum([job.pre_draft.num_draft_tokens for job in self.jobs])

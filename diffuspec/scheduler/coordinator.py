@@ -77,6 +77,7 @@ class Coordinator:
         detokenizer: Detokenizer | None = None,
         request_id: str | None = None,
         committed_token_ids: TokenIds = NO_TOKENS,
+        num_losses: int = 0,
     ) -> AsyncGenerator[RequestOutput]:
         """Yield one output per step until the request is finished.
 
@@ -85,7 +86,8 @@ class Coordinator:
 
         At MAX_UNREAD_OUTPUTS unread outputs, a request waits while holding its slot. Closing the
         iterator aborts the request and frees its slot within one step. Raises InvalidRequestError
-        or OverloadedError before any work, VerifierError if it cannot continue.
+        or OverloadedError before any work, VerifierError if it cannot continue, FatalRequestError
+        if workers were lost too often while they worked on it, `num_losses` earlier times included.
         """
         if self._task is None:
             raise RequestCancelledError("the coordinator is not running")
@@ -101,6 +103,7 @@ class Coordinator:
                 detokenizer=detokenizer,
                 client_request_id=request_id,
                 committed_token_ids=committed_token_ids,
+                num_losses=num_losses,
             )
         except DiffuspecError as error:
             self.metrics.observe_refusal(error)

@@ -125,7 +125,8 @@ class DrafterPool:
         """Yield trials of failed drafters whose pause is over, with copies of requests' drafts."""
         for lane in self.lanes:
             if lane.is_idle and lane.breaker.is_trial_due(now):
-                request = next((one for one in requests if one.room > 0), None)
+                fit = (one for one in requests if one.room > 0 and not one.kills_drafters)
+                request = next(fit, None)
                 if request is not None:
                     lane.held_request_ids.add(request.request_id)
                     yield DraftCall(lane, {}, trial=request, wanted_by={request})

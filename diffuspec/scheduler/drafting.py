@@ -14,7 +14,12 @@ from collections.abc import Callable
 
 from diffuspec.algorithm.outcomes import outcome_of
 from diffuspec.core.config import CoordinatorConfig
-from diffuspec.core.errors import DiffuspecError, DrafterError, InvalidRequestError
+from diffuspec.core.errors import (
+    DiffuspecError,
+    DrafterError,
+    DrafterLostError,
+    InvalidRequestError,
+)
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import Draft, Verdict
 from diffuspec.scheduler.calls import DraftCall
@@ -248,6 +253,9 @@ class Drafting:
     def _on_failure(self, call: DraftCall, error: Exception) -> None:
         """Let the requests of a failed call continue without drafts, and pause the drafter."""
         lane = call.lane
+        if isinstance(error, DrafterLostError):
+            for request in call.requests:
+                request.on_draft_loss()
         if call.trial is not None:
             logger.warning("%s is not well yet: %s", lane.name, error)
             lane.breaker.failed(time.monotonic())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeAlias
 
 from diffuspec.adl.baseline import Baseline
@@ -19,6 +19,7 @@ from diffuspec.core.interfaces import Verifier
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.drafting import Drafting
 from diffuspec.scheduler.explain import explain
+from diffuspec.scheduler.isolation import Isolation
 from diffuspec.scheduler.learner import Learner
 from diffuspec.scheduler.plan import Plan, Snapshot
 from diffuspec.scheduler.request import Request
@@ -97,6 +98,7 @@ class Loop:
         self.drafting = Drafting(
             pool, verifier.info, config, learner, self.verifications, put, tracer
         )
+        self._isolation = Isolation()
         self._plan = Plan()
         self._turns_left = 0  # turns of the event loop before calls may begin
 
@@ -112,10 +114,11 @@ class Loop:
     def _snapshot(self) -> Snapshot:
         verifications, config = self.verifications, self._config
         self._turns_left = max(self._turns_left - 1, 0)
+        ready = self._isolation.choose(verifications.ready, self._in_calls())
         return Snapshot(
             now=time.monotonic(),
-            ready=[*verifications.ready],
-            num_running=self.num_decoding,
+            ready=ready,
+            num_running=self.num_decoding - _num_held(verifications.ready, ready),
             lanes=self._pool.lanes,
             home=self._pool.home,
             verification=verifications.in_flight,
@@ -146,6 +149,13 @@ class Loop:
                 self.drafting.start(trial)
         for call in plan.drafts:
             self.drafting.begin(call, snapshot.num_running)
+
+    def _in_calls(self) -> Iterator[Request]:
+        calls = [lane.call for lane in self._pool.lanes if lane.call is not None]
+        if self.verifications.in_flight is not None:
+            yield from self.verifications.in_flight.requests
+        yield from [request for call in calls for request in call.wanted_by]
+        yield from [request for group in self.verifications.isolated for request in group]
 
     @property
     def num_decoding(self) -> int:
@@ -180,3 +190,10 @@ class Loop:
         await self.verifications.stop()
         await self.drafting.stop()
         self.clear()
+
+
+def _num_held(ready: Collection[Request], chosen: Sequence[Request]) -> int:
+    """Return how many decoding requests are ready but not chosen."""
+    if len(ready) == len(chosen):
+        return 0
+    return sum([not one.prefill.is_long for one in ready if one not in chosen])

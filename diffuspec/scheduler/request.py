@@ -15,6 +15,7 @@ from diffuspec.algorithm.drafter_weight import DrafterWeight
 from diffuspec.algorithm.outcomes import OutcomeRanking
 from diffuspec.algorithm.validation import check_draft
 from diffuspec.core.interfaces import RequestStatus, TargetInfo
+from diffuspec.core.losses import SUSPECT_LOSSES, Losses, on_begin
 from diffuspec.core.outputs import Outputs
 from diffuspec.core.params import MAX_DRAFT_TOKENS, SamplingParams, SpeculationParams
 from diffuspec.core.state_feed import StateFeed
@@ -56,13 +57,16 @@ class Request:
         detokenizer: Detokenizer | None = None,
         client_request_id: str | None = None,
         committed_token_ids: TokenIds = NO_TOKENS,
+        num_losses: int = 0,
         drafter: str = "",
     ) -> None:
         """Begin after `committed_token_ids`, output of an earlier run that is not emitted again.
 
-        `expect` returns the expectation of a drafter's drafts, given its name.
+        `expect` returns the expectation of a drafter's drafts, given its name. `num_losses`: see
+        Losses.
 
-        Raises InvalidRequestError if the committed tokens already end the request.
+        Raises InvalidRequestError if the committed tokens already end the request, and
+        FatalRequestError after too many losses.
         """
         self.request_id = request_id  # unique within the coordinator
         # the caller's id, which several requests may share
@@ -94,6 +98,10 @@ class Request:
         self._prefix = Prefix(
             prompt_token_ids, committed_token_ids, sampling, eos_token_ids, detokenizer
         )
+        self.losses = Losses(num_losses, self.num_tokens)  # of coordinator or verifier
+        self.on_begin = on_begin.get()
+        self.kills_drafters = False  # drafters were lost repeatedly while they drafted for it
+        self._num_draft_losses = 0
         scoring = None
         if sampling.prompt_logprobs is not None and not self.is_resumed:
             scoring = PromptScoring(prompt_token_ids, sampling.prompt_logprobs)
@@ -194,6 +202,13 @@ class Request:
             assert self._expect is not None
             self._expectations[self.drafter] = self._expect(self.drafter)
         return self._expectations[self.drafter]
+
+    def on_draft_loss(self) -> None:
+        """Count the loss of a drafter while it drafted for this request; may end its drafts."""
+        self._num_draft_losses += 1
+        if self._num_draft_losses >= SUSPECT_LOSSES and not self.kills_drafters:
+            logger.warning("%s goes on without drafts: drafters were lost at it", self.request_id)
+            self.kills_drafters, self.policy, self.choice = True, FixedLength(0), None
 
     def draft_request(self, length: int, max_state_bytes: int = 0) -> DraftRequest:
         """Return the request for a draft of `length` tokens to verify.

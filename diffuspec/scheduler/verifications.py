@@ -17,7 +17,13 @@ from typing import TypeAlias
 from diffuspec.algorithm.outcomes import OutcomeModel, OutcomeRanking
 from diffuspec.core.backoff import Backoff
 from diffuspec.core.config import CoordinatorConfig
-from diffuspec.core.errors import VerifierError, VerifierUnavailableError
+from diffuspec.core.errors import (
+    DiffuspecError,
+    FatalRequestError,
+    VerifierError,
+    VerifierLostError,
+    VerifierUnavailableError,
+)
 from diffuspec.core.interfaces import Verifier
 from diffuspec.core.types import EMPTY_DRAFT, Verdict
 from diffuspec.scheduler.calls import VerifyCall
@@ -208,12 +214,26 @@ class Verifications:
         for request in call.requests:
             request.is_in_verifier = False
             request.stalled_since = request.stalled_since or now
-            has_waited = now - request.stalled_since
-            if request.is_finished or has_waited >= self._config.max_verifier_outage_seconds:
-                self._finish_step(request, error, call)
+            if end := self._end_after_outage(request, error, now):
+                self._finish_step(request, end, call)
             else:
                 request.progress.waits_for = "the verifier, which is unavailable"
                 self.ready[request] = None
+
+    def _end_after_outage(
+        self, request: Request, error: VerifierUnavailableError, now: float
+    ) -> DiffuspecError | None:
+        """Return the error that ends a request; None: it is verified again."""
+        if isinstance(error, VerifierLostError):
+            try:
+                request.losses.add(str(error), request.num_tokens)
+            except FatalRequestError as fatal:
+                return fatal
+        has_waited = now - (request.stalled_since or now)
+        if not request.is_finished and has_waited < self._config.max_verifier_outage_seconds:
+            return None
+        # whoever sends it elsewhere has to know that a verifier was lost at it
+        return VerifierLostError(str(error)) if request.losses.has_grown else error
 
     def clear(self) -> None:
         """Forget all requests, after a bug: none of them is being verified."""

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from diffuspec.core.errors import (
     ContextLengthError,
     DiffuspecError,
+    FatalRequestError,
     InvalidRequestError,
     OverloadedError,
     VerifierError,
@@ -26,7 +27,7 @@ from diffuspec.telemetry.series import LabelValues, SeriesTable
 
 _STAGES = ("draft", "search", "verify", "transport", "step")
 _FALLBACKS = ("drafter_error", "drafter_unavailable", "invalid_draft")
-_FAILURES = (VerifierError, VerifierUnavailableError)
+_FAILURES = (FatalRequestError, VerifierError, VerifierUnavailableError)
 _REFUSALS = (ContextLengthError, InvalidRequestError, OverloadedError)
 _TOKENS = (1, 2, 5, *(n * 10**e for e in range(1, 5) for n in (1, 2, 5)), 100_000)
 _SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from diffuspec.v1 import types_pb2 as diffuspec_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64iffuspec/v1/coordinator.proto\x12\x0c\x64iffuspec.v1\x1a\x18\x64iffuspec/v1/types.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"3\n\x04\x43hat\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.diffuspec.v1.ChatMessage\"\xaa\x03\n\x11SpeculationParams\x12/\n\x06policy\x18\x01 \x01(\x0e\x32\x1f.diffuspec.v1.DraftLengthPolicy\x12\x1d\n\x10num_draft_tokens\x18\x02 \x01(\rH\x02\x88\x01\x01\x12+\n\ntree_shape\x18\x03 \x01(\x0e\x32\x17.diffuspec.v1.TreeShape\x12\x16\n\tmax_nodes\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x1e\n\x14\x66ixed_drafter_weight\x18\x05 \x01(\x01H\x00\x12!\n\x17\x61\x64\x61ptive_drafter_weight\x18\x06 \x01(\x08H\x00\x12\x16\n\x0cnum_outcomes\x18\x07 \x01(\rH\x01\x12\x17\n\rauto_outcomes\x18\x08 \x01(\x08H\x01\x12\x14\n\x07\x64rafter\x18\t \x01(\tH\x04\x88\x01\x01\x12\x15\n\rreport_drafts\x18\n \x01(\x08\x12\x12\n\nprediction\x18\x0b \x03(\rB\x10\n\x0e\x64rafter_weightB\n\n\x08outcomesB\x13\n\x11_num_draft_tokensB\x0c\n\n_max_nodesB\n\n\x08_drafter\"\xbc\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12-\n\x06tokens\x18\x03 \x01(\x0b\x32\x1b.diffuspec.v1.TokenSequenceH\x00\x12\"\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x12.diffuspec.v1.ChatH\x00\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.diffuspec.v1.SamplingParams\x12\x39\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x1f.diffuspec.v1.SpeculationParamsH\x01\x88\x01\x01\x12\x1b\n\x13\x63ommitted_token_ids\x18\x07 \x03(\r\x12\x10\n\x08key_name\x18\x08 \x01(\tB\x08\n\x06promptB\x0e\n\x0c_speculation\"\xce\x03\n\tStepStats\x12\x18\n\x10num_draft_tokens\x18\x01 \x01(\r\x12\x16\n\x0enum_tree_nodes\x18\x02 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x03 \x01(\r\x12\x1c\n\x14num_committed_tokens\x18\x04 \x01(\r\x12\x12\n\ntree_depth\x18\x05 \x01(\r\x12\x15\n\rdraft_seconds\x18\x06 \x01(\x01\x12\x16\n\x0esearch_seconds\x18\x07 \x01(\x01\x12\x16\n\x0everify_seconds\x18\x08 \x01(\x01\x12\x14\n\x0cstep_seconds\x18\t \x01(\x01\x12\x15\n\x08\x66\x61llback\x18\n \x01(\tH\x00\x88\x01\x01\x12\x19\n\x11transport_seconds\x18\x0b \x01(\x01\x12/\n\tpre_draft\x18\x0c \x01(\x0e\x32\x1c.diffuspec.v1.PreDraftResult\x12\x1f\n\x17num_wasted_draft_tokens\x18\r \x01(\r\x12\x1b\n\x13verify_idle_seconds\x18\x0e \x01(\x01\x12\x1a\n\x12\x64raft_idle_seconds\x18\x0f \x01(\x01\x12\x19\n\x11num_cached_tokens\x18\x10 \x01(\rB\x0b\n\t_fallback\"c\n\rVerifiedDraft\x12%\n\x04tree\x18\x01 \x01(\x0b\x32\x17.diffuspec.v1.DraftTree\x12\x13\n\x0b\x63onfidences\x18\x02 \x03(\x01\x12\x16\n\x0e\x61\x63\x63\x65pted_nodes\x18\x03 \x03(\r\"\x9f\x03\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x1b\n\x13num_accepted_tokens\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0e\n\x06pieces\x18\x04 \x03(\t\x12-\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1b.diffuspec.v1.TokenLogprobs\x12\x31\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x1a.diffuspec.v1.FinishReason\x12%\n\x04step\x18\x07 \x01(\x0b\x32\x17.diffuspec.v1.StepStats\x12\x11\n\x04seed\x18\x08 \x01(\x03H\x01\x88\x01\x01\x12*\n\x05\x64raft\x18\t \x01(\x0b\x32\x1b.diffuspec.v1.VerifiedDraft\x12\x34\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32\x1b.diffuspec.v1.TokenLogprobs\x12\x0e\n\x04stop\x18\x0b \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x0c \x01(\rH\x00\x42\r\n\x0bstop_reasonB\x07\n\x05_seed\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"%\n\x0e\x43\x61ncelResponse\x12\x13\n\x0bwas_running\x18\x01 \x01(\x08\"\x12\n\x10GetStatusRequest\"O\n\nRoleStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nis_healthy\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\x95\x01\n\rRequestStatus\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x18\n\x10seconds_in_state\x18\x03 \x01(\x01\x12\x11\n\twaits_for\x18\x04 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x06 \x01(\r\"\xce\x01\n\x11GetStatusResponse\x12\'\n\x05roles\x18\x01 \x03(\x0b\x32\x18.diffuspec.v1.RoleStatus\x12\x18\n\x10\x64\x65graded_reasons\x18\x02 \x03(\t\x12\x13\n\x0bnum_running\x18\x03 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x04 \x01(\r\x12-\n\x08requests\x18\x05 \x03(\x0b\x32\x1b.diffuspec.v1.RequestStatus\x12\x1d\n\x15num_unlisted_requests\x18\x06 \x01(\r*\xb7\x01\n\x11\x44raftLengthPolicy\x12#\n\x1f\x44RAFT_LENGTH_POLICY_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x44RAFT_LENGTH_POLICY_PAPER\x10\x01\x12\"\n\x1e\x44RAFT_LENGTH_POLICY_COST_AWARE\x10\x02\x12\x1d\n\x19\x44RAFT_LENGTH_POLICY_FIXED\x10\x03\x12\x1b\n\x17\x44RAFT_LENGTH_POLICY_OFF\x10\x04*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*g\n\x0ePreDraftResult\x12 \n\x1cPRE_DRAFT_RESULT_UNSPECIFIED\x10\x00\x12\x18\n\x14PRE_DRAFT_RESULT_HIT\x10\x01\x12\x19\n\x15PRE_DRAFT_RESULT_MISS\x10\x02\x32\xf4\x01\n\x12\x43oordinatorService\x12K\n\x08Generate\x12\x1d.diffuspec.v1.GenerateRequest\x1a\x1e.diffuspec.v1.GenerateResponse0\x01\x12\x43\n\x06\x43\x61ncel\x12\x1b.diffuspec.v1.CancelRequest\x1a\x1c.diffuspec.v1.CancelResponse\x12L\n\tGetStatus\x12\x1e.diffuspec.v1.GetStatusRequest\x1a\x1f.diffuspec.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64iffuspec/v1/coordinator.proto\x12\x0c\x64iffuspec.v1\x1a\x18\x64iffuspec/v1/types.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"3\n\x04\x43hat\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.diffuspec.v1.ChatMessage\"\xaa\x03\n\x11SpeculationParams\x12/\n\x06policy\x18\x01 \x01(\x0e\x32\x1f.diffuspec.v1.DraftLengthPolicy\x12\x1d\n\x10num_draft_tokens\x18\x02 \x01(\rH\x02\x88\x01\x01\x12+\n\ntree_shape\x18\x03 \x01(\x0e\x32\x17.diffuspec.v1.TreeShape\x12\x16\n\tmax_nodes\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x1e\n\x14\x66ixed_drafter_weight\x18\x05 \x01(\x01H\x00\x12!\n\x17\x61\x64\x61ptive_drafter_weight\x18\x06 \x01(\x08H\x00\x12\x16\n\x0cnum_outcomes\x18\x07 \x01(\rH\x01\x12\x17\n\rauto_outcomes\x18\x08 \x01(\x08H\x01\x12\x14\n\x07\x64rafter\x18\t \x01(\tH\x04\x88\x01\x01\x12\x15\n\rreport_drafts\x18\n \x01(\x08\x12\x12\n\nprediction\x18\x0b \x03(\rB\x10\n\x0e\x64rafter_weightB\n\n\x08outcomesB\x13\n\x11_num_draft_tokensB\x0c\n\n_max_nodesB\n\n\x08_drafter\"\xd0\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12-\n\x06tokens\x18\x03 \x01(\x0b\x32\x1b.diffuspec.v1.TokenSequenceH\x00\x12\"\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x12.diffuspec.v1.ChatH\x00\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.diffuspec.v1.SamplingParams\x12\x39\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x1f.diffuspec.v1.SpeculationParamsH\x01\x88\x01\x01\x12\x1b\n\x13\x63ommitted_token_ids\x18\x07 \x03(\r\x12\x10\n\x08key_name\x18\x08 \x01(\t\x12\x12\n\nnum_losses\x18\t \x01(\rB\x08\n\x06promptB\x0e\n\x0c_speculation\"\xce\x03\n\tStepStats\x12\x18\n\x10num_draft_tokens\x18\x01 \x01(\r\x12\x16\n\x0enum_tree_nodes\x18\x02 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x03 \x01(\r\x12\x1c\n\x14num_committed_tokens\x18\x04 \x01(\r\x12\x12\n\ntree_depth\x18\x05 \x01(\r\x12\x15\n\rdraft_seconds\x18\x06 \x01(\x01\x12\x16\n\x0esearch_seconds\x18\x07 \x01(\x01\x12\x16\n\x0everify_seconds\x18\x08 \x01(\x01\x12\x14\n\x0cstep_seconds\x18\t \x01(\x01\x12\x15\n\x08\x66\x61llback\x18\n \x01(\tH\x00\x88\x01\x01\x12\x19\n\x11transport_seconds\x18\x0b \x01(\x01\x12/\n\tpre_draft\x18\x0c \x01(\x0e\x32\x1c.diffuspec.v1.PreDraftResult\x12\x1f\n\x17num_wasted_draft_tokens\x18\r \x01(\r\x12\x1b\n\x13verify_idle_seconds\x18\x0e \x01(\x01\x12\x1a\n\x12\x64raft_idle_seconds\x18\x0f \x01(\x01\x12\x19\n\x11num_cached_tokens\x18\x10 \x01(\rB\x0b\n\t_fallback\"c\n\rVerifiedDraft\x12%\n\x04tree\x18\x01 \x01(\x0b\x32\x17.diffuspec.v1.DraftTree\x12\x13\n\x0b\x63onfidences\x18\x02 \x03(\x01\x12\x16\n\x0e\x61\x63\x63\x65pted_nodes\x18\x03 \x03(\r\"\x9f\x03\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x1b\n\x13num_accepted_tokens\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0e\n\x06pieces\x18\x04 \x03(\t\x12-\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1b.diffuspec.v1.TokenLogprobs\x12\x31\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x1a.diffuspec.v1.FinishReason\x12%\n\x04step\x18\x07 \x01(\x0b\x32\x17.diffuspec.v1.StepStats\x12\x11\n\x04seed\x18\x08 \x01(\x03H\x01\x88\x01\x01\x12*\n\x05\x64raft\x18\t \x01(\x0b\x32\x1b.diffuspec.v1.VerifiedDraft\x12\x34\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32\x1b.diffuspec.v1.TokenLogprobs\x12\x0e\n\x04stop\x18\x0b \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x0c \x01(\rH\x00\x42\r\n\x0bstop_reasonB\x07\n\x05_seed\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"%\n\x0e\x43\x61ncelResponse\x12\x13\n\x0bwas_running\x18\x01 \x01(\x08\"\x12\n\x10GetStatusRequest\"O\n\nRoleStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nis_healthy\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\x95\x01\n\rRequestStatus\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x18\n\x10seconds_in_state\x18\x03 \x01(\x01\x12\x11\n\twaits_for\x18\x04 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x06 \x01(\r\"\xce\x01\n\x11GetStatusResponse\x12\'\n\x05roles\x18\x01 \x03(\x0b\x32\x18.diffuspec.v1.RoleStatus\x12\x18\n\x10\x64\x65graded_reasons\x18\x02 \x03(\t\x12\x13\n\x0bnum_running\x18\x03 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x04 \x01(\r\x12-\n\x08requests\x18\x05 \x03(\x0b\x32\x1b.diffuspec.v1.RequestStatus\x12\x1d\n\x15num_unlisted_requests\x18\x06 \x01(\r*\xb7\x01\n\x11\x44raftLengthPolicy\x12#\n\x1f\x44RAFT_LENGTH_POLICY_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x44RAFT_LENGTH_POLICY_PAPER\x10\x01\x12\"\n\x1e\x44RAFT_LENGTH_POLICY_COST_AWARE\x10\x02\x12\x1d\n\x19\x44RAFT_LENGTH_POLICY_FIXED\x10\x03\x12\x1b\n\x17\x44RAFT_LENGTH_POLICY_OFF\x10\x04*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*g\n\x0ePreDraftResult\x12 \n\x1cPRE_DRAFT_RESULT_UNSPECIFIED\x10\x00\x12\x18\n\x14PRE_DRAFT_RESULT_HIT\x10\x01\x12\x19\n\x15PRE_DRAFT_RESULT_MISS\x10\x02\x32\xf4\x01\n\x12\x43oordinatorService\x12K\n\x08Generate\x12\x1d.diffuspec.v1.GenerateRequest\x1a\x1e.diffuspec.v1.GenerateResponse0\x01\x12\x43\n\x06\x43\x61ncel\x12\x1b.diffuspec.v1.CancelRequest\x1a\x1c.diffuspec.v1.CancelResponse\x12L\n\tGetStatus\x12\x1e.diffuspec.v1.GetStatusRequest\x1a\x1f.diffuspec.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'diffuspec.v1.coordinator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DRAFTLENGTHPOLICY']._serialized_start=2444
-  _globals['_DRAFTLENGTHPOLICY']._serialized_end=2627
-  _globals['_FINISHREASON']._serialized_start=2629
-  _globals['_FINISHREASON']._serialized_end=2724
-  _globals['_PREDRAFTRESULT']._serialized_start=2726
-  _globals['_PREDRAFTRESULT']._serialized_end=2829
+  _globals['_DRAFTLENGTHPOLICY']._serialized_start=2464
+  _globals['_DRAFTLENGTHPOLICY']._serialized_end=2647
+  _globals['_FINISHREASON']._serialized_start=2649
+  _globals['_FINISHREASON']._serialized_end=2744
+  _globals['_PREDRAFTRESULT']._serialized_start=2746
+  _globals['_PREDRAFTRESULT']._serialized_end=2849
   _globals['_CHATMESSAGE']._serialized_start=74
   _globals['_CHATMESSAGE']._serialized_end=118
   _globals['_CHAT']._serialized_start=120
@@ -45,25 +45,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SPECULATIONPARAMS']._serialized_start=174
   _globals['_SPECULATIONPARAMS']._serialized_end=600
   _globals['_GENERATEREQUEST']._serialized_start=603
-  _globals['_GENERATEREQUEST']._serialized_end=919
-  _globals['_STEPSTATS']._serialized_start=922
-  _globals['_STEPSTATS']._serialized_end=1384
-  _globals['_VERIFIEDDRAFT']._serialized_start=1386
-  _globals['_VERIFIEDDRAFT']._serialized_end=1485
-  _globals['_GENERATERESPONSE']._serialized_start=1488
-  _globals['_GENERATERESPONSE']._serialized_end=1903
-  _globals['_CANCELREQUEST']._serialized_start=1905
-  _globals['_CANCELREQUEST']._serialized_end=1940
-  _globals['_CANCELRESPONSE']._serialized_start=1942
-  _globals['_CANCELRESPONSE']._serialized_end=1979
-  _globals['_GETSTATUSREQUEST']._serialized_start=1981
-  _globals['_GETSTATUSREQUEST']._serialized_end=1999
-  _globals['_ROLESTATUS']._serialized_start=2001
-  _globals['_ROLESTATUS']._serialized_end=2080
-  _globals['_REQUESTSTATUS']._serialized_start=2083
-  _globals['_REQUESTSTATUS']._serialized_end=2232
-  _globals['_GETSTATUSRESPONSE']._serialized_start=2235
-  _globals['_GETSTATUSRESPONSE']._serialized_end=2441
-  _globals['_COORDINATORSERVICE']._serialized_start=2832
-  _globals['_COORDINATORSERVICE']._serialized_end=3076
+  _globals['_GENERATEREQUEST']._serialized_end=939
+  _globals['_STEPSTATS']._serialized_start=942
+  _globals['_STEPSTATS']._serialized_end=1404
+  _globals['_VERIFIEDDRAFT']._serialized_start=1406
+  _globals['_VERIFIEDDRAFT']._serialized_end=1505
+  _globals['_GENERATERESPONSE']._serialized_start=1508
+  _globals['_GENERATERESPONSE']._serialized_end=1923
+  _globals['_CANCELREQUEST']._serialized_start=1925
+  _globals['_CANCELREQUEST']._serialized_end=1960
+  _globals['_CANCELRESPONSE']._serialized_start=1962
+  _globals['_CANCELRESPONSE']._serialized_end=1999
+  _globals['_GETSTATUSREQUEST']._serialized_start=2001
+  _globals['_GETSTATUSREQUEST']._serialized_end=2019
+  _globals['_ROLESTATUS']._serialized_start=2021
+  _globals['_ROLESTATUS']._serialized_end=2100
+  _globals['_REQUESTSTATUS']._serialized_start=2103
+  _globals['_REQUESTSTATUS']._serialized_end=2252
+  _globals['_GETSTATUSRESPONSE']._serialized_start=2255
+  _globals['_GETSTATUSRESPONSE']._serialized_end=2461
+  _globals['_COORDINATORSERVICE']._serialized_start=2852
+  _globals['_COORDINATORSERVICE']._serialized_end=3096
 # @@protoc_insertion_point(module_scope)

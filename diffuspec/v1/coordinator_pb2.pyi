@@ -80,7 +80,7 @@ class SpeculationParams(_message.Message):
     def __init__(self, policy: _Optional[_Union[DraftLengthPolicy, str]] = ..., num_draft_tokens: _Optional[int] = ..., tree_shape: _Optional[_Union[_types_pb2.TreeShape, str]] = ..., max_nodes: _Optional[int] = ..., fixed_drafter_weight: _Optional[float] = ..., adaptive_drafter_weight: bool = ..., num_outcomes: _Optional[int] = ..., auto_outcomes: bool = ..., drafter: _Optional[str] = ..., report_drafts: bool = ..., prediction: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "text", "tokens", "chat", "sampling", "speculation", "committed_token_ids", "key_name")
+    __slots__ = ("request_id", "text", "tokens", "chat", "sampling", "speculation", "committed_token_ids", "key_name", "num_losses")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,7 @@ class GenerateRequest(_message.Message):
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     KEY_NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOSSES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     tokens: _types_pb2.TokenSequence
@@ -97,7 +98,8 @@ class GenerateRequest(_message.Message):
     speculation: SpeculationParams
     committed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     key_name: str
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[_types_pb2.TokenSequence, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., committed_token_ids: _Optional[_Iterable[int]] = ..., key_name: _Optional[str] = ...) -> None: ...
+    num_losses: int
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[_types_pb2.TokenSequence, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., committed_token_ids: _Optional[_Iterable[int]] = ..., key_name: _Optional[str] = ..., num_losses: _Optional[int] = ...) -> None: ...
 
 class StepStats(_message.Message):
     __slots__ = ("num_draft_tokens", "num_tree_nodes", "num_accepted_tokens", "num_committed_tokens", "tree_depth", "draft_seconds", "search_seconds", "verify_seconds", "step_seconds", "fallback", "transport_seconds", "pre_draft", "num_wasted_draft_tokens", "verify_idle_seconds", "draft_idle_seconds", "num_cached_tokens")

@@ -76,14 +76,16 @@ class EngineReport(_message.Message):
     def __init__(self, updates: _Optional[_Iterable[_Union[AnswerUpdate, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[EngineReply, _Mapping]]] = ...) -> None: ...
 
 class AnswerUpdate(_message.Message):
-    __slots__ = ("number", "output", "error")
+    __slots__ = ("number", "output", "error", "has_begun")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    HAS_BEGUN_FIELD_NUMBER: _ClassVar[int]
     number: int
     output: _coordinator_pb2.GenerateResponse
     error: _types_pb2.StepError
-    def __init__(self, number: _Optional[int] = ..., output: _Optional[_Union[_coordinator_pb2.GenerateResponse, _Mapping]] = ..., error: _Optional[_Union[_types_pb2.StepError, _Mapping]] = ...) -> None: ...
+    has_begun: bool
+    def __init__(self, number: _Optional[int] = ..., output: _Optional[_Union[_coordinator_pb2.GenerateResponse, _Mapping]] = ..., error: _Optional[_Union[_types_pb2.StepError, _Mapping]] = ..., has_begun: bool = ...) -> None: ...
 
 class EngineReply(_message.Message):
     __slots__ = ("number", "error", "info", "status", "series")

@@ -65,6 +65,7 @@ class Stage:
         speculation: SpeculationParams = FIXED,
         request_id: str | None = None,
         committed: Sequence[int] = (),
+        num_losses: int = 0,
     ) -> AsyncGenerator[RequestOutput]:
         ids: Any = np.array(prompt, np.int64)  # ids beyond int32 are refused, too
         return self.coordinator.stream(
@@ -73,6 +74,7 @@ class Stage:
             speculation,
             request_id=request_id,
             committed_token_ids=np.array(committed, np.int32),
+            num_losses=num_losses,
         )
 
     async def tokens(self, *args: Any, **kwargs: Any) -> list[int]:

@@ -69,9 +69,16 @@ class RemoteCoordinator:
         speculation: SpeculationParams | None = None,
         request_id: str | None = None,
         committed_token_ids: Sequence[int] = (),
+        num_losses: int = 0,
     ) -> AsyncGenerator[RequestOutput]:
-        """Yield the tokens of each step; see `Frontend.stream`. Closing it cancels the request."""
-        request = generate_request(prompt, sampling, speculation, request_id, committed_token_ids)
+        """Yield the tokens of each step; see `Frontend.stream`. Closing it cancels the request.
+
+        Raises LostAnswerError, a TransportError, if the coordinator was lost after the request had
+        left its queue.
+        """
+        request = generate_request(
+            prompt, sampling, speculation, request_id, committed_token_ids, num_losses
+        )
         responses = self._connection.stream(
             COORDINATOR_SERVICE,
             "Generate",

@@ -9,9 +9,11 @@ from diffuspec.core.errors import (
     ConfigError,
     DiffuspecError,
     DrafterError,
+    DrafterLostError,
     InvalidRequestError,
     OverloadedError,
     VerifierError,
+    VerifierLostError,
     VerifierUnavailableError,
     WorkerError,
 )
@@ -23,7 +25,7 @@ from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.messages import values as convert
 from diffuspec.rpc.messages.batches import encode_draft_rows, encode_verify_rows
 from diffuspec.rpc.messages.prefixes import PrefixStore
-from diffuspec.rpc.messages.status import TransportError
+from diffuspec.rpc.messages.status import LostAnswerError, TransportError
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.services import DRAFTER_SERVICE, PATH_SCORER_SERVICE, VERIFIER_SERVICE
 from diffuspec.v1 import drafter_pb2, path_scorer_pb2, verifier_pb2
@@ -47,7 +49,8 @@ class _RemoteRole:
 
     method: ClassVar[Method[Any, Any]]
     failure: ClassVar[type[WorkerError]]  # raised if the role reports a failure
-    unavailable: ClassVar[type[WorkerError]]  # raised if the role cannot be reached
+    unavailable: ClassVar[type[WorkerError]]  # raised if the role cannot be reached, or is late
+    lost: ClassVar[type[WorkerError]]  # raised if the role was lost while it worked on the call
 
     def __init__(self, connection: Connection, deadline_seconds: float) -> None:
         self.address = connection.address
@@ -137,6 +140,8 @@ class _RemoteRole:
         """Convert an error to one that the role's Protocol names."""
         if isinstance(error, self.failure | ConfigError):
             return error
+        if isinstance(error, LostAnswerError):
+            return self.lost(str(error))
         if isinstance(error, TransportError | OverloadedError):
             return self.unavailable(str(error))
         return self.failure(str(error))
@@ -147,6 +152,7 @@ class RemoteDrafter(_RemoteRole):
 
     method = _DRAFT
     failure = unavailable = DrafterError
+    lost = DrafterLostError
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """See `Drafter.draft`. Raises DrafterError, also if the drafter is gone or late."""
@@ -165,6 +171,7 @@ class RemotePathScorer(_RemoteRole):
 
     method = _SEARCH
     failure = unavailable = DrafterError
+    lost = DrafterLostError
 
     async def search(
         self, requests: Sequence[DraftRequest], lattices: Sequence[Lattice]
@@ -184,6 +191,7 @@ class RemoteVerifier(_RemoteRole):
     method = _VERIFY
     failure = VerifierError
     unavailable = VerifierUnavailableError
+    lost = VerifierLostError
 
     def __init__(self, connection: Connection, deadline_seconds: float) -> None:
         super().__init__(connection, deadline_seconds)
@@ -197,7 +205,11 @@ class RemoteVerifier(_RemoteRole):
         return self._info
 
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
-        """See `Verifier.verify`. Raises VerifierUnavailableError if it is gone or late."""
+        """See `Verifier.verify`.
+
+        Raises VerifierUnavailableError if it is gone or late, VerifierLostError if it went
+        meanwhile.
+        """
 
         def fill(batch: verifier_pb2.VerifyRequest, store: PrefixStore) -> None:
             encode_verify_rows(batch, requests, store)

@@ -23,7 +23,12 @@ from diffuspec.core.errors import (
 )
 from diffuspec.rpc.client.connection import BytesStream, Connection
 from diffuspec.rpc.messages.prefixes import PrefixStore
-from diffuspec.rpc.messages.status import IdleStreamError, TransportError, from_step_error
+from diffuspec.rpc.messages.status import (
+    IdleStreamError,
+    LostAnswerError,
+    TransportError,
+    from_step_error,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +89,8 @@ class StepClient(Generic[Request, Response]):
         Sends it again with whole prefixes if the server lacks one of them, or was closing the
         stream because it had been idle.
 
-        Raises the error in the response, TransportError, OverloadedError for too many steps in
+        Raises the error in the response, LostAnswerError if the server is lost meanwhile,
+        TransportError if it cannot be reached or is late, OverloadedError for too many steps in
         flight, and InvalidRequestError for requests that cannot be sent.
         """
         deadline = asyncio.get_running_loop().time() + deadline_seconds
@@ -245,6 +251,8 @@ class _Stream:
     def _fail(self, error: DiffuspecError) -> None:
         if self.error is None:
             self.error = error
+        if type(error) is TransportError:  # the server could be reached when the stream was opened
+            error = LostAnswerError(str(error))
         for answer in self.waiting.values():
             if not answer.done():
                 answer.set_exception(error)

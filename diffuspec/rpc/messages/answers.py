@@ -67,13 +67,15 @@ def generate_request(
     speculation: SpeculationParams | None,
     request_id: str | None,
     committed_token_ids: Sequence[int],
+    num_losses: int,
 ) -> coordinator_pb2.GenerateRequest:
     """Return a message for a request of the task's key.
 
     Raises InvalidRequestError if no message can hold it.
     """
-    key_name = context.key_name.get()
-    request = coordinator_pb2.GenerateRequest(request_id=request_id or "", key_name=key_name)
+    request = coordinator_pb2.GenerateRequest(
+        request_id=request_id or "", key_name=context.key_name.get(), num_losses=num_losses
+    )
     put_prompt(request, prompt)
     try:
         request.committed_token_ids.extend(committed_token_ids)
@@ -101,7 +103,7 @@ def check_sizes(request: coordinator_pb2.GenerateRequest, limits: RpcLimits) -> 
 
 def take_request(
     request: coordinator_pb2.GenerateRequest, speculation: SpeculationParams
-) -> tuple[Prompt, SamplingParams, SpeculationParams | None, str | None, list[int]]:
+) -> tuple[Prompt, SamplingParams, SpeculationParams | None, str | None, list[int], int]:
     """Return a message's request, as the arguments of `Frontend.stream`.
 
     `speculation` holds the defaults of the message's speculation. Raises InvalidRequestError.
@@ -110,8 +112,8 @@ def take_request(
     if request.HasField("speculation"):
         found = parameters_from_proto(request.speculation, speculation)
     sampling = sampling_from_proto(request.sampling)
-    committed_token_ids = list(request.committed_token_ids)
-    return take_prompt(request), sampling, found, request.request_id or None, committed_token_ids
+    committed, request_id = list(request.committed_token_ids), request.request_id or None
+    return take_prompt(request), sampling, found, request_id, committed, request.num_losses
 
 
 def take_prompt(request: coordinator_pb2.GenerateRequest) -> Prompt:

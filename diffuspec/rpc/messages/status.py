@@ -25,11 +25,16 @@ from diffuspec.v1.types_pb2 import StepError
 logger = logging.getLogger(__name__)
 
 DOMAIN = "diffuspec"
+BEGUN_KEY = "diffuspec-begun"  # initial metadata of an answer: the request has left the queue
 _STATUS_KEY = "grpc-status-details-bin"
 
 
 class TransportError(WorkerError):
     """The other side could not be reached, went away, or did not answer in time."""
+
+
+class LostAnswerError(TransportError):
+    """The other side was lost while it worked on the call."""
 
 
 class IdleStreamError(TransportError):
@@ -44,6 +49,7 @@ _CODES: dict[type[DiffuspecError], grpc.StatusCode] = {
     errors.ShuttingDownError: grpc.StatusCode.UNAVAILABLE,
     errors.OutOfMemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.RequestCancelledError: grpc.StatusCode.ABORTED,  # CANCELLED would cancel the caller
+    errors.FatalRequestError: grpc.StatusCode.INTERNAL,
     errors.StalePrefixError: grpc.StatusCode.FAILED_PRECONDITION,
     IdleStreamError: grpc.StatusCode.UNAVAILABLE,
     TransportError: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -125,7 +131,10 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> DiffuspecError:
         info = ErrorInfo()
         if detail.Unpack(info) and info.domain == DOMAIN:
             reason = info.reason
-    return _error(error.code(), error.details() or "no details", reason, TransportError)
+    is_late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    has_begun = any(key == BEGUN_KEY for key, _ in error.initial_metadata() or ())
+    default = LostAnswerError if has_begun and not is_late else TransportError
+    return _error(error.code(), error.details() or "no details", reason, default)
 
 
 def is_task_cancelled() -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -17,13 +17,14 @@ from diffuspec.rpc.limits import RpcLimits
 from diffuspec.rpc.messages import status
 from diffuspec.rpc.messages.status import TransportError
 from diffuspec.rpc.security import TOKEN_KEY, Security
-from diffuspec.rpc.services import HEALTH_SERVICE
+from diffuspec.rpc.services import COORDINATOR_SERVICE, HEALTH_SERVICE
 
 logger = logging.getLogger(__name__)
 
 Handler = Any  # grpc.RpcMethodHandler; its fields depend on the method
 Behaviour = Callable[[Any], Awaitable[None]]  # serves a call, given its context, to its end
 
+_GENERATE = f"/{COORDINATOR_SERVICE}/Generate"
 _HEALTH_CHECK = f"/{HEALTH_SERVICE}/Check"  # answered under any load, and so not counted
 
 
@@ -58,7 +59,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return self._guarded(handler, handler_call_details.method)
 
     def _guarded(self, handler: Handler, method: str) -> Handler:
-        serve = self._behaviour(handler)
+        serve = self._behaviour(handler, method)
 
         async def guarded(requests: object, context: Any) -> None:
             try:
@@ -73,18 +74,19 @@ class Guard(grpc.aio.ServerInterceptor):
             guarded, _tolerant(handler.request_deserializer), handler.response_serializer
         )
 
-    def _behaviour(self, handler: Handler) -> Behaviour:
+    def _behaviour(self, handler: Handler, method: str) -> Behaviour:
         async def answer(context: Any) -> None:
             response = await handler.unary_unary(await self._request(context), context)
             await write_within(self._limits.max_stall_seconds, context, response)
 
         async def stream(context: Any) -> None:
             request = await self._request(context)
-            await _begin_response(context)
+            if method != _GENERATE:  # which has something to say in its metadata
+                await begin_response(context)
             await handler.unary_stream(request, context)
 
         async def exchange(context: Any) -> None:
-            await _begin_response(context)
+            await begin_response(context)
             await handler.stream_stream(None, context)
 
         if handler.unary_unary:
@@ -135,9 +137,9 @@ async def _refuse(requests: AsyncIterator[bytes], context: Any) -> None:
     )
 
 
-async def _begin_response(context: Any) -> None:
+async def begin_response(context: Any, metadata: Sequence[tuple[str, str]] = ()) -> None:
     """Send the metadata first: a status cannot be sent while the first message is blocked."""
-    await context.send_initial_metadata(())
+    await context.send_initial_metadata(tuple(metadata))
 
 
 async def _end(context: Any, error: Exception) -> None:

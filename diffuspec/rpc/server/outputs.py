@@ -5,19 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from enum import Enum
 from typing import Any, TypeAlias
 
 from diffuspec.core.errors import RequestCancelledError, WorkerError
+from diffuspec.core.losses import on_begin
 from diffuspec.core.types import RequestOutput
 from diffuspec.rpc.limits import RpcLimits
 from diffuspec.rpc.messages.answers import put_output
-from diffuspec.rpc.messages.status import TransportError, is_task_cancelled
-from diffuspec.rpc.server.interceptor import write_within
+from diffuspec.rpc.messages.status import BEGUN_KEY, TransportError, is_task_cancelled
+from diffuspec.rpc.server.interceptor import begin_response, write_within
 from diffuspec.v1 import coordinator_pb2
 
 _FULL_SECONDS = 1.0  # time for the client to take an output when the maximum is unread
 
-_Queue: TypeAlias = "asyncio.Queue[RequestOutput | BaseException | None]"  # None: the end
+
+class _News(Enum):
+    """What a queue has besides outputs and errors."""
+
+    BEGUN = "the request has left the coordinator's queue"
+    END = "there are no more outputs"
+
+
+_Queue: TypeAlias = "asyncio.Queue[RequestOutput | BaseException | _News]"
 
 
 class ClientStalledError(RequestCancelledError):
@@ -34,6 +44,7 @@ async def send_outputs(
     outputs before it, and ClientStalledError.
     """
     unsent: _Queue = asyncio.Queue(limits.max_unread_outputs)
+    on_begin.set(lambda: unsent.put_nowait(_News.BEGUN))  # nothing is in the queue before
     tasks = [
         asyncio.create_task(_take(outputs, unsent)),
         asyncio.create_task(_send(unsent, context, limits.max_stall_seconds)),
@@ -50,7 +61,7 @@ async def send_outputs(
 
 
 async def _take(outputs: AsyncGenerator[RequestOutput], unsent: _Queue) -> None:
-    end: BaseException | None = None
+    end: BaseException | _News = _News.END
     async with contextlib.aclosing(outputs):
         try:
             async for output in outputs:
@@ -66,7 +77,7 @@ async def _take(outputs: AsyncGenerator[RequestOutput], unsent: _Queue) -> None:
     await _put(end, unsent)
 
 
-async def _put(output: RequestOutput | BaseException | None, unsent: _Queue) -> None:
+async def _put(output: RequestOutput | BaseException | _News, unsent: _Queue) -> None:
     if not unsent.full():
         unsent.put_nowait(output)
         return
@@ -80,9 +91,15 @@ async def _put(output: RequestOutput | BaseException | None, unsent: _Queue) -> 
 
 
 async def _send(unsent: _Queue, context: Any, max_seconds: float) -> None:
-    while (output := await unsent.get()) is not None:
+    has_begun = False
+    while (output := await unsent.get()) is not _News.END:
         if isinstance(output, BaseException):
             raise output
+        if not has_begun:
+            has_begun = True
+            await begin_response(context, [(BEGUN_KEY, "1")])
+        if output is _News.BEGUN:
+            continue
         # The first message of the next step is sent in the next turn of the event loop, and workers
         # wait for it; informing a client about the last step takes 0.1 to 0.2 ms.
         await asyncio.sleep(0)

@@ -95,6 +95,10 @@ _ANSWERS: dict[type[BaseException], ErrorAnswer] = {
     errors.RequestCancelledError: ErrorAnswer(
         503, "the service is shutting down; try again later", _SERVER, "cancelled", headers=_RETRY
     ),
+    errors.FatalRequestError: ErrorAnswer(
+        500, "workers were lost again and again at this request, at last while it ran alone; do "
+        "not retry it", _SERVER, "fatal_request", headers=_NO_RETRY,
+    ),
     errors.VerifierUnavailableError: ErrorAnswer(
         503, "the model is not available now; try again later", _SERVER, "unavailable",
         headers=_RETRY,

@@ -42,6 +42,7 @@ ErrorCode: TypeAlias = Literal[
     "unsupported_parameter",
     "unsupported_transfer_encoding",
     "worker_failed",
+    "fatal_request",
 ]
 
 

@@ -8,18 +8,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from actors.service import backend as backend_module, pool as pool_module
+from actors.service import pool as pool_module
 from actors.service.backend import PipelinesBackend
 from actors.service.directory import Member
 from actors.service.pool import PipelinePool
 from diffuspec import resumption
 from diffuspec.core.errors import (
+    FatalRequestError,
     OverloadedError,
     RequestCancelledError,
+    VerifierLostError,
     VerifierUnavailableError,
     WorkerError,
 )
 from diffuspec.core.interfaces import RoleStatus, ServiceStatus, TargetInfo
+from diffuspec.core.losses import Losses
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import FinishReason, RequestOutput, StepStats
 from diffuspec.rpc.messages.status import TransportError
@@ -27,6 +30,7 @@ from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.coordinator import CoordinatorServicer
 from diffuspec.rpc.server.health import StepHealth
 from diffuspec.rpc.server.server import RoleServer
+from diffuspec.text.prompt_memory import prompt_blocks
 from tests.actors.conftest import tiny_pipeline
 
 INFO = TargetInfo(1000, max_model_len=512, max_sequences=2, eos_token_ids=(0,))
@@ -43,6 +47,7 @@ class Counting:
         self.error: Exception | None = None  # raised in place of the next token
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
+        self.num_losses: list[int] = []  # of all requests
         self.seeds: list[int | None] = []  # of all requests
         self.num_open = 0
         self.health = StepHealth(60)
@@ -58,7 +63,9 @@ class Counting:
         speculation: object,
         request_id: str | None,
         committed_token_ids: Sequence[int] = (),
+        num_losses: int = 0,
     ) -> AsyncIterator[RequestOutput]:
+        self.num_losses.append(num_losses)
         self.seeds.append(sampling.seed)
         self.num_open += 1
         try:
@@ -340,9 +347,31 @@ async def test_a_service_that_cannot_answer_names_what_is_missing(pipelines, bac
 
 
 async def test_a_request_does_not_wander_for_ever(pipelines, backend, monkeypatch):
-    monkeypatch.setattr(backend_module, "_MAX_MOVES", 3)
+    monkeypatch.setattr(resumption, "_MAX_INTERRUPTIONS", 3)
     for one in pipelines.frontends.values():
         one.error = VerifierUnavailableError("no ranks")
     with pytest.raises(WorkerError):
         await tokens(backend)
     assert 2 <= sum(len(one.seeds) for one in pipelines.frontends.values()) <= 4
+
+
+async def test_verifiers_lost_at_a_request_are_counted_and_the_third_ends_it(pipelines, backend):
+    for one in pipelines.frontends.values():
+        one.error = VerifierLostError("rank 0 died")
+    with pytest.raises(FatalRequestError, match="rank 0 died"):
+        await tokens(backend)
+    said = [number for one in pipelines.frontends.values() for number in one.num_losses]
+    assert sorted(said) == [0, 1, 2]
+
+
+def test_suspects_share_a_pipeline_that_gets_nothing_else(backend):
+    blocks, suspect, other = prompt_blocks(PROMPT), Losses(2), Losses(1)
+    first, second = backend.choose(blocks, other)
+    with second.answering("a", suspect):
+        assert backend.choose(blocks, other) == [first]
+        assert backend.choose(blocks, suspect) == [second]
+        with first.answering("b", other):
+            assert backend.choose(blocks, suspect) == [second]
+        with first.answering("c", suspect):
+            assert {*backend.choose(blocks, other)} == {first, second}, "there is no other"
+    assert backend.choose(blocks, other) == [first, second]

@@ -12,7 +12,12 @@ from actors.supervision import supervisor
 from actors.supervision.rank_set import RankSet
 from actors.supervision.verifier_group import SupervisedVerifier, VerifierGroup
 from diffuspec.core.addresses import LOOPBACK
-from diffuspec.core.errors import ModelLoadError, VerifierError, VerifierUnavailableError
+from diffuspec.core.errors import (
+    ModelLoadError,
+    VerifierError,
+    VerifierLostError,
+    VerifierUnavailableError,
+)
 from diffuspec.core.interfaces import HostedDrafter, TargetInfo
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.server import RoleServer
@@ -186,8 +191,9 @@ async def test_an_idle_verifier_is_that_of_new_ranks_with_their_drafters(service
 
 async def test_after_one_late_step_healthy_ranks_are_kept(service, builder):
     service.target.gate.close()
-    with pytest.raises(VerifierUnavailableError, match="did not answer"):
+    with pytest.raises(VerifierUnavailableError, match="did not answer") as caught:
         await service.verifier.verify(STEP)
+    assert not isinstance(caught.value, VerifierLostError)
     service.target.gate.open()
     assert len(await service.verifier.verify(STEP)) == 1
     assert builder.num_builds == 1 and not service.ranks.is_dead
@@ -200,8 +206,9 @@ async def test_after_two_late_steps_or_one_of_unhealthy_ranks_they_are_replaced(
     service.target.gate.close()
     service.ranks.wrong = wrong
     for _ in range(num_late):
-        with pytest.raises(VerifierUnavailableError):
+        with pytest.raises(VerifierUnavailableError) as caught:
             await service.verifier.verify(STEP)
+    assert isinstance(caught.value, VerifierLostError), "the step at which they are given up"
     service.target.gate.open()
     await until(lambda: service.ranks.is_dead)
     assert len(await service.verifier.verify(STEP)) == 1

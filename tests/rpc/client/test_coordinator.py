@@ -57,6 +57,7 @@ class FakeFrontend:
     def __init__(self, *, is_held_up: bool = False) -> None:
         self.calls: list[tuple[Prompt, SamplingParams, SpeculationParams | None, str | None]] = []
         self.committed: list[int] = []  # of the last call
+        self.num_losses = 0  # as the last call says
         self.error: Exception | None = None
         self.text = "ä b"
         self.is_closed = asyncio.Event()
@@ -71,9 +72,10 @@ class FakeFrontend:
         speculation: SpeculationParams | None,
         request_id: str | None,
         committed_token_ids: Sequence[int] = (),
+        num_losses: int = 0,
     ) -> AsyncIterator[RequestOutput]:
         self.calls.append((prompt, sampling, speculation, request_id))
-        self.committed = [*committed_token_ids]
+        self.committed, self.num_losses = [*committed_token_ids], num_losses
         try:
             for token_id in range(sampling.max_tokens - 1):
                 yield output(token_id, text=self.text)

@@ -28,6 +28,9 @@ class Client:
         self.num_read = num_read
         self.token_ids: list[int] = []
 
+    async def send_initial_metadata(self, metadata: Any) -> None:
+        assert not self.token_ids
+
     async def write(self, response: Any) -> None:
         if len(self.token_ids) >= self.num_read:
             await asyncio.Event().wait()
