@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _CHANNEL_ENDS = ("<|return|>", "<|call|>")
-_PROBE = "Qzx7probe"  # a text that occurs in no template
+_PROBE, _OTHER_PROBE = "Qzx7probe", "Wvk4probe"  # texts that occur in no template
 
 
 def template_text(tokenizer: Any) -> str:
@@ -28,6 +28,19 @@ def takes_parts_only(tokenizer: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=8)
+def takes_one_system_message(tokenizer: Any) -> bool:
+    """Return whether the template takes a system message, but refuses or drops a second one."""
+    first, second, user = (
+        {"role": role, "content": _content(tokenizer, text)}
+        for role, text in (("system", _PROBE), ("system", _OTHER_PROBE), ("user", "Hi"))
+    )
+    if _PROBE not in _rendered(tokenizer, [first, user]):
+        return False
+    text = _rendered(tokenizer, [first, second, user])
+    return not (_PROBE in text and _OTHER_PROBE in text)
+
+
+@functools.lru_cache(maxsize=8)
 def turn_end_ids(tokenizer: Any) -> tuple[int, ...]:
     """Return the ids of the added tokens with which the template ends answers.
 
@@ -37,7 +50,7 @@ def turn_end_ids(tokenizer: Any) -> tuple[int, ...]:
     names = {token.content: token_id for token_id, token in added.items()}
     if "<|channel|>" in template_text(tokenizer):
         return tuple(names[name] for name in _CHANNEL_ENDS if name in names)
-    content = [{"type": "text", "text": _PROBE}] if takes_parts_only(tokenizer) else _PROBE
+    content = _content(tokenizer, _PROBE)
     answer = {"role": "assistant", "content": content}
     _, found, rest = _rendered(tokenizer, [_user(content), answer]).rpartition(_PROBE)
     rest = rest.lstrip()
@@ -51,6 +64,11 @@ def sample_chat(tokenizer: Any) -> str:
     system = {"role": "system", "content": _PROBE}
     chats = ([system, _user(_PROBE), answer], [_user(_PROBE), answer], [_user(_PROBE), result])
     return "\n".join(_rendered(tokenizer, chat) for chat in chats)
+
+
+def _content(tokenizer: Any, text: str) -> Any:
+    """Return a text as the template takes it."""
+    return [{"type": "text", "text": text}] if takes_parts_only(tokenizer) else text
 
 
 def _user(content: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,12 +15,17 @@ from tokenizers import Tokenizer
 
 from diffuspec.core.errors import ContextLengthError, InvalidRequestError
 from diffuspec.core.types import Prompt, TokenIds
-from diffuspec.text.chat_template import takes_parts_only, template_text
+from diffuspec.text.chat_template import (
+    takes_one_system_message,
+    takes_parts_only,
+    template_text,
+)
 from diffuspec.text.markup import markup_of
 from diffuspec.text.tokenizer import encode_text
 
 # Names that have another meaning in every template.
 _TAKEN_OPTIONS = frozenset({"messages", "raise_exception", "strftime_now"})
+_SYSTEM_ROLES = ("system", "developer")
 _MAX_CHARACTERS_PER_TOKEN = 16  # a longer text is refused before it is tokenised
 _MARGIN_TOKENS = 64  # tokens next to a cut that may differ from those of the whole text
 
@@ -111,6 +117,8 @@ def _render(messages: Sequence[Mapping[str, Any]], tokenizer: Any, chat: ChatOpt
     """Return a chat in the template's format. Raises InvalidRequestError."""
     _check_chat(messages, tokenizer, chat)
     laid_out = [_laid_out(message, takes_parts_only(tokenizer)) for message in messages]
+    if takes_one_system_message(tokenizer):
+        laid_out = _with_one_system_message(laid_out)
     if not chat.allows_markup:
         markup = markup_of(tokenizer)
         hidden = markup.hide(laid_out, chat.tools)
@@ -182,6 +190,21 @@ def _laid_out(message: Mapping[str, Any], has_parts: bool) -> dict[str, Any]:
     elif not has_parts and not isinstance(content, str):
         content = "\n".join(part["text"] for part in content)
     return {**message, "content": content}
+
+
+def _with_one_system_message(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages with the leading ones of the roles system and developer joined into one."""
+    leading = [*itertools.takewhile(lambda one: one["role"] in _SYSTEM_ROLES, messages)]
+    if len(leading) < 2:
+        return messages
+    contents = [one["content"] for one in leading if one["content"]]
+    has_parts = any([isinstance(content, list) for content in contents])
+    joined = {
+        **leading[0],
+        "role": "system",
+        "content": [*itertools.chain(*contents)] if has_parts else "\n\n".join(contents),
+    }
+    return [joined, *messages[len(leading) :]]
 
 
 def _tokenize_part(text: _Text, cut: Cut, adds_special_tokens: bool) -> TokenIds:
