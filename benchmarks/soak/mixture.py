@@ -75,6 +75,12 @@ _TOOL: Mapping[str, Any] = {
     "tools": [{"type": "function", "function": {"name": "weather", "parameters": _WEATHER}}],
     "tool_choice": "required",
 }
+_LEFT: Sequence[Mapping[str, Any]] = (
+    {"ignore_eos": True},
+    {"ignore_eos": True, "n": 2},
+    {"guided_regex": "([A-Z][a-z ]{20,40}[.] ){9}"},
+    _TOOL,
+)
 _CHAT: Mapping[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
 _BAD: Mapping[str, Mapping[str, Any]] = {
     "no messages": {"max_tokens": 8},
@@ -177,7 +183,8 @@ def _parameters(kind: Kind, number: int) -> Mapping[str, Any]:
             stops = {"stop": [" the", ".", "!"], "min_tokens": 16, "max_tokens": 64}
             return {**either, **stops, "stream": is_even}
         case Kind.ABORT:
-            return {**sampled, "stream": True, "ignore_eos": True, "max_tokens": 200}
+            wanted = _LEFT[number % len(_LEFT)]
+            return {**sampled, **wanted, "stream": True, "max_tokens": 200}
         case Kind.SLOW:
             many = {"logprobs": True, "top_logprobs": 20}  # more than buffers on the way hold
             return {**sampled, **many, "stream": True, "ignore_eos": True, "max_tokens": 200}
