@@ -10,16 +10,18 @@ from benchmarks.soak import sample
 from benchmarks.soak.client import End, Outcome
 from benchmarks.soak.mixture import Kind
 from benchmarks.soak.run import Run
+from benchmarks.soak.sample import Sample
 
 MAX_TIMES_MEDIAN = 10
 MAX_GROWTH_MIB = 1.0  # per 1,000 requests
 MAX_MORE_DESCRIPTORS = 8  # of a process
 MIN_VERIFICATIONS = 25_000
 FULL_SECONDS = 15 * 60.0
-# Below these a run says nothing about memory: caches and allocators still fill.
+# Below these a run says nothing about memory and descriptors: caches and pools still fill.
 WARM_UP_SHARE, MIN_WARM_UP, MIN_JUDGED = 0.25, 1000, 1000
 _MIN_MEDIAN_SECONDS = 0.1  # shorter requests wait ten times as long for one long step of others
 _UNTIMED = (Kind.SLOW, Kind.ABORT)
+_TOO_FEW = "too few requests"
 _MAX_REASONS = 3
 _MAX_CHARACTERS = 300
 
@@ -94,24 +96,34 @@ def _times(run: Run) -> Check:
     return Check("longest request / median", f"{worst:.1f}", reasons)
 
 
-def _memory(run: Run) -> Check:
-    name, total = "memory, MiB per 1,000 requests", len(run.outcomes)
+def _judged(run: Run) -> list[Sample] | None:
+    """Return the samples after the warm-up; None: too few requests came after it."""
+    total = len(run.outcomes)
     warm_up = max(WARM_UP_SHARE * total, MIN_WARM_UP)
-    judged = [one for one in run.samples if one.num_requests >= warm_up]
     if total - warm_up < MIN_JUDGED:
-        return Check(name, "too few requests")
+        return None
+    return [one for one in run.samples if one.num_requests >= warm_up]
+
+
+def _memory(run: Run) -> Check:
+    name = "memory, MiB per 1,000 requests"
+    if (judged := _judged(run)) is None:
+        return Check(name, _TOO_FEW)
     growth = sample.growth_mib(judged)
     reason = f"grows by {growth:.2f} MiB per 1,000 requests, at most {MAX_GROWTH_MIB:g} is allowed"
     return Check(name, f"{growth:.2f}", (reason,) if growth > MAX_GROWTH_MIB else ())
 
 
 def _descriptors(run: Run) -> Check:
+    if (judged := _judged(run)) is None:
+        return Check("descriptors", _TOO_FEW)
+    more = sample.more_descriptors(judged)
     reasons = tuple(
-        f"{process} has {more} more than before"
-        for process, more in run.descriptors.items()
-        if more > MAX_MORE_DESCRIPTORS
+        f"{process} has {number:g} more at the end than after the warm-up"
+        for process, number in more.items()
+        if number > MAX_MORE_DESCRIPTORS
     )
-    return Check("descriptors", f"{max(run.descriptors.values(), default=0):+d}", reasons)
+    return Check("descriptors", f"{max(more.values(), default=0):+g}", reasons)
 
 
 def _gauges(run: Run) -> Check:

@@ -12,6 +12,8 @@ from benchmarks.soak.mixture import Kind
 from benchmarks.soak.run import Run
 from diffuspec.bench.text_table import TextTable
 
+_MAX_LISTED = 20  # samples of descriptors
+
 
 def tables(runs: Sequence[Run]) -> list[TextTable]:
     """Return the checks of all runs, and the times of each kind of request."""
@@ -86,7 +88,10 @@ def _run_json(run: Run) -> dict[str, Any]:
         "memory": [
             {"requests": one.num_requests, "mib": round(one.resident_mib, 1)} for one in run.samples
         ],
-        "descriptors": run.descriptors,
+        "descriptors": [
+            {process.name: process.num_descriptors for process in one.processes.values()}
+            for one in run.samples[:: max(1, len(run.samples) // _MAX_LISTED)]
+        ],
         "kills": [
             {"role": kill.role, "seconds": kill.ended and kill.ended - kill.began}
             for kill in run.kills.done

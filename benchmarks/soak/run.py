@@ -63,7 +63,6 @@ class Run:
     samples: list[Sample] = field(default_factory=list)
     verifications: series.Verifications = field(default_factory=series.Verifications)
     kills: Kills = field(default_factory=Kills)
-    descriptors: dict[str, int] = field(default_factory=dict)  # growth from rest to rest
     left_over: dict[str, float] = field(default_factory=dict)  # gauges at rest that are not zero
     problems: list[str] = field(default_factory=list)  # of the service as a whole
     lost_slots: str | None = None
@@ -118,9 +117,8 @@ class _Soak:
     async def run(self) -> None:
         async with self._control:
             await self._ask_oracle()
-            before = await self._sample()
             await self._load()
-            await self._look_at_rest(before)
+            await self._look_at_rest()
 
     async def _ask_oracle(self) -> None:
         requests = self._mixture.answered
@@ -196,7 +194,7 @@ class _Soak:
         elif elapsed >= run.plan.seconds:
             self._is_over.set()
 
-    async def _look_at_rest(self, before: Sample) -> None:
+    async def _look_at_rest(self) -> None:
         """See what is left of all requests."""
         self._say("at rest")
         run, until = self._run, time.monotonic() + _REST_SECONDS
@@ -208,7 +206,6 @@ class _Soak:
             run.problem("/metrics does not answer after the load")
             raise _StandsStill
         run.left_over = run_left
-        run.descriptors = sample.more_descriptors(before, await self._sample())
         async with HttpClient(self._service.url) as http:
             num_slots = int(series.total(values, series.MAX_RUNNING))
             run.lost_slots = await lost_slots(http, num_slots)

@@ -93,11 +93,21 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
     return statistics.median(slopes) if slopes else 0.0
 
 
-def more_descriptors(before: Sample, after: Sample) -> dict[str, int]:
-    """Return by how many descriptors each process has grown that is in both, by name and id."""
+def more_descriptors(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return how many descriptors more each process has in the last third than in the first.
+
+    By name and id, of those that are in all samples; medians, for connections come and go.
+    """
+    third = len(samples) // 3
+    if not third:
+        return {}
+    lasting = set.intersection(*(set(sample.processes) for sample in samples))
+
+    def usual(process: ProcessId, part: Sequence[Sample]) -> float:
+        return statistics.median(sample.processes[process].num_descriptors for sample in part)
+
     return {
-        f"{taken.name} ({process[0]})": taken.num_descriptors
-        - before.processes[process].num_descriptors
-        for process, taken in after.processes.items()
-        if process in before.processes
+        f"{samples[0].processes[process].name} ({process[0]})": usual(process, samples[-third:])
+        - usual(process, samples[:third])
+        for process in lasting
     }

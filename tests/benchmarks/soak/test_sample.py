@@ -17,6 +17,7 @@ FIRST, SECOND, THIRD = (1, 0.0), (2, 0.0), (3, 0.0)
 
 
 def sample(num_requests: int, sizes: dict[ProcessId, float], name: str = "verifier") -> Sample:
+    """Return a sample of processes whose descriptors are as many as the requests."""
     return Sample(
         num_requests,
         {
@@ -46,10 +47,12 @@ def test_too_few_samples_say_nothing():
     assert growth_mib([sample(100 * n, {FIRST: 50 + n}) for n in range(5)]) == 0
 
 
-def test_descriptors_are_compared_of_processes_that_are_there_before_and_after():
-    before = sample(10, {FIRST: 50, SECOND: 50})
-    after = sample(17, {SECOND: 50, THIRD: 50})
-    assert more_descriptors(before, after) == {"verifier (2)": 7}
+def test_descriptors_grow_from_the_first_third_to_the_last_in_processes_that_stay():
+    stays: list[dict[ProcessId, float]] = [{FIRST: 50, SECOND: 50}] * 8
+    stays.append({SECOND: 50, THIRD: 50})
+    samples = [sample(number, sizes) for number, sizes in enumerate(stays)]
+    assert more_descriptors(samples) == {"verifier (2)": 6}
+    assert more_descriptors(samples[:2]) == {}
 
 
 def test_a_port_on_which_nothing_listens_has_no_processes():
