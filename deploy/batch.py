@@ -81,7 +81,7 @@ _Engine = Annotated[
     Literal["pipeline", "process", "data"] | None,
     typer.Option(
         help="Where to run without an address. pipeline (default): on the cluster that "
-        "RAY_ADDRESS names, or else on a new local cluster; process: all roles in this "
+        "RAY_ADDRESS names, or else on a new local cluster; process: all roles in one "
         "process, without Ray; data: several pipelines through Ray Data, from and to "
         "folders of JSONL or Parquet."
     ),

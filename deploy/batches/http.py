@@ -12,6 +12,7 @@ import httpx2
 from deploy.batches.proxies import proxy_of
 from deploy.batches.results import Reply, ServiceBusyError, ServiceLostError
 from diffuspec.core.errors import ConfigError
+from diffuspec.serve.openai.objects import ErrorCode
 
 MAX_REPLY_BYTES = 64 * 2**20
 
@@ -21,6 +22,7 @@ _BUSY = (429, 503)
 _NO_ENTRY = (401, 403)
 _TIMED_OUT = 408
 _NOT_FOUND = 404
+_FATAL: ErrorCode = "fatal_request"
 
 
 class HttpService:
@@ -118,12 +120,10 @@ class HttpService:
         except httpx2.TransportError as error:
             reason = str(error) or type(error).__name__
             raise ServiceLostError(f"{self._by_proxy}: {reason}".lstrip(": ")) from error
-        _check_status(response)
-        try:
-            said = json.loads(content)
-        except ValueError:
-            said = None
-        if not isinstance(said, dict):
+        said = _object_in(content)
+        if said is None or not _is_fatal(said):
+            _check_status(response)
+        if said is None:
             raise ServiceLostError(f"status {response.status_code} without a JSON object")
         return Reply(response.status_code, response.headers.get("x-request-id", request_id), said)
 
@@ -137,6 +137,20 @@ async def _read(response: httpx2.Response) -> bytes:
             raise ServiceLostError(f"a reply above {MAX_REPLY_BYTES} bytes")
         parts.append(part)
     return b"".join(parts)
+
+
+def _object_in(content: bytes) -> dict[str, Any] | None:
+    try:
+        said = json.loads(content)
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) else None
+
+
+def _is_fatal(said: Mapping[str, Any]) -> bool:
+    """Return whether the service says that the request ended its processes."""
+    error = said.get("error")
+    return isinstance(error, dict) and error.get("code") == _FATAL
 
 
 def _check_status(response: httpx2.Response) -> None:

@@ -13,6 +13,8 @@ from diffuspec.core.errors import (
     DiffuspecError,
     OverloadedError,
     RequestCancelledError,
+    VerifierLostError,
+    VerifierUnavailableError,
     WorkerError,
 )
 from diffuspec.serve.backend import Backend
@@ -37,7 +39,9 @@ class BackendService:
         """See `Service.ask`."""
         try:
             return Reply(OK, request_id, await self._answer(url, body, request_id))
-        except OverloadedError as error:
+        except VerifierLostError as error:
+            raise ServiceLostError(str(error)) from error
+        except (OverloadedError, VerifierUnavailableError) as error:
             raise ServiceBusyError(str(error)) from error
         except (WorkerError, RequestCancelledError, TimeoutError) as error:
             raise ServiceLostError(str(error) or type(error).__name__) from error

@@ -19,6 +19,7 @@ from diffuspec.core.errors import ConfigError, VerifierUnavailableError
 from diffuspec.core.interfaces import ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput, TokenIds
+from diffuspec.data_parallel.engine import DataParallelEngine
 from diffuspec.serve.backend import Backend, ServedModel
 from diffuspec.serve.conventions import read_conventions
 from diffuspec.serve.server import EngineBackend, name_of
@@ -73,16 +74,15 @@ def at_address(address: str, key_file: Path | None, concurrency: int, seconds: f
 
 
 def in_process(config: PipelineConfig) -> Place:
-    """Return a pipeline's roles as objects of this process, on one machine without Ray."""
+    """Return a pipeline's roles in a child process, on one machine without Ray.
+
+    A row that ends this process does not end the batch.
+    """
 
     @contextlib.asynccontextmanager
     async def service() -> AsyncIterator[Service]:
-        import torch
-
-        from diffuspec.engine import Engine
-
-        torch.set_num_threads(config.placement.verifier.num_threads)
-        async with Engine.from_config(config.engine) as engine:
+        num_threads = config.placement.verifier.num_threads
+        async with DataParallelEngine.from_config(config.engine, num_threads) as engine:
             yield _service(EngineBackend(engine, name_of(config.engine.target.path)), config)
 
     return Place(contextlib.nullcontext, service)

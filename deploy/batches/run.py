@@ -1,7 +1,8 @@
 """The run of a batch: a bounded number of rows in flight, each result on disk before the next row.
 
-A row fails only if the row itself is at fault. While the service is busy or down, rows wait; after
-a long time without any answer the run stops, and the same command continues it later.
+A row fails only if the row itself is at fault: after two losses of a service that recovers, it is
+sent once more with no other row in flight. While the service is busy or down, rows wait; after a
+long time without any answer the run stops, and the same command continues it later.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from deploy.batches.results import (
     failed,
 )
 from deploy.batches.rows import BadRowError, Row, parse_row
+from deploy.batches.turns import Turns
 from diffuspec.core.backoff import Backoff
+from diffuspec.core.losses import FATAL_LOSSES, SUSPECT_LOSSES
 
 _FIRST_PAUSE_SECONDS = 0.5
 _MAX_PAUSE_SECONDS = 30.0
-_MAX_LOSSES = 5  # times that a row may be lost while the service itself recovers
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Run:
         self._output = output
         self._options = options
         self._on_result = on_result
+        self._turns = Turns()
         self._answered_at = 0.0  # monotonic time of the service's latest reply
 
     async def finish(self, lines: Iterator[Line]) -> None:
@@ -126,7 +129,8 @@ class Run:
         num_losses = 0  # number of losses after which the service was still up
         while True:
             try:
-                reply = await self._service.ask(url, body, request_id)
+                async with self._turns.taken(alone=num_losses >= SUSPECT_LOSSES):
+                    reply = await self._service.ask(url, body, request_id)
             except (ServiceBusyError, ServiceLostError) as error:
                 failed_at = time.monotonic()
                 pause = max(backoff.failed(), _wanted_pause(error)) * random.uniform(0.75, 1.25)
@@ -134,8 +138,11 @@ class Run:
                 await asyncio.sleep(pause)
                 if isinstance(error, ServiceLostError):
                     num_losses += self._answered_at > failed_at or await self._service.is_up()
-                    if num_losses >= _MAX_LOSSES:
-                        raise _LostRowError(f"lost {num_losses} times: {error}") from error
+                    if num_losses >= FATAL_LOSSES:
+                        raise _LostRowError(
+                            f"lost {num_losses} times, at last while no other row was in flight: "
+                            f"{error}"
+                        ) from error
             else:
                 self._answered_at = time.monotonic()
                 return reply

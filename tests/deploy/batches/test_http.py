@@ -58,6 +58,12 @@ async def test_what_is_wrong_with_a_request_is_its_reply():
     assert (reply.status_code, reply.body) == (400, {"error": {"param": "top_p"}})
 
 
+async def test_a_row_at_which_the_service_lost_processes_is_not_sent_again():
+    error = {"error": {"code": "fatal_request", "message": "do not retry it"}}
+    reply = await ask(lambda _: httpx2.Response(500, json=error))
+    assert (reply.status_code, reply.body) == (500, error)
+
+
 @pytest.mark.parametrize(
     ("status", "headers", "seconds"),
     [

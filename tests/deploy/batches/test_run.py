@@ -149,18 +149,25 @@ async def test_a_batch_stops_when_nothing_is_answered_for_long(written):
 class Poisoned(Echo):
     """Is lost whenever it is asked about poison."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.deaths: list[int] = []  # numbers of requests in flight
+
     async def _answer(self, body: Any, request_id: str) -> Any:
         if body["messages"][-1]["content"] == "poison":
+            self.deaths.append(self.num_in_flight)
             raise ServiceLostError("crashed")
         await asyncio.sleep(1)
         return await super()._answer(body, request_id)
 
 
 @pytest.mark.virtual_time
-async def test_a_row_that_the_service_never_survives_fails_alone(written):
+async def test_a_row_that_the_service_never_survives_is_tried_alone_and_fails(written):
     path = written(chat("poison"), *(chat(str(i)) for i in range(30)))
-    results = await answer_in_memory(path, Poisoned())
+    service = Poisoned()
+    results = await answer_in_memory(path, service)
     assert len(results) == 31
+    assert len(service.deaths) == 3 and service.deaths[-1] == 1
     [poisoned] = [result for result in results if result["response"] is None]
     assert poisoned["id"].startswith("batch_req_1_")
     assert poisoned["error"]["code"] == "service_lost"
