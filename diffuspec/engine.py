@@ -120,7 +120,7 @@ class Engine(EngineBase):
         drafter = self.drafter
         return drafter.lattice_model if isinstance(drafter, DiffuSpecDrafter) else None
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Stop the coordinator and the worker threads. Requests still running are cancelled.
 
         If a part fails to close, the others are still closed; its error is raised at the end.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -44,6 +45,7 @@ class EngineBase(ABC):
         self.spans: RequestSpans | None = None  # records OpenTelemetry spans, if set
         self._runner: asyncio.Runner | None = None  # the event loop of generate
         self._is_closed = False
+        self._process_id = os.getpid()
         self._turns = threading.Lock()  # one call of generate at a time
 
     @property
@@ -95,8 +97,16 @@ class EngineBase(ABC):
         return  # engines in other processes do this there
 
     @abstractmethod
+    def _close(self) -> None:
+        """See `close`."""
+
     def close(self) -> None:
-        """Free what the engine holds. Requests still running are cancelled."""
+        """Free what the engine holds. Requests still running are cancelled.
+
+        In a process that was forked from the engine's this does nothing.
+        """
+        if os.getpid() == self._process_id:
+            self._close()
 
     def cpu_seconds(self) -> float:
         """Processor seconds of the engine's processes so far, this one included."""
@@ -180,6 +190,12 @@ class EngineBase(ABC):
     def _check_is_open(self) -> None:
         if self._is_closed:
             raise RuntimeError("this engine is closed: open another one")
+        if (process_id := os.getpid()) != self._process_id:
+            raise RuntimeError(
+                f"this engine was opened in process {self._process_id}, whose threads a process "
+                f"forked from it ({process_id}) does not have: open another one here, or start "
+                "processes by spawn"
+            )
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the event loop of `generate`."""

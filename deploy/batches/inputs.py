@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from deploy.batches.kinds import other_kind
 from deploy.batches.rows import custom_id_of
 from diffuspec.core.errors import ConfigError
 
@@ -25,7 +26,6 @@ MAX_LINES = 10_000_000
 
 _CHUNK_BYTES = 2**20
 _BOM = codecs.BOM_UTF8
-_OTHER_BOMS = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,8 @@ def lines_between(
             ):
                 number += 1
                 is_first = start == 0 and number == 1
-                if is_first and (head.startswith(_OTHER_BOMS) or b"\0" in head[:4]):
-                    raise ConfigError(f"{path} is not UTF-8 but UTF-16 or UTF-32; rows are UTF-8")
+                if is_first and (kind := other_kind(head)):
+                    raise ConfigError(f"{path} is {kind}; the input must be JSON lines in UTF-8")
                 content = (head.removeprefix(_BOM) if is_first else head).strip()
                 hasher = _hasher(salt, content)
                 is_too_long = _skip_rest(file, head, hasher)

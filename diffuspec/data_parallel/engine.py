@@ -166,7 +166,7 @@ class DataParallelEngine(EngineBase):
         finally:
             await asyncio.to_thread(self.close)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         self._is_closed = True
         runner, self._runner = self._runner, None
         with contextlib.ExitStack() as stack:

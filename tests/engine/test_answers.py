@@ -3,7 +3,10 @@
 import asyncio
 import gc
 import json
+import os
+import select
 import shutil
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -193,6 +196,29 @@ async def test_an_engine_may_be_closed_inside_a_coroutine_and_twice_and_says_so(
         await engine.complete(PROMPT, SHORT)
     with pytest.raises(RuntimeError, match="this engine is closed"):
         await anext(engine.stream(PROMPT, SHORT))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_process_forked_from_an_engines_is_told_to_open_another_one(engine):
+    assert len(engine.generate([PROMPT], SHORT)) == 1
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        try:
+            with engine:
+                engine.generate([PROMPT], SHORT)
+        except RuntimeError as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    ready, _, _ = select.select([read], [], [], 30)
+    said = os.read(read, 4096).decode() if ready else "it hangs"
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(read)
+    assert said.startswith(f"this engine was opened in process {os.getpid()}, whose threads")
+    assert f"({child}) does not have: open another one here" in said
+    assert len(engine.generate([PROMPT], SHORT)) == 1  # the child's `with` has closed nothing here
 
 
 async def test_leaving_an_engine_in_a_coroutine_ends_its_tasks_and_threads(target_path):

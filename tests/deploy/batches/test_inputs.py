@@ -1,6 +1,10 @@
 """Reading rows: numbers of lines, what is refused before any work, lines without bound."""
 
+import gzip
+
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from deploy.batches import inputs
 from deploy.batches.inputs import jsonl_file, read, scan
@@ -93,3 +97,32 @@ def test_another_encoding_than_utf_8_is_refused(tmp_path, encoding):
     path.write_bytes('{"prompt": "a"}\n'.encode(encoding))
     with pytest.raises(ConfigError, match="is not UTF-8 but UTF-16 or UTF-32"):
         scan(jsonl_file(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (save({"weight": np.zeros((40, 40), np.float32)}), "a safetensors file"),
+        (save({str(i): np.zeros(2, np.float32) for i in range(2000)}), "a safetensors file"),
+        (b"GGUF\x03\0\0\0", "a GGUF file"),
+        (gzip.compress(b'{"prompt": "a"}\n'), r"compressed \(gzip\)"),
+        (b"PAR1\x15\x04", "a Parquet file"),
+        (b"\x80\x04\x95\x0c\0\0\0", "binary"),
+    ],
+    ids=["safetensors", "many tensors", "GGUF", "gzip", "Parquet", "pickle"],
+)
+def test_a_file_of_another_kind_is_refused_by_its_name(tmp_path, content, kind):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(content)
+    wanted = f"in.jsonl is {kind}; the input must be JSON lines in UTF-8"
+    with pytest.raises(ConfigError, match=wanted):
+        scan(jsonl_file(path))
+
+
+@pytest.mark.parametrize(
+    "first", [b'{"prompt": "\xc3\xa9"}', b"\xef\xbb\xbf{}", b"[", b"", b"\t{}"]
+)
+def test_a_first_line_that_may_be_text_is_read_as_a_row(tmp_path, first):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(first + b'\n{"prompt": "a"}\n')
+    assert scan(jsonl_file(path)).num_rows == 1 + bool(first)
