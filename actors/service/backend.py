@@ -156,7 +156,7 @@ class _Request:
         request_id: str,
     ) -> None:
         self._backend = backend
-        self._blocks = prompt_blocks(prompt)
+        self._blocks = prompt_blocks(prompt, sampling.cache_salt)
         self._request_id = request_id
         self._parameters = (prompt.tolist(), sampling, speculation, request_id)
         self._has_moved = False

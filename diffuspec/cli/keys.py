@@ -35,6 +35,13 @@ TokensPerMinute = Annotated[
         help="Maximum number of tokens per minute, of prompts and answers. Default: unlimited.",
     ),
 ]
+CacheGroup = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Keys with the same group share cached beginnings of prompts. Default: no group.",
+    ),
+]
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 
@@ -44,6 +51,7 @@ def add(
     name: Name,
     max_requests: MaxRequests = None,
     tokens_per_minute: TokensPerMinute = None,
+    cache_group: CacheGroup = None,
 ) -> None:
     """Make a key, print it, and append its hash to a file.
 
@@ -52,8 +60,9 @@ def add(
     """
     from diffuspec.serve.http.keys import add_key
 
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"NAME must be a letter and up to 63 of A-Z a-z 0-9 . _ -, got {name!r:.80}"
-        )
-    typer.echo(add_key(file, name, max_requests, tokens_per_minute))
+    for what, given in (("NAME", name), ("--cache-group", cache_group)):
+        if given is not None and not _NAME.fullmatch(given):
+            raise ConfigError(
+                f"{what} must be a letter and up to 63 of A-Z a-z 0-9 . _ -, got {given!r:.80}"
+            )
+    typer.echo(add_key(file, name, max_requests, tokens_per_minute, cache_group))

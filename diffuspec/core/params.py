@@ -36,6 +36,7 @@ MAX_DRAFT_TOKENS = 128
 MAX_TREE_NODES = 256
 MAX_OUTCOMES = 16
 MAX_DRAFTER_NAME_CHARACTERS = 64
+MAX_SALT_CHARACTERS = 256
 MAX_PREDICTED_TOKENS = 16_384
 AUTO_DRAFTER = "auto"  # instead of a drafter's name: the coordinator chooses
 _MAX_BAD_TOKENS = 4 * MAX_BAD_WORD_CHARACTERS + 1  # bytes of a bad word's text and a space
@@ -90,7 +91,7 @@ class StructuredOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the target's distribution is shaped and when a request ends.
+    """How the target's distribution is shaped, when a request ends, and with whom it shares caches.
 
     With a seed, the output depends only on the prompt and these parameters. Lists become tuples, a
     single `stop` string or bad word becomes a tuple of one, and numpy numbers become Python's,
@@ -182,6 +183,12 @@ class SamplingParams:
         None,
         "Report the log-probability of each token of the prompt after the first, and of "
         "this many of the most likely tokens at its position.",
+        option=None,
+    )
+    cache_salt: Annotated[str, Len(1, MAX_SALT_CHARACTERS)] | None = declare(
+        None,
+        "Only requests with the same salt share cached beginnings of prompts; null: all without "
+        "a salt. Changes the speed and the reported number of cached tokens, never the text.",
         option=None,
     )
 

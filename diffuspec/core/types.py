@@ -37,6 +37,7 @@ TokenIds: TypeAlias = NDArray[np.int32]
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 PreDraftResult: TypeAlias = Literal["hit", "miss"]
 
+CACHE_BLOCK_TOKENS = 64  # unit in which the cached tokens of a request with a salt are reported
 MAX_ALTERNATIVES = 8
 MAX_PRE_DRAFTS = 128  # largest number of pre-drafts in one batch, over all requests
 NO_TOKENS: TokenIds = np.zeros(0, np.int32)
@@ -176,9 +177,8 @@ class VerifyRequest:
         if limit is None or len(self.prefix) - num_cached <= limit:
             return self
         prefix, wanted = self.prefix[: num_cached + limit], self.states_wanted
-        return VerifyRequest(
-            self.request_id, prefix, len(prefix), EMPTY_TREE, SamplingParams(), wanted
-        )
+        plain = SamplingParams(cache_salt=self.sampling.cache_salt)
+        return VerifyRequest(self.request_id, prefix, len(prefix), EMPTY_TREE, plain, wanted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,7 +277,8 @@ class _Route:
         self._engine = engine
         self._request = request
         self._num_committed = len(request.committed_token_ids)  # tokens committed earlier elsewhere
-        self._blocks, self._num_tokens = prompt_blocks(token_ids), len(token_ids)
+        self._blocks = prompt_blocks(token_ids, request.sampling.cache_salt or None)
+        self._num_tokens = len(token_ids)
 
     async def ask(self, committed: Sequence[int], losses: Losses) -> AsyncGenerator[RequestOutput]:
         del self._request.committed_token_ids[self._num_committed :]

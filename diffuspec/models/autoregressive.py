@@ -145,7 +145,8 @@ class AutoregressiveDrafter:
         length = min(*wanted, self._max_positions - len(context))
         if length < 1:
             return _Chain(request, context, 0, -1, is_ended=True)
-        slot, start = self.runner.cache.acquire(request.request_id, context)
+        salt = request.sampling.cache_salt
+        slot, start = self.runner.cache.acquire(request.request_id, context, salt=salt)
         self.runner.extend(slot, context, start, MAX_PREFILL_ROWS)
         return _Chain(request, context, length, slot)
 

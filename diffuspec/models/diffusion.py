@@ -184,10 +184,11 @@ class DiffusionDrafter:
         For the first of the other requests, a piece of the prefix is prefilled.
         """
         cache, behind = self.runner.cache, set[str]()
-        long = {d.request.request_id: d.prefix for d in drafts if len(d.prefix) > MAX_PREFILL_ROWS}
-        for request_id, prefix in long.items():
+        long = {d.request.request_id: d for d in drafts if len(d.prefix) > MAX_PREFILL_ROWS}
+        for request_id, draft in long.items():
+            prefix, salt = draft.prefix, draft.request.sampling.cache_salt
             cache.begin_step()
-            slot, num_cached = cache.acquire(request_id, prefix)
+            slot, num_cached = cache.acquire(request_id, prefix, salt=salt)
             start = self._settings.num_settled(num_cached)
             if len(prefix) - start > MAX_PREFILL_ROWS:
                 if not behind:
@@ -241,12 +242,13 @@ class DiffusionDrafter:
 
     def _plan(self, group: Sequence[MaskedDraft]) -> _Plan:
         """Lay out the drafts of one request id, and choose the new prefix rows to keep."""
-        request_id, prefixes = group[0].request.request_id, [draft.prefix for draft in group]
+        request, prefixes = group[0].request, [draft.prefix for draft in group]
+        request_id = request.request_id
         shared = prefixes[0]
         for prefix in prefixes[1:]:
             shared = shared[: num_shared_tokens(shared, prefix)]
         shared = shared[: self._settings.num_settled(len(shared))]
-        slot, start = self._acquire(request_id, prefixes, len(shared))
+        slot, start = self._acquire(request, prefixes, len(shared))
         committed = shared
         if not self._settings.has_exact_prefix:
             # Prefix rows see the draft after them, so rows that several drafts share are not kept.
@@ -265,14 +267,16 @@ class DiffusionDrafter:
         return _Plan(slot, list(segments), committed[start:])
 
     def _acquire(
-        self, request_id: str, prefixes: Sequence[TokenIds], num_shared: int
+        self, request: DraftRequest, prefixes: Sequence[TokenIds], num_shared: int
     ) -> tuple[int, int]:
         """Return the slot, and the number of shared tokens that need not be computed again.
 
         The last token of a prefix is computed again if its row predicts the first drafted token.
         """
-        settings = self._settings
-        slot, num_cached = self.runner.cache.acquire(request_id, prefixes[0], num_shared)
+        settings, salt = self._settings, request.sampling.cache_salt
+        slot, num_cached = self.runner.cache.acquire(
+            request.request_id, prefixes[0], num_shared, salt
+        )
         start = settings.num_settled(num_cached)
         if settings.is_shifted or not settings.has_exact_prefix:
             start = min(start, *(len(prefix) - 1 for prefix in prefixes))

@@ -216,8 +216,12 @@ class CausalTarget:
         """
         if not reading or request.states_wanted is not None:
             return
+        salt = request.sampling.cache_salt
         shared = [
-            num_shared_tokens(one.request.prefix[:-1], request.prefix[:-1]) for one in reading
+            num_shared_tokens(one.request.prefix[:-1], request.prefix[:-1])
+            if one.asked.sampling.cache_salt == salt
+            else 0
+            for one in reading
         ]
         end = max(shared)
         plan = reading[shared.index(end)]
@@ -230,7 +234,8 @@ class CausalTarget:
         most, wanted = len(request.prefix) - 1, request.states_wanted
         if wanted is not None:
             most = min(most, wanted.first)
-        return self.runner.cache.acquire(request.request_id, request.prefix, most)
+        salt = request.sampling.cache_salt
+        return self.runner.cache.acquire(request.request_id, request.prefix, most, salt)
 
     def _choose_nodes(
         self, request: VerifyRequest, admitted: Admitted | None

@@ -104,8 +104,11 @@ class Request:
         self._num_draft_losses = 0
         scoring = None
         if sampling.prompt_logprobs is not None and not self.is_resumed:
-            scoring = PromptScoring(prompt_token_ids, sampling.prompt_logprobs)
-        self.prefill = Prefill(request_id, self._prefix, scoring)
+            num_top, salt = sampling.prompt_logprobs, sampling.cache_salt
+            scoring = PromptScoring(prompt_token_ids, num_top, salt)
+        self.prefill = Prefill(
+            request_id, self._prefix, scoring, is_salted=sampling.cache_salt is not None
+        )
         self.feed = StateFeed()  # hidden states for its drafter
         self._expect = expect
         self._expectations: dict[str, Expectation] = {}  # by drafter

@@ -17,6 +17,7 @@ from diffuspec.algorithm.draft_tree import is_chain, prune_draft
 from diffuspec.algorithm.outcomes import Outcome, OutcomeRanking, RankedOutcome
 from diffuspec.core.errors import VerifierError
 from diffuspec.core.types import (
+    CACHE_BLOCK_TOKENS,
     EMPTY_DRAFT,
     Draft,
     DraftRequest,
@@ -104,14 +105,25 @@ class Prefill:
     tokens to read at a time, and reports how many are left.
     """
 
-    def __init__(self, request_id: str, prefix: Prefix, scoring: PromptScoring | None) -> None:
-        """scoring: None if no log-probabilities of the prompt are requested."""
+    def __init__(
+        self,
+        request_id: str,
+        prefix: Prefix,
+        scoring: PromptScoring | None,
+        *,
+        is_salted: bool = False,
+    ) -> None:
+        """scoring: None if no log-probabilities of the prompt are requested.
+
+        is_salted: the request shares cached prefixes only with those of the same salt.
+        """
         self.num_read = 0  # tokens of the prefix in the target's cache
         self._num_cached: int | None = None  # tokens that earlier requests left there
         self._is_stuck = False  # the last verification made no progress
         self._request_id = request_id
         self._prefix = prefix
         self._scoring = scoring
+        self._block = CACHE_BLOCK_TOKENS if is_salted else 1
 
     @property
     def num_unread(self) -> int:
@@ -130,8 +142,12 @@ class Prefill:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Number of prompt tokens that other requests had left in the target's cache."""
-        return min(self._num_cached or 0, self._prefix.num_prompt_tokens)
+        """Number of prompt tokens that other requests had left in the target's cache.
+
+        With a salt it is rounded down to whole blocks.
+        """
+        num_cached = min(self._num_cached or 0, self._prefix.num_prompt_tokens)
+        return num_cached // self._block * self._block
 
     def finish(self) -> None:
         """Record a committed verdict: the target has read all tokens but its own last one."""

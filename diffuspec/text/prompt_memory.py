@@ -18,13 +18,15 @@ MAX_BLOCKS = 64  # blocks of a prompt that are distinguished
 V = TypeVar("V")
 
 
-def prompt_blocks(token_ids: TokenIds) -> list[bytes]:
+def prompt_blocks(token_ids: TokenIds, salt: str | None = None) -> list[bytes]:
     """Return a hash for each beginning of a prompt that ends at a block, the shortest first.
 
-    A prompt shorter than a block counts as one block.
+    A prompt shorter than a block counts as one block. Hashes of different salts differ.
     """
     data = np.ascontiguousarray(token_ids, "<i4")
     chain, found = hashlib.blake2b(digest_size=8), []
+    if salt is not None:
+        chain.update(hashlib.blake2b(salt.encode("utf-8", "surrogatepass")).digest())
     num_blocks = min(max(len(data) // BLOCK_TOKENS, 1), MAX_BLOCKS)
     for index in range(num_blocks):
         chain.update(data[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS].tobytes())

@@ -15,10 +15,10 @@ class PromptScoring:
     returns the log-probability of each of its tokens. The first token of a prompt has none.
     """
 
-    def __init__(self, prompt: TokenIds, num_top: int) -> None:
+    def __init__(self, prompt: TokenIds, num_top: int, cache_salt: str | None = None) -> None:
         """num_top: number of likeliest tokens to report for each position."""
         self._prompt = prompt
-        self._sampling = SamplingParams(logprobs=num_top)
+        self._sampling = SamplingParams(logprobs=num_top, cache_salt=cache_salt)
         self._found: list[TokenLogprobs] = []
 
     @property

@@ -118,6 +118,17 @@ async def test_a_draft_ends_with_the_answer_and_where_the_drafter_is_unsure(
     assert draft.num_tokens_before_eos == ending
 
 
+async def test_rows_are_shared_only_among_requests_with_the_same_salt(
+    copy: AutoregressiveDrafter,
+) -> None:
+    drafts = await copy.draft([request(PROMPT, replace(GREEDY, cache_salt="x"), "salted")])
+    cache, prefix = copy.runner.cache, request(PROMPT).prefix
+    cache.begin_step()
+    assert cache.acquire("salted", prefix, salt="x")[1] == len(PROMPT) - 1
+    assert cache.acquire("other", prefix, salt="y")[1] == 0
+    assert drafts[0].tree == (await copy.draft([request(PROMPT)]))[0].tree
+
+
 async def test_nothing_is_drafted_beyond_the_context(copy: AutoregressiveDrafter) -> None:
     size = copy.runner.cache.max_len
     nearly, full = (PROMPT * size)[: size - 2], (PROMPT * size)[:size]

@@ -133,6 +133,17 @@ async def test_block_causal_prefix_is_computed_once(load: Load) -> None:
     assert cached == 30
 
 
+async def test_rows_are_shared_only_among_requests_with_the_same_salt(load: Load) -> None:
+    drafter = load("block_causal")
+    cache, prefix = drafter.runner.cache, np.array(PREFIX, np.int32)
+    for name, salt in (("a", "x"), ("b", "y")):
+        found = await drafter.lattices([request(PREFIX[:30], name, cache_salt=salt)])
+        assert_drafted("block_causal", [PREFIX[:30]], found)
+    cache.begin_step()
+    numbers = [cache.acquire(name, prefix, salt=salt)[1] for name, salt in (("a", "x"), ("b", "z"))]
+    assert numbers == [30, 0]
+
+
 async def test_hypotheses_share_the_rows_of_equal_tokens(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -297,11 +297,12 @@ async def test_batch_answers_each_as_if_alone(qwen2: CausalTarget) -> None:
     assert verdicts[0].verify_seconds > 0
 
 
+@pytest.mark.parametrize("salt", [None, "x"])
 async def test_a_limit_on_what_is_read_lets_a_prefix_take_several_steps(
-    qwen2: CausalTarget,
+    qwen2: CausalTarget, salt: str | None
 ) -> None:
     prefix = [7, *PROMPT, *PROMPT]
-    sampling = SamplingParams(temperature=1.0, seed=3)
+    sampling = SamplingParams(temperature=1.0, seed=3, cache_salt=salt)
     asked = replace(request(prefix, chain([5, 6]), sampling), max_read_tokens=7)
     read = [await verify_one(qwen2, asked) for _ in range(3)]
     assert len(prefix) == 17
@@ -331,6 +332,17 @@ async def test_what_prompts_of_one_batch_begin_with_is_read_once(loaded: Load) -
     for prefix, verdict in zip(prefixes, verdicts, strict=True):
         expected = await verify_one(loaded("qwen2"), request(prefix, chain([7, 7]), SAMPLED))
         assert verdict.token_ids == expected.token_ids
+
+
+async def test_what_prompts_of_one_batch_begin_with_is_read_once_for_each_salt(loaded: Load):
+    target, prefix = loaded("qwen2"), [n % 49 + 3 for n in range(60)]
+    batch = [
+        request(prefix, chain([7, 7]), replace(SAMPLED, cache_salt=salt), name)
+        for name, salt in (("a", "x"), ("b", "y"), ("c", "x"))
+    ]
+    verdicts = await target.verify(batch)
+    assert [one.num_cached_tokens for one in verdicts] == [0, 0, 59]
+    assert len({one.token_ids for one in verdicts}) == 1
 
 
 async def test_prefill_in_chunks_is_the_same(

@@ -15,7 +15,7 @@ from diffuspec.adl.policies import FixedLength
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.core.errors import InvalidRequestError, VerifierError
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.params import PLAIN, SamplingParams, SpeculationParams
 from diffuspec.core.types import EMPTY_DRAFT, EMPTY_TREE, Draft, FinishReason, Verdict
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import EarlyDraft
@@ -155,6 +155,15 @@ def test_what_was_cached_is_told_by_the_first_verdict():
         asked = request.verify_request(1)
         request.prefill.take(asked, Verdict((5,), (), num_cached_tokens=number))
     assert request.prefill.num_cached_tokens == 1
+
+
+@pytest.mark.parametrize(("salt", "counted"), [(None, 130), ("x", 128)])
+def test_cached_tokens_of_a_request_with_a_salt_are_counted_in_blocks(salt, counted):
+    prompt, sampling = np.arange(3, 143, dtype=np.int32), SamplingParams(cache_salt=salt)
+    request = Request("a", prompt, sampling, PLAIN, (EOS,))
+    verdict = Verdict((5,), (), num_cached_tokens=130)
+    request.prefill.take(request.verify_request(200), verdict)
+    assert request.prefill.num_cached_tokens == counted
 
 
 def test_committed_tokens_count_as_read_until_the_cache_is_lost():

@@ -272,7 +272,6 @@ def test_neutral_values_and_nulls_and_labels_are_taken():
     ("key", "value", "reason"),
     [
         ("best_of", 2, "n"),
-        ("cache_salt", "x", "share the cache"),
         ("detokenize", False, "return_token_ids"),
         ("mm_processor_kwargs", {"a": 1}, "only text"),
         ("thinking_token_budget", 5, "reasoning_effort"),

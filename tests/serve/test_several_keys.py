@@ -36,6 +36,8 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
     path: Path = tmp_path_factory.mktemp("keys") / "keys.yaml"
     keys = {name: add_key(path, name) for name in ("alice", "bob")}
     keys["limited"] = add_key(path, "limited", max_requests=1)
+    for name in ("carol", "dave"):
+        keys[name] = add_key(path, name, cache_group="office")
     target = {"path": TARGET, "max_model_len": 512, "max_sequences": 2, "prefix_slots": 6}
     config = tiny_config(target=target)
     with serving(lambda: Engine.from_config(config), ServeSettings(api_keys=path)) as service:
@@ -60,6 +62,35 @@ def test_a_body_of_many_prompts_does_not_keep_another_key_waiting(keyed: Keyed, 
         answer = few.post("/v1/completions", json=asked | {"prompt": TEXT, "max_tokens": 4})
         assert answer.json()["usage"]["completion_tokens"] == 4
         assert num_finished(few) - before < NUM_PROMPTS // 2
+
+
+def test_cached_tokens_tell_nothing_of_the_prompts_of_other_keys(keyed: Keyed):
+    """A key that guesses another's prompt digit by digit, as it would find it in the cache."""
+    beginning = "You are the assistant of the bank. Never tell the number of the safe. "
+    secret = f"{beginning * 6}The number is 4711."
+
+    def num_cached(name: str, prompt: str, **options: str) -> int:
+        body = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True, **options}
+        with keyed.client(name) as client:
+            answer = client.post("/v1/completions", json=body).json()
+        texts.add(answer["choices"][0]["text"])
+        usage = answer["usage"]
+        assert usage["prompt_tokens"] > 128
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    texts: set[str] = set()
+    assert num_cached("alice", secret) == 0
+    own = num_cached("alice", secret)
+    assert own >= 128 and own % 64 == 0
+    assert num_cached("bob", secret) == 0
+    assert num_cached("alice", secret, cache_salt="mine") == 0
+    assert num_cached("alice", secret, cache_salt="mine") == own
+    assert num_cached("bob", secret, cache_salt="mine") == 0
+    assert num_cached("carol", secret) == 0
+    assert num_cached("dave", secret) == own  # of the same group
+    assert len(texts) == 1  # a salt changes no token
+    before = [num_cached("bob", secret.replace("4711", guess)) for guess in ("4710", "4000")]
+    assert num_cached("alice", secret) == own and len(set(before)) == 1
 
 
 def num_finished(client: httpx2.Client) -> float:

@@ -24,6 +24,13 @@ def test_blocks_are_those_of_every_longer_prompt_with_the_same_beginning():
     assert prompt_blocks(long)[0] != prompt_blocks(prompt(1))[0]
 
 
+def test_blocks_of_different_salts_differ():
+    one = prompt(0)
+    found = [prompt_blocks(one, salt) for salt in (None, "x", "y")]
+    assert len({block for blocks in found for block in blocks}) == 3 * (100 // BLOCK_TOKENS)
+    assert prompt_blocks(one, "x") == found[1]
+
+
 def test_blocks_are_bounded_and_a_short_prompt_has_one():
     assert len(prompt_blocks(prompt(0, 1_000_000))) == MAX_BLOCKS
     assert len(prompt_blocks(prompt(0, 3))) == len(prompt_blocks(prompt(0, 0))) == 1

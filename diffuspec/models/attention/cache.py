@@ -45,10 +45,11 @@ class Slot:
     length: int = 0
     request_id: str | None = None  # None: free, but its rows may still serve another request
     last_step: int = -1
+    salt: str | None = None  # of the request that wrote the rows
 
-    def common_prefix(self, prefix: TokenIds) -> int:
-        """Return the number of leading prefix tokens that are cached in this slot."""
-        return num_shared_tokens(self.token_ids[: self.length], prefix)
+    def common_prefix(self, prefix: TokenIds, salt: str | None) -> int:
+        """Return the number of leading prefix tokens that are cached in this slot for a salt."""
+        return num_shared_tokens(self.token_ids[: self.length], prefix) if salt == self.salt else 0
 
 
 class KVCache:
@@ -101,27 +102,33 @@ class KVCache:
         self._step += 1
 
     def acquire(
-        self, request_id: str, prefix: TokenIds, max_cached: int | None = None
+        self,
+        request_id: str,
+        prefix: TokenIds,
+        max_cached: int | None = None,
+        salt: str | None = None,
     ) -> tuple[int, int]:
         """Return the request's slot and the number of leading prefix tokens cached in it.
 
         At most max_cached tokens count as cached: by default all but the last, whose row is needed
-        for its logits. The longest prefix cached in any slot is reused. A request without a slot
-        takes over the slot that holds this prefix, if the slot is free and holds little else;
-        otherwise it gets the least recently used slot, preferably a free one, and the rows are
-        copied. For a request with a slot the rows are copied if that saves much computation. Raises
-        WorkerError if every slot was acquired in this step, or the prefix is longer than a slot.
+        for its logits. The longest prefix cached in any slot with the same salt is reused. A
+        request without a slot takes over the slot that holds this prefix, if the slot is free and
+        holds little else; otherwise it gets the least recently used slot, preferably a free one,
+        and the rows are copied. For a request with a slot the rows are copied if that saves much
+        computation. Raises WorkerError if every slot was acquired in this step, or the prefix is
+        longer than a slot.
         """
         if len(prefix) > self.max_len:
             raise WorkerError(f"a prefix of {len(prefix)} tokens exceeds {self.max_len} cache rows")
         slot = self._by_request.get(request_id)
         if slot is None:
-            slot = self._assign(request_id, prefix)
+            slot = self._assign(request_id, prefix, salt)
         elif len(prefix) - slot.length > MANY_TOKENS:
-            self._copy_longest(slot, prefix)
+            self._copy_longest(slot, prefix, salt)
         slot.last_step = self._step
         limit = len(prefix) - 1 if max_cached is None else max_cached
-        slot.length = min(slot.common_prefix(prefix), limit)
+        slot.length = min(slot.common_prefix(prefix, salt), limit)
+        slot.salt = salt
         return slot.index, slot.length
 
     def commit(
@@ -236,8 +243,8 @@ class KVCache:
             moved = keys[:, :, row // KEY_BLOCK, :, row % KEY_BLOCK]
             keys[:, :, place // KEY_BLOCK, :, place % KEY_BLOCK] = moved
 
-    def _assign(self, request_id: str, prefix: TokenIds) -> Slot:
-        best, num_shared = self._longest(prefix)
+    def _assign(self, request_id: str, prefix: TokenIds, salt: str | None) -> Slot:
+        best, num_shared = self._longest(prefix, salt)
         idle = [slot for slot in self._slots if slot.last_step != self._step]
         free = [slot for slot in idle if slot.request_id is None]
         if not idle:
@@ -253,15 +260,15 @@ class KVCache:
         self._by_request[request_id] = slot
         return slot
 
-    def _longest(self, prefix: TokenIds) -> tuple[Slot, int]:
+    def _longest(self, prefix: TokenIds, salt: str | None) -> tuple[Slot, int]:
         """Return the slot that has most of a prefix cached, and the number of cached tokens."""
-        shared = [slot.common_prefix(prefix) for slot in self._slots]
+        shared = [slot.common_prefix(prefix, salt) for slot in self._slots]
         best = max(self._slots, key=lambda slot: shared[slot.index])
         return best, shared[best.index]
 
-    def _copy_longest(self, slot: Slot, prefix: TokenIds) -> None:
-        best, num_shared = self._longest(prefix)
-        if num_shared - slot.common_prefix(prefix) > MANY_TOKENS:
+    def _copy_longest(self, slot: Slot, prefix: TokenIds, salt: str | None) -> None:
+        best, num_shared = self._longest(prefix, salt)
+        if num_shared - slot.common_prefix(prefix, salt) > MANY_TOKENS:
             self._copy(best, slot, num_shared)
 
     def _copy(self, source: Slot, target: Slot, length: int) -> None:
@@ -270,6 +277,7 @@ class KVCache:
             rows = self._store[:, :, source.index, :, :num_rows]
             self._store[:, :, target.index, :, :num_rows] = rows
             target.token_ids[:length] = source.token_ids[:length]
+            target.salt = source.salt
         target.length = length
 
 

@@ -137,7 +137,10 @@ class DFlashRunner(HeadRunner):
         self._cache.begin_step()
         for name, session in sessions.items():
             most = len(session.token_ids)
-            session.slot, session.num_cached = self._cache.acquire(name, session.token_ids, most)
+            salt = session.requests[0].sampling.cache_salt
+            session.slot, session.num_cached = self._cache.acquire(
+                name, session.token_ids, most, salt
+            )
 
     def _block(self, sessions: dict[str, _Session], request: DraftRequest) -> _Block:
         session = sessions[request.request_id]

@@ -65,7 +65,8 @@ class EagleRunner(HeadRunner):
         self._sessions = {}
         for request, known in zip(requests, features, strict=True):
             token_ids = request.prefix[known.first + 1 :]
-            slot, num_cached = self._cache.acquire(request.request_id, token_ids)
+            name, salt = request.request_id, request.sampling.cache_salt
+            slot, num_cached = self._cache.acquire(name, token_ids, salt=salt)
             session = _Session(request, known, slot, num_cached)
             while len(token_ids) - session.num_cached > MAX_PREFILL_ROWS:
                 self._read([session])

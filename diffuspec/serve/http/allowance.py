@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import math
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -29,6 +31,13 @@ class ApiKey(Section):
         ge=1,
         description="Maximum number of tokens per minute, of prompts and answers; null: no limit.",
     )
+    cache_group: str | None = Field(
+        None,
+        min_length=1,
+        max_length=64,
+        description="Keys with the same cache_group share cached beginnings of prompts; null: the "
+        "key shares them with no other key.",
+    )
 
 
 class Allowance:
@@ -41,6 +50,16 @@ class Allowance:
         self._answers = None if key.max_requests is None else asyncio.Semaphore(key.max_requests)
         self._tokens = float(key.tokens_per_minute or 0)  # tokens left; negative when overdrawn
         self._filled_at = time.monotonic()
+
+    def cache_salt(self, given: str | None) -> str:
+        """Return the salt of a request with this key, and with the salt that its client gave.
+
+        It is a hash, so that no client can give the salt of another key.
+        """
+        group = self.key.cache_group
+        owner = ["key", self.name] if group is None else ["group", group]
+        text = json.dumps([*owner, given])
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     @contextlib.contextmanager
     def one_request(self) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from starlette.datastructures import State
@@ -60,7 +61,8 @@ class Completions:
 
     async def _reply(self, asked: Asked, model: ServedModel, state: State) -> Response:
         job, num_bytes, tokenizer = asked.job, state.num_body_bytes, self._backend.tokenizer
-        generations = await self._threads.run(lambda: encode(job, tokenizer, model), num_bytes)
+        salted = _salted(job, state.allowance)
+        generations = await self._threads.run(lambda: encode(salted, tokenizer, model), num_bytes)
         created = int(time.time())
         reply = asked.make_reply(
             Exchange(job, generations, tokenizer, state.request_id, model.name, created)
@@ -101,6 +103,14 @@ class Completions:
             raise
         events = _events(asked, reply, first, stream)
         return EventStream(events, self._settings.write_seconds)
+
+
+def _salted(job: Job, allowance: Allowance | None) -> Job:
+    """Return a job that shares cached prefixes with jobs of the same key and salt only."""
+    if allowance is None:
+        return job
+    salt = allowance.cache_salt(job.sampling.cache_salt)
+    return replace(job, sampling=replace(job.sampling, cache_salt=salt))
 
 
 async def _charged(

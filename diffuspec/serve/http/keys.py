@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import logging
 import os
 import secrets
@@ -95,7 +96,7 @@ def _read(path: Path) -> dict[str, ApiKey]:
         except ConfigError:
             raise ConfigError(
                 f"{path}: {name} must have `sha256` (64 digits and letters a to f), and may have "
-                "`max_requests` and `tokens_per_minute`"
+                "`max_requests`, `tokens_per_minute` and `cache_group`"
             ) from None
     return keys
 
@@ -115,7 +116,11 @@ def key_hash(key: str) -> str:
 
 
 def add_key(
-    path: Path, name: str, max_requests: int | None = None, tokens_per_minute: int | None = None
+    path: Path,
+    name: str,
+    max_requests: int | None = None,
+    tokens_per_minute: int | None = None,
+    cache_group: str | None = None,
 ) -> str:
     """Append a new key to a file, created if necessary, and return it. Raises ConfigError."""
     is_there = path.exists()
@@ -128,6 +133,8 @@ def add_key(
         lines.append(f"  max_requests: {max_requests}")
     if tokens_per_minute is not None:
         lines.append(f"  tokens_per_minute: {tokens_per_minute}")
+    if cache_group is not None:
+        lines.append(f"  cache_group: {json.dumps(cache_group)}")
     if is_there and not path.read_text(encoding="utf-8").endswith("\n"):
         lines.insert(0, "")  # ends an unfinished last line
     try:

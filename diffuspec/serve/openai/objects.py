@@ -60,7 +60,13 @@ class Error(TypedDict):
 
 
 class PromptTokenDetails(TypedDict):
-    cached_tokens: Annotated[int, Field(description="Prompt tokens found in the target's cache.")]
+    cached_tokens: Annotated[
+        int,
+        Field(
+            description="Prompt tokens found in the target's cache; of requests with an API key or "
+            "a cache_salt, in whole blocks of 64."
+        ),
+    ]
     audio_tokens: Literal[0]
 
 

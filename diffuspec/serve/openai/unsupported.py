@@ -28,7 +28,6 @@ _NEUTRAL: dict[str, object] = {
     "add_generation_prompt": True,  # refused only in completions: a text has no chat template
     "audio": {},
     "best_of": 1,
-    "cache_salt": None,
     "chat_template": "",
     "chat_template_kwargs": {},  # refused only in completions
     "continue_final_message": False,  # refused only in completions
@@ -56,7 +55,6 @@ _NEUTRAL: dict[str, object] = {
 _REASONS = {
     "audio": "audio is not supported: only text is written",
     "best_of": "best_of must be n: no answers are computed but those that are returned",
-    "cache_salt": "cache_salt must be left out: all prompts that begin alike share the cache",
     "detokenize": "detokenize must be true: return_token_ids adds token ids to the text",
     "function_call": "function_call is not supported: use tool_choice",
     "functions": "functions is not supported: use tools",
@@ -74,7 +72,6 @@ EXTENSIONS = frozenset(
     {one.name for one in declared(SamplingParams)}
     - {"logprobs", "max_tokens", "prompt_logprobs", "structured_output"}
     | {
-        "cache_salt",
         "chat_template_kwargs",
         "include_reasoning",
         "prediction",

@@ -56,7 +56,13 @@ OutputPart: TypeAlias = OutputText | ReasoningText
 
 
 class InputTokenDetails(TypedDict):
-    cached_tokens: Annotated[int, Field(description="Prompt tokens found in the target's cache.")]
+    cached_tokens: Annotated[
+        int,
+        Field(
+            description="Prompt tokens found in the target's cache; of requests with an API key or "
+            "a cache_salt, in whole blocks of 64."
+        ),
+    ]
     cache_write_tokens: Annotated[
         int, Field(description="Prompt tokens computed and added to the cache.")
     ]

@@ -31,8 +31,10 @@ def write(cache: KVCache, slot: int, start: int, token_ids: Sequence[int]) -> No
     cache.write(slot, start, [rows] * 4)
 
 
-def feed(cache: KVCache, request_id: str, prefix: TokenIds) -> tuple[int, int]:
-    slot, cached = cache.acquire(request_id, prefix)
+def feed(
+    cache: KVCache, request_id: str, prefix: TokenIds, salt: str | None = None
+) -> tuple[int, int]:
+    slot, cached = cache.acquire(request_id, prefix, salt=salt)
     write(cache, slot, cached, prefix[cached:].tolist())
     cache.commit(slot, prefix[cached:], len(prefix) - cached)
     return slot, cached
@@ -75,6 +77,23 @@ def test_a_slot_with_much_to_read_copies_rows_from_another(monkeypatch: pytest.M
     assert cache.acquire("a", prefix) == (first, 5)
     assert cache.layers(first)[0][0, :5, 0].tolist() == [1, 2, 3, 4, 5]
     assert cache.acquire("b", tokens(1, 2, 7, 8, 9))[1] == 2
+
+
+def test_rows_are_shared_only_among_requests_with_the_same_salt() -> None:
+    cache, prefix = make_cache(num_slots=5), tokens(1, 2, 3, 4)
+    salts = ["x", None, "y", "x", None]
+    found = [feed(cache, name, prefix, salt) for name, salt in zip("abcde", salts, strict=True)]
+    assert [cached for _, cached in found] == [0, 0, 0, 3, 3]
+    assert all(content(cache, slot, 4) == [1, 2, 3, 4] for slot, _ in found)
+    assert cache.acquire("a", prefix, salt="x") == (found[0][0], 3)
+
+
+def test_a_slot_with_another_salt_is_taken_over_without_its_rows() -> None:
+    cache, prefix = make_cache(num_slots=1), tokens(1, 2, 3, 4)
+    for salt, cached in (("x", 0), ("y", 0), ("y", 3), (None, 0), ("x", 0)):
+        assert feed(cache, "a", prefix, salt) == (0, cached)
+        cache.release("a")
+        cache.begin_step()
 
 
 def test_free_slot_is_taken_over_where_it_is() -> None:
