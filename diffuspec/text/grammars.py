@@ -26,7 +26,9 @@ from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import StructuredOutput
 from diffuspec.text.grammar_tokens import GrammarTokens
 from diffuspec.text.grammar_trial import survives_trial
-from diffuspec.text.json_schemas import patterns_in, usable_schema
+from diffuspec.text.schemas.in_lark import owner_of_line, with_usable_schemas
+from diffuspec.text.schemas.parts import patterns_in, places_of
+from diffuspec.text.schemas.rewriting import usable_schema
 
 UNUSABLE: Final = "structured_output cannot be used"
 
@@ -46,6 +48,9 @@ _LIMITS = LLParserLimits(
     verbose_errors=False,  # errors are logged, and logs must not contain users' text
 )
 
+# Where an error of llguidance is in a Lark grammar.
+_LINE: Final = re.compile(r"(?:at )?(\d+)\(\d+\): (?:failed to compile JSON schema: )?")
+
 _Say: TypeAlias = Callable[[re.Match[str]], str]
 
 _REGEX: Final = "the regular expression is wrong"
@@ -58,7 +63,7 @@ _MEANINGS: Final[tuple[tuple[str, _Say], ...]] = (
     (r"Unknown common regex", lambda _: "the grammar imports what there is not"),
     (r"nested|recursion", lambda _: "it is nested too deeply"),
     (r"too (?:big|large|complex|many)|fuel|limit|TooComplex|states", lambda _: "it is too complex"),
-    (r"oneOf", lambda _: "alternatives of oneOf must exclude each other plainly; use anyOf"),
+    (r"not disjoint", lambda _: "patterns of patternProperties must not match the same name"),
     (r"does not fetch|Pointer|remote", lambda _: "a $ref leads out of the schema, or nowhere"),
     (r"Unsatisfiable", lambda _: "no value fits the schema"),
     (r"Expected .* for '|must be an? ", lambda _: "a key of the schema has a wrong value"),
@@ -143,7 +148,7 @@ class Grammars:
         matcher = LLMatcher(tokenizer, _grammar(form, tokens), log_level=0, limits=_LIMITS)
         # llguidance defers work until the first mask is computed.
         if matcher.is_error() or not any(matcher.compute_bitmask()) or matcher.is_error():
-            raise InvalidRequestError(f"{UNUSABLE}: {_why_refused(form, matcher)}")
+            raise InvalidRequestError(_why_refused(form, matcher))
         if not _can_begin(matcher):
             raise InvalidRequestError(
                 f"{UNUSABLE}: the target's tokenizer has no tokens for how each of its texts begins"
@@ -208,7 +213,8 @@ def _grammar(form: StructuredOutput, tokens: GrammarTokens) -> str:
         texts = (json.dumps(text, ensure_ascii=False) for text in form.choice)
         return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
     assert form.grammar is not None
-    return LLMatcher.grammar_from_lark(tokens.name_by_id(in_lark(form.grammar)))
+    lark = with_usable_schemas(in_lark(form.grammar))
+    return LLMatcher.grammar_from_lark(tokens.name_by_id(lark))
 
 
 def in_lark(grammar: str) -> str:
@@ -241,13 +247,22 @@ def _read_schema(text: str) -> object:
 
 
 def _why_refused(form: StructuredOutput, matcher: LLMatcher) -> str:
-    """Return why a format cannot be compiled and, if known, where in a schema."""
-    reason = describe_failure(matcher)
+    """Return what cannot be used and why, with the place in a schema if it is known."""
+    reason = matcher.get_error()
+    if form.grammar is not None:
+        if at := _LINE.match(reason):
+            owner = owner_of_line(in_lark(form.grammar), int(at[1]))
+            if owner is not None:
+                return f"{owner} cannot be used: {meaning_of(reason[at.end() :])}"
+        return f"{UNUSABLE}: {meaning_of(reason)}"
     schema = json.loads(form.json_schema) if form.json_schema is not None else None
     for place, pattern in patterns_in(schema):
         if error := LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern)):
-            return f"{place[:_MAX_PLACE]}: {meaning_of(error)}"
-    return reason
+            return f"{UNUSABLE}: {place[:_MAX_PLACE]}: {meaning_of(error)}"
+    if "not disjoint" in reason:
+        place = next(places_of(schema, ("patternProperties",)), "")
+        return f"{UNUSABLE}: {place[:_MAX_PLACE]}: {meaning_of(reason)}"
+    return f"{UNUSABLE}: {meaning_of(reason)}"
 
 
 def meaning_of(reason: str) -> str:

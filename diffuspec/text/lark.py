@@ -7,6 +7,7 @@ import re
 
 from diffuspec.core.params import StructuredOutput
 from diffuspec.text.grammars import in_lark, json_schema_of
+from diffuspec.text.schemas.in_lark import json_rule
 
 # A text, a regular expression, a comment, or a word.
 _PARTS = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(?://|#)[^\n]*|[A-Za-z_]\w*')
@@ -24,7 +25,7 @@ def rules_of(form: StructuredOutput, name: str) -> str:
     Raises InvalidRequestError.
     """
     if (schema := json_schema_of(form)) is not None:
-        return f"{name}: %json {schema}"
+        return json_rule(name, schema, "json_schema")
     if form.regex is not None:
         return f"{name}: /{_SLASH.sub(_escape, form.regex)}/"
     if form.choice:

@@ -48,7 +48,7 @@ def test_what_is_demanded_is_read_back_as_valid_calls(family):
 )
 def test_parameters_that_are_no_schema_are_refused_with_their_place(family, wrong, place):
     function = {"type": "function", "function": {"name": "f", "parameters": wrong}}
-    with pytest.raises(BadRequestError, match=f"tools.0 cannot be used: #/{place} must be"):
+    with pytest.raises(BadRequestError, match=f"tool f cannot be used: #/{place} must be"):
         family.form(function, **REQUIRED)
 
 

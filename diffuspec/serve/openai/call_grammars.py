@@ -11,10 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from diffuspec.core.errors import InvalidRequestError
 from diffuspec.serve.conventions import ToolParser
 from diffuspec.serve.openai.body_parts import Function
-from diffuspec.text.json_schemas import referred, usable_schema
 from diffuspec.text.lark import text_of
+from diffuspec.text.schemas.in_lark import json_rule
+from diffuspec.text.schemas.references import referred
+from diffuspec.text.schemas.rewriting import usable_schema
 
 MAX_CALLS = 16  # calls in one answer
 _ON_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -42,14 +45,21 @@ class Calls:
         """Return the JSON schema of a function's arguments."""
         if not (self.is_strict or function.strict):
             return {"type": "object"}
-        schema = {"type": "object", **(function.parameters or _NO_PARAMETERS)}
-        found: dict[str, Any] = usable_schema(schema, f"tools.{self.functions.index(function)}")
-        return found
+        schema = usable_schema(
+            {"type": "object", **(function.parameters or _NO_PARAMETERS)}, _owner(function)
+        )
+        if not isinstance(schema, dict):
+            raise InvalidRequestError(
+                f"{_owner(function)} cannot be used: no value fits the schema"
+            )
+        return schema
 
     def arguments(self) -> str:
         """Return a rule for the arguments of each function, as JSON on one line."""
-        schemas = ({**self.schema_of(one), "x-guidance": _ON_ONE_LINE} for one in self.functions)
-        rules = (f"arguments{n}: %json {json.dumps(one)}" for n, one in enumerate(schemas))
+        rules = []
+        for number, function in enumerate(self.functions):
+            schema = {**self.schema_of(function), "x-guidance": _ON_ONE_LINE}
+            rules.append(json_rule(f"arguments{number}", json.dumps(schema), _owner(function)))
         return "\n".join(rules)
 
     def any_of(self, write: Callable[[int, Function], str]) -> str:
@@ -161,9 +171,9 @@ def _tags(calls: Calls) -> str:
         if is_free:
             parts.append("parameter*")
             rules.append('parameter: "<parameter=" /[A-Za-z0-9_.-]{1,64}/ ">\\n" value')
-        for number, (key, value) in enumerate(schema.get("properties", {}).items()):
+        for number, (key, value) in enumerate(_allowed(schema)):
             rule = f"value{place}_{number}"
-            rules += _tag_value(rule, value, schema)
+            rules += _tag_value(rule, value, schema, _owner(function))
             is_needed = key in schema.get("required", ())
             part = f"{text_of(f'<parameter={key}>{chr(10)}')} {rule}"
             parts.append(part if is_needed else f"({part})?")
@@ -172,7 +182,7 @@ def _tags(calls: Calls) -> str:
     return "\n".join([*dict.fromkeys(rules), rest])
 
 
-def _tag_value(name: str, value: Any, schema: Mapping[str, Any]) -> list[str]:
+def _tag_value(name: str, value: Any, schema: Mapping[str, Any], owner: str) -> list[str]:
     """Return rules for a value of a schema and its closing tag; the first rule has this name."""
     end = text_of("\n</parameter>\n")
     value = resolved(value, schema)
@@ -182,7 +192,18 @@ def _tag_value(name: str, value: Any, schema: Mapping[str, Any]) -> list[str]:
     if is_text(value):
         return [f"{name}: value"]
     described = json.dumps(_with_definitions(value, schema))
-    return [f"{name}: {name}_json {end}", f"{name}_json: %json {described}"]
+    return [f"{name}: {name}_json {end}", json_rule(f"{name}_json", described, owner)]
+
+
+def _allowed(schema: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the properties of a schema that a value may have, with their schemas."""
+    known = schema.get("properties", {}).items()
+    return [(key, value) for key, value in known if referred(value, schema) is not False]
+
+
+def _owner(function: Function) -> str:
+    """Return a function's name in errors."""
+    return f"tool {function.name}"
 
 
 def resolved(value: Any, schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -208,10 +229,10 @@ def _pythonic(calls: Calls) -> str:
         schema = calls.schema_of(function)
         needed: list[str] = []
         others: list[str] = []
-        for number, (key, value) in enumerate(schema.get("properties", {}).items()):
+        for number, (key, value) in enumerate(_allowed(schema)):
             rule = f"value{place}_{number}"
-            described = value if isinstance(value, Mapping) else {}
-            rules.append(f"{rule}: %json {json.dumps(_with_definitions(described, schema))}")
+            described = _with_definitions(value if isinstance(value, Mapping) else {}, schema)
+            rules.append(json_rule(rule, json.dumps(described), _owner(function)))
             part = f"{text_of(f'{key}=')} {rule}"
             (needed if key in schema.get("required", ()) else others).append(part)
         if "properties" not in schema and schema.get("additionalProperties") is not False:

@@ -15,6 +15,7 @@ from diffuspec.serve.openai.call_grammars import Calls, demanded, possible
 from diffuspec.serve.openai.errors import BadRequestError
 from diffuspec.serve.openai.forms import as_form
 from diffuspec.text.grammars import json_schema_of
+from diffuspec.text.schemas.in_lark import json_rule
 
 # Keys of tools that are not shown to the model.
 _HIDDEN: Any = {"cache_control": True, "function": {"strict", "cache_control"}}
@@ -53,7 +54,7 @@ def read_tools(body: ChatBody, form: StructuredOutput | None, conventions: Conve
     if (is_free and len(functions) == len(tools)) or parser == "none":
         return ToolUse(tools, form=form)
     calls = _calls(functions, conventions, is_strict=False, is_single=is_single)
-    other = None if form is None else f"other: %json {_schema_of(form)}"
+    other = None if form is None else json_rule("other", _schema_of(form), "response_format")
     grammar = _write(lambda: possible(parser, calls, other))
     return ToolUse(tools, False, as_form(grammar, _TOO_LONG, "tools"), parser == "openai")
 

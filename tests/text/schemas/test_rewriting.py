@@ -16,7 +16,7 @@ from pydantic import AnyUrl, BaseModel, Field
 
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.params import StructuredOutput
-from diffuspec.text.json_schemas import usable_schema
+from diffuspec.text.schemas.rewriting import usable_schema
 from tests.support.tiny_target import GRAMMARS, takes
 
 
@@ -118,6 +118,56 @@ def test_what_can_be_obeyed_is(schema, right, wrong):
     assert obeys(right, schema) and not obeys(wrong, schema)
 
 
+AB = {"type": "object", "$defs": {"a b": {"const": 5}, "Foo<string>": {"const": 5}}}
+PATTERNS = {"patternProperties": {"^a": {"type": "integer"}}, "propertyNames": {"pattern": "^a"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"const": 2**60}, [2**60], [2**60 + 1]),
+        ({"enum": [10**18, -(10**18)]}, [10**18, -(10**18)], [10**18 + 1]),
+        ({"const": 5.0}, [5], [6]),
+        ({"enum": [0, 1, False, True], "not": {"const": False}}, [0, 1, True], [False]),
+        ({"enum": [[0], [False]], "not": {"const": [False]}}, [[0]], [[False]]),
+        ({"type": "string", "maxLength": 2.0}, ["ab"], ["abc"]),
+        ({"type": "array", "minItems": 1.0}, [[1]], [[]]),
+        ({"type": "string", "maxLength": 2**70}, ["ab"], [1]),
+        ({"type": "object", "minProperties": 1, "required": ["a"]}, [{"a": 1}], [{}]),
+        (AB | {"properties": {"x": {"$ref": "#/$defs/a b"}}}, [{"x": 5}], [{"x": 6}]),
+        (AB | {"properties": {"x": {"$ref": "#/$defs/a%20b"}}}, [{"x": 5}], [{"x": 6}]),
+        (AB | {"properties": {"x": {"$ref": "#/$defs/Foo<string>"}}}, [{"x": 5}], [{"x": 6}]),
+        (AB | {"properties": {"x": {"$ref": "#/$defs/Foo%3Cstring%3E"}}}, [{"x": 5}], [{"x": 6}]),
+        ({"$ref": "#five", "$defs": {"a": {"$anchor": "five", "const": 5}}}, [5], [6]),
+        ({"type": "array", "items": {"$ref": "#"}}, [[], [[[]]]], [1, [1]]),
+        (PATTERNS, [{"a": 1, "ab": 2}, {}], [{"a": "x"}, {"b": 1}]),
+        ({"propertyNames": {"pattern": "^a"}}, [{"a": 1}, 5], [{"b": 1}]),
+        ({"prefixItems": [{"const": 1}], "additionalItems": False}, [[1], [1, 2]], [[2]]),
+        ({"items": [{"const": 1}], "additionalItems": False}, [[1]], [[2], [1, 2]]),
+        (UNIQUE | {"items": {"enum": [1, 1.0, True]}}, [[1, True]], [[1, 1]]),
+        (UNIQUE | {"items": {"enum": ["a", 1], "type": "string"}}, [["a"]], [[1], ["a", 1]]),
+        ({"oneOf": [{"const": 1}, {"const": 2}]}, [1, 2], [3]),
+        ({"oneOf": [{"type": "integer", "minimum": 5}, {"type": "null"}]}, [5, None], [4]),
+    ],
+)
+def test_schemas_mean_what_they_say(schema, right, wrong):
+    assert [value for value in right if not obeys(value, schema)] == []
+    assert [value for value in wrong if obeys(value, schema)] == []
+
+
+@pytest.mark.parametrize("nothing", [False, {"type": "integer", "minimum": 5, "maximum": 4}])
+def test_an_optional_property_that_nothing_fits_is_left_out(nothing):
+    schema = {"properties": {"a": {"$ref": "#/$defs/x"}, "b": {}}, "$defs": {"x": nothing}}
+    assert obeys({}, schema) and obeys({"b": 1}, schema) and not obeys({"a": 5}, schema)
+    with pytest.raises(InvalidRequestError, match="no value fits the schema"):
+        obeys({}, {"type": "object", "required": ["a"], **schema})
+
+
+def test_properties_are_in_the_order_of_the_schema():
+    schema = {"allOf": [{"properties": {"z": {}}}], "properties": {"a": {}}}
+    assert obeys({"z": 1, "a": 1}, schema) and not obeys({"a": 1, "z": 1}, schema)
+
+
 VALUES = st.recursive(
     st.sampled_from([None, True, False, -1, 5, 0.5, "", "a", "#", "#/$defs/a", "object", "("]),
     lambda inner: (
@@ -155,8 +205,26 @@ def test_anything_is_made_usable_or_refused(schema):
         ({"enum": "secret"}, "#/enum must be a list"),
         ({"format": ["secret"]}, "#/format must be a text"),
         ({"pattern": {}}, "#/pattern must be a text"),
-        ({"minimum": "secret"}, "a key of the schema has a wrong value"),
-        ({"oneOf": [{"type": "string"}, {"minLength": 2}]}, "oneOf must exclude each other"),
+        ({"minimum": "secret"}, "#/minimum must be a number"),
+        ({"const": 1234567890123456789}, "#/const is an integer that cannot be written: use"),
+        ({"enum": [1, 123456789012345679]}, "#/enum/1 is an integer that cannot be written"),
+        ({"properties": {"id": {"const": -(2**63)}}}, "#/properties/id/const is an integer that"),
+        ({"enum": [{"a": [1, -(2**63) + 5]}]}, "#/enum/0/a/1 is an integer that cannot be"),
+        ({"const": 1e300}, "#/const is an integer that cannot be written"),
+        ({"type": "integer", "minimum": 2**53 + 1}, "#/minimum has more digits than can be"),
+        ({"type": "number", "maximum": 2**53 + 1}, "#/maximum has more digits than can be"),
+        ({"type": "integer", "exclusiveMinimum": 2**63}, "#/exclusiveMinimum leaves only numbers"),
+        ({"type": "number", "maximum": -1e30}, "#/maximum leaves only numbers beyond"),
+        ({"multipleOf": 0}, "#/multipleOf must be a number above 0"),
+        ({"items": {"multipleOf": 0.07}}, "#/items/multipleOf is supported for 1 to 10000"),
+        ({"multipleOf": 400000001}, "#/multipleOf is supported for 1 to 10000"),
+        ({"allOf": [{"multipleOf": 997}, {"multipleOf": 499}]}, "#/allOf/1/multipleOf cannot be"),
+        ({"maxLength": 1.5}, "#/maxLength must be a whole number"),
+        ({"minItems": 2**40}, "#/minItems must be at most 2147483647"),
+        ({"properties": {"a": {}}, "maxProperties": 0}, "#/maxProperties is supported only if"),
+        (PATTERNS | {"propertyNames": {"pattern": "b"}}, "#/propertyNames is supported beside"),
+        ({"patternProperties": {"a": {}, "b": {}}}, "#/patternProperties: patterns of"),
+        ({"oneOf": [{"type": "string"}, {"minLength": 2}]}, "#/oneOf must have alternatives that"),
     ],
 )
 def test_what_cannot_be_obeyed_is_refused_with_its_place_and_no_value(schema, words):
