@@ -140,7 +140,7 @@ class Engine(EngineBase):
         """Refuse new requests, wait up to `drain_seconds` for running ones, then stop."""
         coordinator = self._coordinator
         if coordinator is not None and self._loop is asyncio.get_running_loop():
-            self._grammar_queue.refuse_waiting()
+            self._grammar_queue.refuse()
             await coordinator.drain(drain_seconds)
             self._coordinator = self._loop = None
             await coordinator.__aexit__(None, None, None)
@@ -221,6 +221,10 @@ class Engine(EngineBase):
         The helper process that tries new forms starts beside it.
         """
         self._grammar_queue.prepare()
+
+    def start_trials(self) -> None:
+        """Start the helper process that tries new forms, in the background."""
+        self._grammar_queue.trials.start()
 
     async def start(self) -> None:
         """Start the coordinator and measure the cost of calls, before the first request.

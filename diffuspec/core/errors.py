@@ -29,7 +29,13 @@ from __future__ import annotations
 
 
 class DiffuspecError(Exception):
-    """Base of every error raised on purpose."""
+    """Base of every error raised on purpose.
+
+    A message may quote a client's text: lone surrogates in it are escaped, so that it can be sent.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message.encode("utf-8", "backslashreplace").decode())
 
 
 class ConfigError(DiffuspecError):

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tokenizers import Tokenizer
 
-from diffuspec.core.errors import InvalidRequestError, TrialTimeoutError
+from diffuspec.core.errors import InvalidRequestError, ShuttingDownError, TrialTimeoutError
 from diffuspec.core.params import StructuredOutput
 from diffuspec.core.places import Places
 from diffuspec.text.grammars import Grammars
@@ -45,6 +45,7 @@ class GrammarQueue:
         self._grammars = grammars
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
         self._places = Places(_MAX_AT_ONCE, max_waiting, "grammars wait to be tried")
+        self._trials: set[asyncio.Future[Verdict]] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self.trials = TrialProcess(
             lambda: Setup(read_tokenizer().to_str(), grammars.info, limits), command
@@ -64,7 +65,7 @@ class GrammarQueue:
         try:
             if self._grammars.is_compiled(form):
                 return
-            verdict = self._verdicts.get(name) or await self.trials.try_form(form)
+            verdict = self._verdicts.get(name) or await self._try(form)
             self._remember(name, verdict)
             _check(verdict)
             loop = asyncio.get_running_loop()
@@ -77,14 +78,29 @@ class GrammarQueue:
         self.trials.start()
         self._grammars.prepare()
 
-    def refuse_waiting(self) -> None:
-        """End the waiting of all requests whose formats are not being tried yet."""
+    def refuse(self) -> None:
+        """End all waiting and all trials with ShuttingDownError."""
         self._places.refuse_waiting()
+        for trial in self._trials:
+            trial.cancel()
 
     def close(self) -> None:
         """End trials and helper, without waiting for a format that is being compiled."""
         self.trials.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _try(self, form: StructuredOutput) -> Verdict:
+        trial = asyncio.ensure_future(self.trials.try_form(form))
+        self._trials.add(trial)
+        try:
+            return await trial
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # the client has left
+                raise
+            raise ShuttingDownError("the service is shutting down") from None
+        finally:
+            self._trials.discard(trial)
 
     def _remember(self, name: bytes, verdict: Verdict) -> None:
         if verdict.outcome == "late":

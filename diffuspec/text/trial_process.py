@@ -52,14 +52,15 @@ class TrialProcess:
     async def try_form(self, form: StructuredOutput) -> Verdict:
         """Try a form; the trial ends with this call, however the call ends."""
         for _ in range(_NUM_ATTEMPTS):
+            if self._is_closed:
+                break
             try:
                 # a caller that leaves must not keep others from the helper
                 running = await asyncio.shield(asyncio.wrap_future(self.start()))
                 return await running.try_form(form)
             except (OSError, EOFError) as error:  # a TimeoutError is an OSError
-                if self._is_closed:
-                    break
-                logger.warning("the process that tries new forms has failed: %r", error)
+                if not self._is_closed:
+                    logger.warning("the process that tries new forms has failed: %r", error)
         return _LATE
 
     def close(self) -> None:

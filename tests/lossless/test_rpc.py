@@ -101,6 +101,7 @@ async def remote_engine(
         engine = Engine(roles.config, verifier, remote_drafter, tokenizer)
         yield engine
         await engine.stop()
+        engine.close()
 
 
 def prompts() -> list[list[dict[str, str]]]:
@@ -121,6 +122,7 @@ async def plain_answers(roles: Roles, sampling: SamplingParams) -> list[Completi
         engine = Engine(roles.config, roles.target, None, load_tokenizer(TARGET))
         roles.plainly[sampling] = await answer_all(engine, sampling, PLAIN)
         await engine.stop()
+        engine.close()
     return roles.plainly[sampling]
 
 

@@ -8,7 +8,12 @@ from collections.abc import Generator
 
 import pytest
 
-from diffuspec.core.errors import InvalidRequestError, OverloadedError, TrialTimeoutError
+from diffuspec.core.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    ShuttingDownError,
+    TrialTimeoutError,
+)
 from diffuspec.core.params import StructuredOutput
 from diffuspec.pairs.tiny import TARGET
 from diffuspec.text.grammar_queue import GrammarQueue
@@ -81,10 +86,20 @@ async def test_a_form_is_refused_while_too_many_wait():
     queue.close()
 
 
-async def test_closing_the_queue_waits_for_no_trial(queue):
+async def test_at_the_end_of_the_service_forms_that_wait_or_are_tried_are_refused(queue):
+    asked = [asyncio.create_task(queue.compile(WAITS)) for _ in range(3)]
+    await asyncio.sleep(0)
+    queue.refuse()
+    for task in asked:
+        with pytest.raises(ShuttingDownError):
+            await task
+    await queue.compile(StructuredOutput(regex="c+"))
+
+
+async def test_closing_the_queue_waits_for_no_trial():
     queue = Queue()
-    waiting = asyncio.create_task(queue.compile(WAITS))
+    asked = asyncio.create_task(queue.compile(WAITS))
     await asyncio.sleep(0)
     queue.close()
     with pytest.raises((TrialTimeoutError, asyncio.CancelledError)):
-        await waiting
+        await asked

@@ -1,0 +1,1 @@
+"""Random forms of answers, sent to a service."""
