@@ -26,6 +26,7 @@ from diffuspec_client.draft_service_pb2 import (
     StepDrafts,
 )
 from diffuspec_client.in_process import InProcess, LocalConnection
+from diffuspec_client.losses import Losses
 from diffuspec_client.patience import Patience
 from diffuspec_client.problems import Problems
 from diffuspec_client.settings import Settings
@@ -60,7 +61,8 @@ class Draft:
     parents: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)  # natural-log probabilities
     # The origin of the draft, or why there is none: a DraftSource in lower case, "silent" if the
-    # server announced that there would be none, "paused" if it has not answered lately.
+    # server announced that there would be none, "paused" if it has not answered lately, "barred" if
+    # servers were lost repeatedly while they drafted for the request.
     source: str = ""
 
 
@@ -101,6 +103,7 @@ class DraftClient:
         self._wait_seconds = 0.0  # time that the last reported step took
         self._silence = Silence()
         self._patience = Patience()
+        self._losses = Losses()
         self._problems = Problems(logger)
         self._on_outcomes = on_outcomes
         hello = Hello(
@@ -164,8 +167,19 @@ class DraftClient:
         if number != self._connection_number:  # a new connection holds no tokens yet
             self._connection_number, self._silence = number, Silence()
             self._patience = Patience()
+            self._losses.count(self._connection.num_losses)
             self._held, self._ended, self._step_id, self._returned_at = {}, [], 0, 0.0
         self._ended += [one for one in ended if self._held.pop(one, None) is not None]
+        self._losses.end(ended)
+        allowed = [row for row in rows if not self._losses.bars(row.request_id)]
+        if len(allowed) == len(rows):
+            return self._ask(rows, number)
+        drafts = iter(self._ask(allowed, number))
+        barred = Draft(source="barred")
+        return [barred if self._losses.bars(row.request_id) else next(drafts) for row in rows]
+
+    def _ask(self, rows: Sequence[Row], number: int) -> list[Draft]:
+        """Ask for drafts, unless there would be none."""
         if self._silence.covers([row.request_id for row in rows]):
             return [Draft(source="silent") for _ in rows]
         started = time.monotonic()
@@ -194,6 +208,7 @@ class DraftClient:
             num_silent_steps=num_silent,
         )
         self._ended = []
+        self._losses.report([row.request_id for row in rows])
         self._connection.send(step)
         answer = self._wait(started + self._deadline + _GRACE_SECONDS, number)
         now = time.monotonic()

@@ -18,6 +18,7 @@ from diffuspec_client.vocabulary import Vocabulary
 logger = logging.getLogger(__name__)
 
 _METHOD = "/diffuspec.v1.DraftService/Connect"
+_DETAILS_KEY = "grpc-status-details-bin"
 _MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.2, 30.0  # pauses between attempts
 _WELCOME_SECONDS = 10.0
@@ -59,6 +60,7 @@ class Connection:
         self._outbox: queue.SimpleQueue[ConnectRequest | None] = queue.SimpleQueue()
         self._is_closed = threading.Event()
         self._is_there = threading.Event()
+        self.num_losses = 0  # servers that were lost without notice
         self._call: Any = None
         self._problem = ""
         threading.Thread(target=self._run, name="diffuspec-drafts", daemon=True).start()
@@ -86,6 +88,7 @@ class Connection:
                     had_welcome = self._exchange(channel, self._hello)
             except Exception as error:
                 had_welcome = self.number > 0
+                self.num_losses += had_welcome and _is_crash(error)
                 self._lost(error)
             self.number = 0
             self._is_there.clear()
@@ -166,6 +169,14 @@ class Connection:
         except Exception as error:
             logger.debug("the vocabulary could not be compared: %s", error)
         return ""
+
+
+def _is_crash(error: Exception) -> bool:
+    """Return whether a connection broke. A server that ends one on purpose gives details."""
+    if not isinstance(error, grpc.RpcError) or error.code() != grpc.StatusCode.UNAVAILABLE:
+        return False
+    metadata: Any = error.trailing_metadata() or ()
+    return all(key != _DETAILS_KEY for key, _ in metadata)
 
 
 def _messages(

@@ -58,6 +58,7 @@ class LocalConnection:
     def __init__(self, service: Any, drafter: Any, hello: Any, take: Callable[[Any], None]) -> None:
         """Wait until the session is open. Raises the service's error if it refuses the hello."""
         self.number = 0  # number of the present session; 0: none
+        self.num_losses = 0  # a server in this process cannot be lost alone
         self._service = service
         self._drafter = drafter
         self._hello = hello

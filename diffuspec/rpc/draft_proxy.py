@@ -13,9 +13,10 @@ from typing import Any
 
 import grpc
 
+from diffuspec.core.errors import ShuttingDownError
 from diffuspec.rpc.client.connection import Connection
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
-from diffuspec.rpc.messages.status import IdleStreamError, from_rpc_error
+from diffuspec.rpc.messages.status import IdleStreamError, abort, from_rpc_error
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.interceptor import write_within
 from diffuspec.rpc.server.servicers import RoleServicer
@@ -112,7 +113,7 @@ class DraftProxy(RoleServicer):
         try:
             await asyncio.wait({receiving, ending}, return_when=asyncio.FIRST_COMPLETED)
             if end.is_set():
-                await context.abort(_UNAVAILABLE, "the draft server is taken away; connect again")
+                await abort(context, ShuttingDownError("the server is taken away; connect again"))
             await receiving
         except grpc.aio.AioRpcError as error:
             is_idle = isinstance(from_rpc_error(error), IdleStreamError)

@@ -70,6 +70,13 @@ def test_drafts_come_from_the_command_and_again_after_it_was_killed_until_it_is_
     process = draft_server()
     assert client.wait_until_connected(SECONDS)
     drafts_within(client)
+    client.step(rows(text_of(90)))
+    kill(process)  # the second one lost at the first request
+    process = draft_server()
+    client.step(rows(text_of(99)))
+    assert client.wait_until_connected(SECONDS)
+    first, other = drafts_within(client)[-1]
+    assert first == Draft(source="barred") and other.token_ids
     process.send_signal(signal.SIGTERM)
     assert process.wait(SECONDS) == 0
     assert client.step(rows(text_of(9)))[0].token_ids == []
