@@ -28,6 +28,7 @@ _SMOOTHING = 0.4  # weight of a draft in its request's averages: easy stretches 
 _USUAL_SMOOTHING = 0.1
 # weight of a draft in the averages of all requests: answers have about a dozen steps
 _SHARED_SMOOTHING = 0.04
+_LEAST_SQUARES = 1e-6  # drafts that are all alike leave nothing to divide by
 _PRIOR_DRAFTS = 4  # weight of the prior in the averages of all requests, in drafts
 
 
@@ -59,7 +60,7 @@ class SharedExpectation:
 
         This is Bühlmann's credibility: drafts of one request share `kept` of their variance.
         """
-        kept = min(max(self._products / self._squares, 0.02), 0.98)
+        kept = min(max(self._products / max(self._squares, _LEAST_SQUARES), 0.02), 0.98)
         return num_drafts * kept / (1 + (num_drafts - 1) * kept)
 
     def observe(self, tokens: Sequence[float]) -> None:

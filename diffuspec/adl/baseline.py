@@ -142,7 +142,7 @@ class Baseline:
     def take_trial(self, drafter: str, num_running: int, steps: float) -> None:
         """Pay for a trial: what it is expected to lose does not count against other drafts."""
         account = self._account(drafter, num_running)
-        account.credit -= steps
+        account.credit = max(account.credit - steps, -_MAX_BALANCE)
         account.add(steps)
 
     def wants_plain(self, num_running: int) -> bool:

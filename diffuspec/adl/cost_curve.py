@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 # Sizes of similar cost: single rows first, then wider and wider ranges.
@@ -16,24 +16,62 @@ _BUCKET_STARTS = (
 SMOOTHING = 0.1  # weight of a new measurement: the mean of about the last twenty
 OWN_SMOOTHING = 0.02  # its weight in what the machine's speed does not change: relations of costs
 MAX_JUMP = 3.0  # multiple of the mean to which outliers are clipped: another process was running
+_MAX_COUNT = 20  # measurements of a size in its mean: 2 / SMOOTHING
 MIN_SECONDS = 1e-9  # no call takes less, because callers divide by costs
+
+
+def bucket_of(size: float) -> int:
+    """Return the number of a range of sizes of similar cost."""
+    return bisect_right(_BUCKET_STARTS, size)
+
+
+@dataclass(slots=True)
+class _PlainSteps:
+    """The mean time of plain steps of about one number of requests."""
+
+    seconds: float  # on a machine with a slowness of 1
+    count: int = 3  # the first one counts as three: most of a surprise is the machine's
 
 
 @dataclass(slots=True)
 class Speed:
-    """How slow a machine is: a factor in everything that is measured on it."""
+    """How slow a machine is: a factor in everything that is measured on it.
+
+    It is learnt from plain steps only, each compared with earlier ones of about as many requests.
+    Costs of sizes are learnt for a given slowness: neither can take over what the other explains.
+    """
 
     slowness: float = 1.0
     num_unmeasured: int = 0  # steps since the latest measurement
+    _plain: dict[int, _PlainSteps] = field(default_factory=dict)  # keys: ranges of requests
 
-    def observe(self, surprise: float) -> None:
-        """Learn from a call that took exp(surprise) times the expected seconds.
+    def expect(self, num_requests: int, seconds: float) -> None:
+        """Use the time of a step like a plain one for comparison, if there is no other yet."""
+        new = _PlainSteps(max(seconds, MIN_SECONDS) / self.slowness)
+        self._plain.setdefault(bucket_of(num_requests), new)
 
-        It also represents the steps since the latest measurement.
+    def observe(self, num_requests: int, seconds: float) -> None:
+        """Learn from a plain step, which also represents the steps since the latest measurement.
+
+        A share of what is unexpected, which falls with their number, belongs to plain steps of
+        about as many requests; the rest to the machine.
         """
+        self.expect(num_requests, seconds)
+        plain = self._plain[bucket_of(num_requests)]
         weight = 1 - (1 - SMOOTHING) ** (1 + self.num_unmeasured)
-        self.slowness *= math.exp(weight * surprise)
+        surprise = weight * _surprise(seconds, plain.seconds * self.slowness)
+        share = max(OWN_SMOOTHING, 1 / (1 + plain.count))
+        plain.seconds *= math.exp(share * surprise)
+        plain.count += 1
+        self.slowness *= math.exp((1 - share) * surprise)
         self.num_unmeasured = 0
+
+    def size_share(self, same_speed_steps: float) -> float:
+        """Share of the surprise of a step that is no plain one, for its size and not the machine.
+
+        same_speed_steps: steps without a measurement after which either is as likely.
+        """
+        return 1 / (1 + self.num_unmeasured / same_speed_steps)
 
     def follow(self, surprise: float) -> None:
         """Learn from a drafted step whose time the machine changed by a factor exp(surprise)."""
@@ -64,7 +102,8 @@ class CostCurve:
         self._points: dict[int, _Point] = {}  # keys: buckets, ascending
         self._sizes: list[float] = []  # sizes of the points, ascending
         self._starts: list[float] = []  # sizes at which each line starts
-        self._lines: list[tuple[float, float]] = []  # seconds at size 0, and per unit of size
+        # seconds where each line starts, and per unit of size from there on
+        self._lines: list[tuple[float, float]] = []
 
     @property
     def is_known(self) -> bool:
@@ -82,7 +121,7 @@ class CostCurve:
         and its double has no expected seconds before it is measured.
         """
         seconds = max(seconds / self._speed.slowness, MIN_SECONDS)
-        bucket = bisect_right(_BUCKET_STARTS, size)
+        bucket = bucket_of(size)
         point = self._points.get(bucket)
         if point is None or point.seconds <= MIN_SECONDS:
             is_known = self.is_known_near(size)
@@ -113,8 +152,9 @@ class CostCurve:
         """Seconds of one size; 0 before any measurement."""
         if not self._lines:
             self._draw()
-        seconds, slope = self._lines[bisect_right(self._starts, size) - 1]
-        return self._speed.slowness * (seconds + slope * size)
+        place = bisect_right(self._starts, size) - 1
+        seconds, slope = self._lines[place]
+        return self._speed.slowness * (seconds + slope * (size - self._starts[place]))
 
     def at_each(self, sizes: Iterable[float], more: float = 0.0) -> list[float]:
         """Return the seconds for each of several sizes, plus `more`."""
@@ -123,20 +163,21 @@ class CostCurve:
         starts, lines, slowness = self._starts, self._lines, self._speed.slowness
         found = []
         for size in sizes:
-            seconds, slope = lines[bisect_right(starts, size) - 1]
-            found.append(slowness * (seconds + slope * size) + more)
+            place = bisect_right(starts, size) - 1
+            seconds, slope = lines[place]
+            found.append(slowness * (seconds + slope * (size - starts[place])) + more)
         return found
 
     def _corners(self) -> list[tuple[float, float]]:
         """Return ascending sizes and seconds: the isotonic regression of the points.
 
-        Descending points are pooled, weighted by their numbers of measurements, as in PAVA.
+        Descending points are pooled, as in PAVA, weighted by the measurements in their means.
         """
         pools: list[tuple[float, int, list[int]]] = []  # seconds, weight, sizes
         for point in self._points.values():
             size, seconds = point.size, point.seconds
             point.drawn = seconds
-            weight, sizes = point.count, [size]
+            weight, sizes = min(point.count, _MAX_COUNT), [size]
             while pools and pools[-1][0] >= seconds:
                 before, number, smaller = pools.pop()
                 seconds = (number * before + weight * seconds) / (number + weight)
@@ -159,12 +200,13 @@ class CostCurve:
             before = (highest - lowest) / (size - first)
         # Sizes above any measured one may exceed what a processor computes in one go.
         after = max(before, highest / size / 2) if len(corners) > 1 else before
-        self._starts.append(max(first - 0.9 * lowest / before, 0.0) if before else 0.0)
-        self._lines = [(0.1 * lowest, 0.0), (lowest - before * first, before)]
+        start = max(first - 0.9 * lowest / before, 0.0) if before else 0.0
+        self._starts.append(start)
+        self._lines = [(0.1 * lowest, 0.0), (lowest - before * (first - start), before)]
         slopes = [(b - a) / (y - x) for (x, a), (y, b) in pairwise(corners)]
         for (size, seconds), slope in zip(corners, [*slopes, after], strict=True):
             self._starts.append(size)
-            self._lines.append((seconds - slope * size, slope))
+            self._lines.append((seconds, slope))
 
 
 def _surprise(seconds: float, expected: float) -> float:

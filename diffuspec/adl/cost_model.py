@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from diffuspec.adl.cost_curve import (
     MAX_JUMP,
@@ -19,33 +20,85 @@ from diffuspec.adl.cost_curve import (
     SMOOTHING,
     CostCurve,
     Speed,
+    bucket_of,
 )
 
 _LEAST_ROWS = 64
+# Share of a plain step's surprise for its size: the machine's slowness is learnt from it as well.
+_PLAIN_SHARE = 0.5
+
+
+@dataclass(slots=True)
+class _Usual:
+    """Averages over the calls of about one size."""
+
+    others: float  # requests after the first
+    seconds: float  # on a machine with a slowness of 1
+
+
+class RequestTerm:
+    """The seconds of a request in a batch: the slope of time over requests in calls of one size.
+
+    It is a regression over deviations from the averages of calls of about the same size, so a load
+    that does not change teaches nothing. It depends on measured times only, not on the curve.
+    """
+
+    def __init__(self) -> None:
+        self._usual: dict[int, _Usual] = {}  # keys: buckets of sizes
+        self._products = 0.0  # decayed sum of deviations of requests times deviations of seconds
+        self._squares = 0.0  # decayed sum of squared deviations of requests
+
+    @property
+    def seconds(self) -> float:
+        """Seconds for each request after the first, on a machine with a slowness of 1."""
+        return max(self._products / self._squares, 0.0) if self._squares else 0.0
+
+    def observe(self, size: int, others: int, seconds: float) -> None:
+        """Learn from a call with `others` requests after the first."""
+        usual = self._usual.setdefault(bucket_of(size), _Usual(others, seconds))
+        longest = max(MAX_JUMP, (1 + others) / (1 + usual.others)) * usual.seconds
+        seconds = min(max(seconds, usual.seconds / MAX_JUMP), longest)
+        more, slower = others - usual.others, seconds - usual.seconds
+        if abs(more) >= 0.5:  # less is what is left of an earlier number
+            # Small deviations among many requests say little, and so replace little.
+            decay = 1 - OWN_SMOOTHING * (more / (others + usual.others)) ** 2
+            self._products = decay * self._products + more * slower
+            self._squares = decay * self._squares + more * more
+        usual.others += SMOOTHING * more
+        usual.seconds += SMOOTHING * slower
 
 
 class CallCosts:
-    """Seconds of one kind of call: a curve by size, and a term for each request after the first."""
+    """Seconds of one kind of call: a curve by size, and a term for each request after the first.
 
-    def __init__(self, speed: Speed | None = None) -> None:
-        """Start without costs; `speed` is the speed of the machine."""
+    A request after the first never costs more than a call of the same size.
+    """
+
+    def __init__(self, speed: Speed | None = None, same_speed_steps: float = math.inf) -> None:
+        """Start without costs; `speed` is the speed of the machine.
+
+        same_speed_steps: steps after which a machine whose speed was not measured is as likely to
+        have changed as a size's cost; inf: what is unexpected is always attributed to the size.
+        """
         self._speed = speed or Speed()
+        self._same_speed_steps = same_speed_steps
         self.curve = CostCurve(self._speed)
-        self._request_seconds = 0.0  # seconds on a machine with a slowness of 1
-        self._num_batches = 0
+        self._term = RequestTerm()
 
     @property
     def request_seconds(self) -> float:
         """Seconds for each request after the first."""
-        return self._request_seconds * self._speed.slowness
+        return self._term.seconds * self._speed.slowness
 
     def seconds(self, size: float, num_requests: float) -> float:
         """Expected seconds of a call of `size` rows or positions for `num_requests` requests."""
-        return self.curve.at(size) + self.request_seconds * max(num_requests - 1, 0)
+        [seconds] = self.seconds_of([size], num_requests)
+        return seconds
 
     def seconds_of(self, sizes: Iterable[float], num_requests: float) -> list[float]:
         """Expected seconds of calls of several sizes."""
-        return self.curve.at_each(sizes, self.request_seconds * max(num_requests - 1, 0))
+        each, others = self.request_seconds, max(num_requests - 1, 0)
+        return [seconds + others * min(each, seconds) for seconds in self.curve.at_each(sizes)]
 
     def observe(
         self,
@@ -56,31 +109,21 @@ class CallCosts:
         is_plain: bool = False,
         reads: bool = False,
     ) -> None:
-        """Learn from a call. The request term explains what the curve, if known there, does not.
+        """Learn from a call: the curve gets what the term of its requests does not explain.
 
-        is_plain: whether it is a step of plain decoding, which reveals the machine's slowness.
-        reads: whether most of its time may be spent on prompts, which says little about requests.
+        is_plain: whether the machine's slowness, which has been learnt from it, explains most of
+        it. reads: whether most of its time may be spent on prompts, which says little about
+        requests.
         """
-        seconds = self._without_requests(size, num_requests - 1, seconds, reads)
+        others = num_requests - 1
+        if not reads:
+            self._term.observe(size, others, seconds / self._speed.slowness)
+        seconds = max(seconds - self.request_seconds * others, seconds / num_requests)
         if is_plain:
-            self._speed.observe(self.curve.observe(size, seconds, share=OWN_SMOOTHING))
+            self.curve.observe(size, seconds, _PLAIN_SHARE)
         else:
-            self._observe_size(size, seconds)
-
-    def _without_requests(self, size: int, others: int, seconds: float, reads: bool) -> float:
-        """Learn the term of `others` requests after the first; return the seconds of the size."""
-        if others and self.curve.is_known_near(size) and not reads:
-            self._num_batches += 1
-            expected = self.seconds(size, others + 1)
-            rate = max(OWN_SMOOTHING, 1 / self._num_batches**2)
-            seconds = min(seconds, expected * MAX_JUMP)
-            error = rate * (seconds - expected) / others / self._speed.slowness
-            self._request_seconds = max(self._request_seconds + error, 0.0)
-        return max(seconds - self.request_seconds * others, 0.0)
-
-    def _observe_size(self, size: int, seconds: float) -> None:
-        """Learn from a call that reveals nothing about the machine's speed."""
-        self.curve.observe(size, seconds)
+            share = self._speed.size_share(self._same_speed_steps)
+            self._speed.follow((1 - share) * self.curve.observe(size, seconds, share))
 
 
 class Interference:
@@ -184,13 +227,20 @@ class DraftCosts:
 class CostModel:
     """The costs of one coordinator's calls."""
 
-    def __init__(self, drafters: Iterable[str], interference: float) -> None:
-        """`interference`: the value assumed until it is measured."""
+    def __init__(
+        self, drafters: Iterable[str], interference: float, same_speed_steps: float = math.inf
+    ) -> None:
+        """`interference`: the value assumed until it is measured; see CallCosts for the last."""
         self._speed = speed = Speed()
         # size: rows, which are tokens to read, roots and nodes
-        self.verification = CallCosts(speed)
+        self.verification = CallCosts(speed, same_speed_steps)
         self.plain = CostCurve(speed)  # verdict to verdict without drafts; size: requests
         self.drafters = {name: DraftCosts(interference, speed) for name in drafters}
+
+    @property
+    def slowness(self) -> float:
+        """How slow the machine is at present, relative to when it was first measured."""
+        return self._speed.slowness
 
     def verify_seconds(self, num_rows: float, num_requests: float) -> float:
         """Expected seconds of a verification without a concurrent draft call."""
@@ -249,4 +299,8 @@ class CostModel:
             own.observe(without + own.lost_seconds(together), expected, together)
         self._speed.num_unmeasured += not is_plain
         seconds = max(seconds - self.lost_seconds(beside), 0.0)  # by what has just been learnt
+        if is_plain:
+            self._speed.observe(num_requests, seconds)
+        elif num_rows == num_requests and not beside:
+            self._speed.expect(num_requests, seconds)
         self.verification.observe(num_rows, num_requests, seconds, is_plain=is_plain, reads=reads)

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from diffuspec.adl.acceptance import PRICES, nodes_to_verify, place_of
 from diffuspec.adl.baseline import NUM_PLAIN, Baseline, Interval
 from diffuspec.adl.cost_curve import MAX_JUMP
-from diffuspec.adl.cost_model import DraftCosts
+from diffuspec.adl.cost_model import CostModel, DraftCosts
 from diffuspec.adl.draft_lengths import Load, with_trial
-from diffuspec.draft_server.engine_costs import EngineCosts
 from diffuspec.draft_server.request import EngineRequest
 
 # Prices of a pre-drafted position, down to those at which unlikely outcomes have drafts.
@@ -27,6 +26,8 @@ _ANSWER_SHARE = 0.01  # largest share of the time that answers without drafts ma
 # Drafted steps between the first two measurements of plain decoding. An engine is not profiled, and
 # other programs may have been running during the first one.
 _FIRST_AFTER = 16
+# steps after which an engine's machine is as likely to have another speed as not
+_SAME_SPEED_STEPS = 8
 _MAX_HELD = 8  # plain steps in a row that may include prefills, and so measure nothing
 
 
@@ -53,7 +54,8 @@ class Planner:
     def __init__(self, drafter: str, drafting: DraftCosts) -> None:
         """`drafting`: the cost of drafts, learnt from the calls of all engines."""
         self._drafter = drafter
-        self._costs = EngineCosts([drafter])
+        # Drafts are assumed not to slow the engine down.
+        self._costs = CostModel([drafter], 0.0, _SAME_SPEED_STEPS)
         self._mine = self._costs.drafters[drafter]
         self._mine.calls, self._mine.reading = drafting.calls, drafting.reading
         self._baseline = Baseline([drafter], _FIRST_AFTER)

@@ -183,3 +183,10 @@ def test_the_first_draft_of_a_request_says_more_of_it_than_those_of_all_others()
     before = one.at(16)
     one.observe_draft(draft_of(16, confidence=-0.01), 16)
     assert one.at(16) > 5 * before
+
+
+def test_drafts_that_are_all_alike_have_a_credibility_after_any_number_of_them():
+    shared = SharedExpectation(16)
+    for _ in range(100_000):
+        shared.observe_later(shared.tokens[-1], shared.tokens[-1])
+    assert 0 < shared.credibility(3) < 1

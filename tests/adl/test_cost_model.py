@@ -282,7 +282,7 @@ def test_plain_decoding_costs_a_verification_until_it_is_measured():
     assert costs.plain_seconds(1) == expected, "64 requests say nothing of one"
     for _ in range(60):
         costs.plain.observe(1, 0.07)
-    assert costs.plain_seconds(1) == pytest.approx(0.07, rel=0.01)
+    assert costs.plain_seconds(1) == pytest.approx(0.07, rel=0.02)
 
 
 def test_plain_decoding_never_costs_nothing():

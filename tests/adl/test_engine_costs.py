@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from diffuspec.draft_server.engine_costs import EngineCosts
+from diffuspec.adl.cost_model import CostModel
 
 NAME = "pld"
 
@@ -26,7 +26,7 @@ def slownesses(number: int, seed: int) -> Iterator[float]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_step_seems_to_take_next_to_nothing_beside_other_programs(seed: int):
-    costs, rng = EngineCosts([NAME]), random.Random(seed)
+    costs, rng = CostModel([NAME], 0.0, same_speed_steps=8), random.Random(seed)
     for number in (8, 32, 2):
         for step, slowness in enumerate(slownesses(240, seed)):
             is_plain = step % 16 < 3
@@ -34,14 +34,14 @@ def test_no_step_seems_to_take_next_to_nothing_beside_other_programs(seed: int):
             seconds = slowness * step_seconds(num_rows, number)
             costs.observe_verification(num_rows, number, seconds, {}, is_plain=is_plain)
             if step > 48:
-                assert 0.005 < costs.verify_seconds(1, 1) < 0.3
+                assert 0.001 < costs.verify_seconds(1, 1) < 0.3
         expected = costs.verify_seconds(2 * number, number) / costs.verify_seconds(number, number)
         real = step_seconds(2 * number, number) / step_seconds(number, number)
         assert expected == pytest.approx(real, rel=0.35)
 
 
 def test_what_a_request_costs_shows_when_their_number_changes():
-    costs = EngineCosts([NAME])
+    costs = CostModel([NAME], 0.0, same_speed_steps=8)
     for number in (1, 8):
         for step in range(60):
             num_rows = 8 + step % 6
