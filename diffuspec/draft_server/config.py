@@ -54,6 +54,13 @@ class DraftServerConfig(Section):
         "measurements and tests; null: the length that pays, which may be 0.",
     )
     max_engines: int = Field(16, ge=1, le=256, description="Maximum number of connected engines.")
+    max_held_tokens: int = Field(
+        2**22,
+        ge=4096,
+        description="Maximum number of tokens held for the requests of all engines together; each "
+        "request counts as 1,024 tokens more. Beyond it, those engines that hold the most go on "
+        "without drafts for some of their requests.",
+    )
     max_draft_seconds: float = Field(
         10.0, gt=0, description="Seconds after which a call of the drafter fails."
     )

@@ -58,12 +58,10 @@ class EngineRequest:
         self.length = 0  # latest draft length
         self.num_accepted = 0  # drafted tokens accepted in the engine's latest step
         self.is_read = False  # whether the drafter holds the prompt
-        self.is_foreign = False  # it contains tokens that the drafter does not know
         self._ranking = OutcomeRanking(outcomes)
         self._ranked: list[RankedOutcome] | None = None  # outcomes of the running verification
         self._tokens = np.zeros(256, np.int32)
         self._made: list[ReadyDraft] = []
-        self.is_dropped = False  # it has become too long: its tokens are no longer held
         self.num_tokens = 0
         self._weight = DrafterWeight(drafter_weight)
 
@@ -94,12 +92,6 @@ class EngineRequest:
 
     # ---- reports of the engine
 
-    def holds(self, base_length: int) -> bool:
-        """Return whether a row may build on this many tokens."""
-        if self.is_dropped:
-            return base_length == self.num_tokens
-        return base_length <= self.num_tokens
-
     def advance(self, base_length: int, token_ids: Sequence[int]) -> Verdict | None:
         """Take the tokens after a base; return the verdict that they imply on the draft sent.
 
@@ -122,17 +114,10 @@ class EngineRequest:
             self._ranked = None
         return verdict
 
-    def drop_tokens(self, num_tokens: int) -> None:
-        """Hold only the number of tokens: the request is too long to be drafted for."""
-        self.is_dropped, self.num_tokens = True, num_tokens
-        self._tokens, self._made = np.zeros(0, np.int32), []
-
     def _append(self, token_ids: Sequence[int]) -> None:
-        if self.is_dropped:
-            return
         end = self.num_tokens + len(token_ids)
         if end > len(self._tokens):  # the old array stays unchanged: workers hold views of it
-            grown = np.zeros(2 * end, np.int32)
+            grown = np.zeros(end + max(end // 4, 256), np.int32)
             grown[: self.num_tokens] = self._tokens[: self.num_tokens]
             self._tokens = grown
         self._tokens[self.num_tokens : end] = token_ids

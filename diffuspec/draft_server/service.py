@@ -6,15 +6,18 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from diffuspec.core.errors import ConfigError, OverloadedError
 from diffuspec.core.interfaces import Drafter, TargetInfo
+from diffuspec.core.memory import release_freed
 from diffuspec.core.version import own_version
 from diffuspec.draft_server.config import DraftServerConfig
 from diffuspec.draft_server.dispatcher import Dispatcher
 from diffuspec.draft_server.fixed_lengths import FixedLengths
+from diffuspec.draft_server.held_tokens import HeldTokens
 from diffuspec.draft_server.metrics import DraftMetrics, SessionStats
 from diffuspec.draft_server.planner import Planner
 from diffuspec.draft_server.session import Session
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     from diffuspec.telemetry.draft_spans import DraftSpans
 
 logger = logging.getLogger(__name__)
+
+_LEAST_SILENT_SECONDS = 1.0  # before that an engine keeps its place, for it may be starting
+_MANY_TOKENS = 2**17  # of an engine after which freed memory is returned to the system
 
 
 class DraftService:
@@ -46,6 +52,7 @@ class DraftService:
         self._tokens = vocabulary_bytes(tokenizer, info.vocab_size)
         self._digest = bytes.fromhex(vocabulary_digest(tokenizer, info.vocab_size))
         self._numbers = itertools.count(1)
+        self._held_tokens = HeldTokens(config.max_held_tokens)
         self.sessions: list[Session] = []
         self.metrics.engines.read = lambda: len(self.sessions)
         self._drafting: asyncio.Task[None] | None = None
@@ -62,6 +69,11 @@ class DraftService:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._drafting
 
+    @property
+    def num_held_tokens(self) -> int:
+        """Tokens held for all engines, with those that each request counts as more."""
+        return self._held_tokens.number
+
     def is_healthy(self) -> bool:
         """Return whether it can draft: the drafter has not just failed."""
         is_running = self._drafting is not None and not self._drafting.done()
@@ -73,9 +85,8 @@ class DraftService:
         Raises VocabularyError, InvalidRequestError, and OverloadedError if too many are open.
         """
         check_hello(hello, self.info, self._digest, self._tokens)
-        limit = self.config.max_engines
-        if len(self.sessions) >= limit:
-            raise OverloadedError(f"{limit} engines are connected, which is the limit")
+        if len(self.sessions) >= self.config.max_engines:
+            self._take_a_place()
         name, kind = f"engine-{next(self._numbers)}", self.config.drafter.kind
         tenant = self._tenants.find(hello.tenant)
         length, costs = self.config.num_draft_tokens, self.dispatcher.costs
@@ -85,7 +96,17 @@ class DraftService:
             spans = self.spans.engine(name, hello.engine, hello.tenant)
         stats = SessionStats(self.metrics, spans)
         weight = self.config.drafter_weight
-        session = Session(name, hello, planner, self.info, self.dispatcher, tenant, stats, weight)
+        session = Session(
+            name,
+            hello,
+            planner,
+            self.info,
+            self.dispatcher,
+            tenant,
+            stats,
+            weight,
+            self._held_tokens,
+        )
         self.sessions.append(session)
         self.dispatcher.pre_draft_sources.append(session.pre_drafts)
         logger.info("%s is connected: %r", name, hello.engine)
@@ -101,10 +122,29 @@ class DraftService:
             max_draft_tokens=hello.max_draft_tokens,
         )
 
+    def _take_a_place(self) -> None:
+        """Close the session that has been silent for the longest time, and has no requests.
+
+        Raises OverloadedError if all engines have requests or have just connected.
+        """
+        now = time.monotonic()
+        silent = [(one.silent_seconds(now) or 0.0, one) for one in self.sessions]
+        seconds, session = max(silent, key=lambda pair: pair[0])
+        if seconds < _LEAST_SILENT_SECONDS:
+            limit = self.config.max_engines
+            raise OverloadedError(f"{limit} engines are connected, which is the limit")
+        logger.info("%s is silent and has no requests: another engine gets its place", session.name)
+        session.lost_place.set()
+        self.close(session)
+
     def close(self, session: Session) -> None:
-        """Remove a session whose engine has gone."""
+        """Remove a session whose engine has gone. One that is closed already stays closed."""
+        if session not in self.sessions:
+            return
         session.close()
         self.sessions.remove(session)
+        if session.requests.most_held > _MANY_TOKENS:
+            release_freed()
         self.dispatcher.pre_draft_sources.remove(session.pre_drafts)
         logger.info("%s is gone: %s; %s", session.name, session.stats, session.planner)
 

@@ -14,6 +14,7 @@ from diffuspec.core.types import EMPTY_DRAFT, Draft
 from diffuspec.draft_server.answers import likeliest, outcome_table, row_message
 from diffuspec.draft_server.dispatcher import Dispatcher, DraftJob
 from diffuspec.draft_server.engine_requests import Advance, EngineRequests
+from diffuspec.draft_server.held_tokens import HeldTokens
 from diffuspec.draft_server.metrics import SessionStats
 from diffuspec.draft_server.planner import Planner, Sent
 from diffuspec.draft_server.pre_drafts import PreDrafts
@@ -68,16 +69,20 @@ class Session:
         tenant: Tenant,
         stats: SessionStats,
         drafter_weight: float | Literal["adaptive"],
+        held_tokens: HeldTokens,
     ) -> None:
         """`name` is unique among sessions."""
         self.name = name
+        self.lost_place = asyncio.Event()  # another engine has been given its place
         self.on_outcomes: Callable[[OutcomeTable], None] | None = None
         self.planner, self.stats = planner, stats
         self._hello = hello
         self._dispatcher = dispatcher
         self.pre_drafts = PreDrafts(planner, dispatcher, tenant, self._push)
         self._takes_trees = hello.form == DRAFT_FORM_TREE
-        self.requests = EngineRequests(name, hello, info, drafter_weight, self._forget)
+        self.requests = EngineRequests(name, hello, info, drafter_weight, self._forget, held_tokens)
+        self._silent_since = time.monotonic()
+        self._is_answering = False
         self._sent: Sent | None = None
         self._step_id = 0
         self._pushed: set[tuple[EngineRequest, tuple[int, ...]]] = set()
@@ -87,6 +92,13 @@ class Session:
 
         Raises InvalidRequestError for a step that breaks the protocol; no others may follow.
         """
+        self._is_answering = True
+        try:
+            return await self._answered(step)
+        finally:
+            self._silent_since, self._is_answering = time.monotonic(), False
+
+    async def _answered(self, step: EngineStep) -> StepDrafts:
         received = time.monotonic()
         check_step(step, self._hello, self._step_id)
         self.pre_drafts.end()
@@ -104,6 +116,10 @@ class Session:
         answer = self._answer(step, rows, received, waited, min(reading, waited))
         self.stats.count_step(time.monotonic() - received)
         return answer
+
+    def silent_seconds(self, now: float) -> float | None:
+        """Return the time since its last step; None while it has requests or waits for drafts."""
+        return None if self._is_answering or len(self.requests) else now - self._silent_since
 
     def draft_ahead(self) -> None:
         """Begin to pre-draft: the answer has been sent, so that drafting cannot delay it."""
@@ -128,7 +144,7 @@ class Session:
     def close(self) -> None:
         """Remove all requests: the engine has gone."""
         self.pre_drafts.end()
-        self.requests.end_all()
+        self.requests.close()
         self.stats.end()
 
     def _forget(self, requests: Sequence[EngineRequest]) -> None:

@@ -30,7 +30,8 @@ class DraftServiceStub(object):
 
     The stream ends with FAILED_PRECONDITION for another vocabulary or protocol version,
     INVALID_ARGUMENT for a message that breaks the protocol, RESOURCE_EXHAUSTED when too many engines
-    are connected or a message is larger than 16 MiB, UNAVAILABLE after 30 seconds without a hello,
+    are connected, when one of them gets the place of this one, which is silent and has no requests,
+    or when a message is larger than 16 MiB, UNAVAILABLE after 30 seconds without a hello,
     five minutes without another message, or when the server ends, and UNAUTHENTICATED without the
     server's token, if it has one (metadata "authorization: Bearer TOKEN"). The status says in words
     what was wrong. After UNAVAILABLE and RESOURCE_EXHAUSTED a client connects again after a pause,
@@ -58,7 +59,8 @@ class DraftServiceServicer(object):
 
     The stream ends with FAILED_PRECONDITION for another vocabulary or protocol version,
     INVALID_ARGUMENT for a message that breaks the protocol, RESOURCE_EXHAUSTED when too many engines
-    are connected or a message is larger than 16 MiB, UNAVAILABLE after 30 seconds without a hello,
+    are connected, when one of them gets the place of this one, which is silent and has no requests,
+    or when a message is larger than 16 MiB, UNAVAILABLE after 30 seconds without a hello,
     five minutes without another message, or when the server ends, and UNAUTHENTICATED without the
     server's token, if it has one (metadata "authorization: Bearer TOKEN"). The status says in words
     what was wrong. After UNAVAILABLE and RESOURCE_EXHAUSTED a client connects again after a pause,
@@ -96,7 +98,8 @@ class DraftService(object):
 
     The stream ends with FAILED_PRECONDITION for another vocabulary or protocol version,
     INVALID_ARGUMENT for a message that breaks the protocol, RESOURCE_EXHAUSTED when too many engines
-    are connected or a message is larger than 16 MiB, UNAVAILABLE after 30 seconds without a hello,
+    are connected, when one of them gets the place of this one, which is silent and has no requests,
+    or when a message is larger than 16 MiB, UNAVAILABLE after 30 seconds without a hello,
     five minutes without another message, or when the server ends, and UNAUTHENTICATED without the
     server's token, if it has one (metadata "authorization: Bearer TOKEN"). The status says in words
     what was wrong. After UNAVAILABLE and RESOURCE_EXHAUSTED a client connects again after a pause,

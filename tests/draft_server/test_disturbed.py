@@ -45,7 +45,7 @@ async def speed_of(session: Session, load: int, first_step: int) -> tuple[float,
         num_plain += (clock() - started) / step_seconds
     other.cancel()
     gained = sum([len(engine.output(name)) - num_tokens for name in prompts]) / load
-    session.requests.end_all()
+    session.requests.end(prompts)
     return gained / num_plain, engine.num_steps
 
 

@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from diffuspec.models.kernels.huge_pages import release_freed
+from diffuspec.core.memory import release_freed
 from diffuspec.models.loading.load import load_model
 
 

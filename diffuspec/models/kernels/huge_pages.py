@@ -6,7 +6,6 @@ With pages of 4 KiB, address translation takes a fifth of the time.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import mmap
 import threading
@@ -36,13 +35,6 @@ def zeros(size: Sequence[int], dtype: torch.dtype) -> Tensor:
     """
     num_bytes = math.prod(size) * dtype.itemsize
     return _chunk(num_bytes)[:num_bytes].view(dtype).view(*size).zero_()
-
-
-def release_freed() -> None:
-    """Return freed memory to the system that the C library would keep."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _take(num_bytes: int) -> Tensor:

@@ -15,9 +15,10 @@ import torch
 
 from diffuspec.core.devices import Device, DType
 from diffuspec.core.errors import ModelLoadError
+from diffuspec.core.memory import release_freed
 from diffuspec.models.attention.cache import CacheShape
 from diffuspec.models.checks.exactness import has_independent_rows
-from diffuspec.models.kernels import huge_pages, operations
+from diffuspec.models.kernels import operations
 from diffuspec.models.layers.activation import use_chunked_activations
 from diffuspec.models.layers.fused_decoder import use_fused_forward, use_fused_layers
 from diffuspec.models.layers.linear import use_fast_layers
@@ -98,7 +99,7 @@ def load_model(
         what = error if isinstance(error, _UNSUPPORTED) else repr(error)
         name = type(model).__name__
         raise ModelLoadError(f"{path}: {name} is not supported: {what}") from error
-    huge_pages.release_freed()
+    release_freed()
     backend = backend.of(runner)
     logger.info("%s: %s", path, backend)
     return LoadedModel(runner, checkpoint.max_positions, backend)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from diffuspec.core.errors import ModelLoadError
+from diffuspec.core.memory import release_freed
 from diffuspec.models.attention.interface import ATTENTION_NAME
-from diffuspec.models.kernels import huge_pages, operations
+from diffuspec.models.kernels import operations
 from diffuspec.models.kernels.quantized import can_multiply
 from diffuspec.models.layers.linear import SIBLINGS, AnyLinear, siblings_of
 from diffuspec.models.layers.quantized import (
@@ -90,7 +91,7 @@ def fill(model: Any, weights: StoredWeights, backend: Backend) -> None:
     """Read the weights of an empty model onto a device. Raises ModelLoadError."""
     _Filling(model, weights, backend).fill()
     weights.check_all_read()
-    huge_pages.release_freed()
+    release_freed()
     model.requires_grad_(False).to(backend.device)  # moves the buffers
 
 
@@ -106,7 +107,7 @@ class _Filling:
             if type(parent) in (nn.Linear, StoredEmbedding):  # already replaced or filled
                 continue
             if self._fill_siblings(prefix, parent):
-                huge_pages.release_freed()  # frees the gaps between small tensors
+                release_freed()  # frees the gaps between small tensors
             for own, child in list(parent.named_children()):
                 if type(child) is nn.Linear:
                     [layer] = self._linears([f"{prefix}.{own}".strip(".")], [child])

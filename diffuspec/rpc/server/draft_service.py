@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from diffuspec.core.errors import InvalidRequestError, ShuttingDownError
+from diffuspec.core.errors import InvalidRequestError, OverloadedError, ShuttingDownError
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.messages.status import IdleStreamError
 from diffuspec.rpc.server.interceptor import refuse_malformed, write_within
@@ -35,6 +35,7 @@ _MAX_TABLES = 16  # unread outcomes of an engine; older ones are of no use
 class EngineSession(Protocol):
     """Answers one engine."""
 
+    lost_place: asyncio.Event  # set when the session is over, since another engine has its place
     on_outcomes: Callable[[OutcomeTable], None] | None
 
     def step(self, step: EngineStep) -> Awaitable[StepDrafts]: ...
@@ -76,7 +77,7 @@ class DraftServicer(RoleServicer, draft_service_pb2_grpc.DraftServiceServicer):
 
     async def Connect(self, requests: object, context: Any) -> None:
         """Serve one engine until its stream ends."""
-        hello = await self.read(context, self.limits.max_stall_seconds)
+        hello = await self.read(context, self.limits.max_stall_seconds, asyncio.Event())
         if hello is None:
             return
         if hello.WhichOneof("message") != "hello":
@@ -89,24 +90,33 @@ class DraftServicer(RoleServicer, draft_service_pb2_grpc.DraftServiceServicer):
         finally:
             self._sessions.close(session)
 
-    async def read(self, context: Any, limit: float) -> ConnectRequest | None:
+    async def read(
+        self, context: Any, limit: float, lost_place: asyncio.Event
+    ) -> ConnectRequest | None:
         """Return the next message; None: the engine has finished.
 
-        Raises IdleStreamError if there is none within `limit` seconds, and ShuttingDownError.
+        Raises IdleStreamError if there is none within `limit` seconds, ShuttingDownError, and
+        OverloadedError if the engine has lost its place.
         """
         reading = asyncio.ensure_future(context.read())
         draining = asyncio.ensure_future(self._draining.wait())
+        losing = asyncio.ensure_future(lost_place.wait())
         try:
             await asyncio.wait(
-                [reading, draining], timeout=limit, return_when=asyncio.FIRST_COMPLETED
+                [reading, draining, losing], timeout=limit, return_when=asyncio.FIRST_COMPLETED
             )
+            if lost_place.is_set():
+                raise OverloadedError(
+                    "this engine was silent and had no requests, and all places are taken: another "
+                    "engine has got its place"
+                )
             if not reading.done():
                 if draining.done():
                     raise ShuttingDownError("the draft server is shutting down")
                 raise IdleStreamError(f"the stream was closed after {limit:g} s without a message")
             message = reading.result()
         finally:
-            for task in (reading, draining):
+            for task in (reading, draining, losing):
                 task.cancel()
         if message is grpc.aio.EOF:
             return None
@@ -132,7 +142,9 @@ class _Stream:
             pushing = asyncio.create_task(self._push())
         try:
             limit = self._servicer.limits.max_idle_seconds
-            while (message := await self._servicer.read(self._context, limit)) is not None:
+            while message := await self._servicer.read(
+                self._context, limit, self._session.lost_place
+            ):
                 if message.WhichOneof("message") != "step":
                     raise InvalidRequestError("a message after the hello must be a step")
                 await self.write(ConnectResponse(drafts=await self._session.step(message.step)))

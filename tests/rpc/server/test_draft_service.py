@@ -99,6 +99,25 @@ async def test_one_engine_too_many_is_refused(service, security):
     assert "1 engines are connected, which is the limit" in str(caught.value.details())
 
 
+async def test_where_all_places_are_taken_a_silent_engine_gives_its_own_to_a_new_one(
+    service, security, monkeypatch
+):
+    async with (
+        server_of(service, security) as server,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        connect: Any = channel.stream_stream("/diffuspec.v1.DraftService/Connect")
+        silent = connect(metadata=security.metadata)
+        await silent.write(HELLO.SerializeToString())
+        await silent.read()
+        monkeypatch.setattr("diffuspec.draft_server.service._LEAST_SILENT_SECONDS", 0.0)
+        found = await talk(server.address, HELLO, STEP, token=security.token)
+        assert [one.WhichOneof("message") for one in found] == ["welcome", "drafts"]
+        assert await silent.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "another engine has got its place" in await silent.details()
+    assert not service.sessions
+
+
 async def test_a_stream_without_a_hello_is_closed(service, security):
     async with (
         server_of(service, security, max_stall_seconds=0.05) as server,
