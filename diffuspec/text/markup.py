@@ -21,7 +21,7 @@ from tokenizers import AddedToken, Tokenizer, models
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.types import TokenIds
 from diffuspec.text.chat_template import sample_chat, template_text
-from diffuspec.text.tokenizer import encode_text
+from diffuspec.text.encoding import encode_text
 
 # Roles whose contents the application or the model wrote.
 _TRUSTED = frozenset({"system", "developer", "assistant"})

@@ -20,8 +20,8 @@ from diffuspec.text.chat_template import (
     takes_parts_only,
     template_text,
 )
+from diffuspec.text.encoding import encode_text
 from diffuspec.text.markup import markup_of
-from diffuspec.text.tokenizer import encode_text
 
 # Names that have another meaning in every template.
 _TAKEN_OPTIONS = frozenset({"messages", "raise_exception", "strftime_now"})

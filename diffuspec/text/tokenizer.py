@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from diffuspec.core.errors import InvalidRequestError, ModelLoadError, VocabularyError
+from diffuspec.core.errors import ModelLoadError, VocabularyError
 from diffuspec.core.types import TokenIds
 from diffuspec.text.directory import check_directory, check_is_no_pointer
+from diffuspec.text.encoding import is_panic
 from diffuspec.text.gguf_directory import model_directory
 from diffuspec.text.quiet import quiet
 from diffuspec.text.tried_directories import try_directory
@@ -27,26 +27,6 @@ _MAX_NAMED = 5  # tokens in a warning
 def load_tokenizer(path: Path) -> Any:
     """Load the tokenizer of a model directory or a GGUF file. Raises ModelLoadError."""
     return load_saved_tokenizer(model_directory(path))
-
-
-def encode_text(tokenizer: Tokenizer, text: str, adds_special_tokens: bool) -> Encoding:
-    """Tokenise a text; other threads run meanwhile. Raises InvalidRequestError."""
-    try:
-        # transformers' own encode would warn about lengths, which are checked with the request. The
-        # backend's encode of a single text holds the GIL, for a second per megabyte.
-        [encoding] = tokenizer.encode_batch([text], add_special_tokens=adds_special_tokens)
-    except TypeError as error:  # lone surrogates
-        raise InvalidRequestError(f"a prompt must be valid Unicode text: {error}") from error
-    except BaseException as error:
-        if not _is_panic(error):
-            raise
-        raise InvalidRequestError("the tokenizer's rules fail on this text") from error
-    return encoding
-
-
-def _is_panic(error: BaseException) -> bool:
-    """Return whether Rust code failed, which raises no Exception."""
-    return type(error).__name__ == "PanicException"
 
 
 def unknown_token_id(token_ids: TokenIds, vocab_size: int) -> int | None:
@@ -131,7 +111,7 @@ def load_saved_tokenizer(path: Path) -> Any:
         with quiet():
             tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
     except BaseException as error:  # transformers and tokenizers may raise anything
-        if not isinstance(error, Exception) and not _is_panic(error):
+        if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise ModelLoadError(f"{path}: cannot load its tokenizer: {error!r}") from error
     # The truncation and padding of its training would silently change prompts.
