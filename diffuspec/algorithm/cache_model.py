@@ -84,8 +84,8 @@ class _CacheProxy:
     def max_context_tokens(self) -> int:
         return max(self._proxy.max_context_tokens, _CONTEXT_SIZES[0])
 
-    def begin(self, context: Sequence[int]) -> ProxyState:
-        return self._proxy.begin(context), tuple(context[-_CONTEXT_SIZES[0] :])
+    def begin(self, context: Sequence[int], salt: str | None = None) -> ProxyState:
+        return self._proxy.begin(context, salt), tuple(context[-_CONTEXT_SIZES[0] :])
 
     def expand(
         self, states: Sequence[ProxyState], candidates: Sequence[int]

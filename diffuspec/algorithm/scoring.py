@@ -102,7 +102,7 @@ class Scorer:
     def __init__(self, proxy: CausalProxy | None, request: DraftRequest) -> None:
         weight = request.drafter_weight
         self._proxy = proxy if weight < 1 else None
-        self._prefix = request.prefix
+        self._prefix, self._salt = request.prefix, request.sampling.cache_salt
         self.has_proxy = self._proxy is not None
         self.drafter_weight = weight if self.has_proxy else 1.0
 
@@ -146,7 +146,7 @@ class Scorer:
         if self._proxy is None:
             return None
         context: list[int] = self._prefix[-self._proxy.max_context_tokens :].tolist()
-        return self._proxy.begin([*context, *token_ids])
+        return self._proxy.begin([*context, *token_ids], self._salt)
 
 
 def confidences(scored: Scored) -> list[float]:

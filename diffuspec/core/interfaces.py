@@ -104,8 +104,8 @@ class CausalProxy(Protocol):
         """Number of tokens before a position that can influence its score."""
         ...
 
-    def begin(self, context: Sequence[int]) -> ProxyState:
-        """Return the state after the context."""
+    def begin(self, context: Sequence[int], salt: str | None = None) -> ProxyState:
+        """Return the state after the context. `salt`: the request's cache_salt."""
         ...
 
     def expand(
@@ -157,6 +157,7 @@ class Observation:
     # Hidden states of the other prefix tokens, then of the nodes; one tensor for each of the
     # observer's hidden_layers. They may be views of a larger tensor: copy what is kept.
     hidden_states: tuple[HiddenRows, ...] = ()
+    salt: str | None = None  # the request's cache_salt
 
 
 class Observer(Protocol):

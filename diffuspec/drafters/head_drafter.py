@@ -93,11 +93,15 @@ class StateReader:
         self._worker.close()
 
     def _run(self, work: Work[T], requests: Sequence[DraftRequest], nothing: T) -> list[T]:
-        found = [self._features.find(request.prefix, self._max_unknown) for request in requests]
+        found = [_find(self._features, request, self._max_unknown) for request in requests]
         try:
             return _where_known(work, requests, found, nothing)
         except Exception as error:  # torch may raise anything
             raise DrafterError(f"the draft heads failed: {error}") from error
+
+
+def _find(store: FeatureStore, request: DraftRequest, max_unknown: int) -> Features | None:
+    return store.find(request.prefix, max_unknown, request.sampling.cache_salt)
 
 
 def _where_known(
@@ -193,12 +197,15 @@ class FedDrafter:
             for request in requests:
                 self._keep(request)
             most = self._model.max_unknown
-            found = [self._features.find(request.prefix, most) for request in requests]
+            found = [_find(self._features, request, most) for request in requests]
             whole = [one if one is not None and not one.first else None for one in found]
             lattices = _where_known(self._model.lattices, requests, whole, EMPTY_LATTICE)
         except Exception as error:  # torch may raise anything
             raise DrafterError(f"the drafter failed: {error}") from error
-        num_known = [self._features.num_known(request.prefix[:-1]) for request in requests]
+        num_known = [
+            self._features.num_known(request.prefix[:-1], request.sampling.cache_salt)
+            for request in requests
+        ]
         return lattices, [StatesWanted(self._model.hidden_layers, number) for number in num_known]
 
     def _keep(self, request: DraftRequest) -> None:
@@ -206,6 +213,6 @@ class FedDrafter:
         rows = request.states
         if rows is None or rows.end > len(request.prefix):
             return
-        token_ids = request.prefix[: rows.end]
-        if rows.first <= self._features.num_known(token_ids):
-            self._features.extend(token_ids, rows.first, states_of(rows))
+        token_ids, salt = request.prefix[: rows.end], request.sampling.cache_salt
+        if rows.first <= self._features.num_known(token_ids, salt):
+            self._features.extend(token_ids, rows.first, states_of(rows), salt)

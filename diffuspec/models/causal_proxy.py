@@ -32,6 +32,7 @@ _REQUEST_ID = "proxy"  # the cache holds one prefix, the latest
 class _State:
     prefix: tuple[int, ...]
     path: tuple[int, ...]
+    salt: str | None
 
 
 class CausalLmProxy:
@@ -72,8 +73,8 @@ class CausalLmProxy:
             )
         return cls(loaded.runner, loaded.max_positions - MAX_DRAFT_TOKENS, vocab_size)
 
-    def begin(self, context: Sequence[int]) -> _State:
-        return _State(tuple(context), ())
+    def begin(self, context: Sequence[int], salt: str | None = None) -> _State:
+        return _State(tuple(context), (), salt)
 
     @torch.inference_mode()
     def expand(
@@ -84,7 +85,7 @@ class CausalLmProxy:
         logits = self._runner.forward([segment])[:, : self._vocab_size]
         scores: list[list[float]] = logits.log_softmax(dim=-1)[:, list(candidates)].tolist()
         after = [
-            [_State(state.prefix, (*state.path, token_id)) for token_id in candidates]
+            [_State(state.prefix, (*state.path, token_id), state.salt) for token_id in candidates]
             for state in states
         ]
         return scores, after
@@ -92,7 +93,7 @@ class CausalLmProxy:
     def _segment(self, states: Sequence[_State]) -> Segment:
         """Lay out the last prefix token and every state's path. Paths do not see each other."""
         prefix: TokenIds = np.array(states[0].prefix, np.int32)
-        slot, start = self._prefill(prefix)
+        slot, start = self._prefill(prefix, states[0].salt)
         paths = [state.path for state in states]
         lengths = [len(path) for path in paths]
         num_rows = 1 + sum(lengths)
@@ -113,11 +114,11 @@ class CausalLmProxy:
             logit_rows,
         )
 
-    def _prefill(self, prefix: TokenIds) -> tuple[int, int]:
+    def _prefill(self, prefix: TokenIds, salt: str | None) -> tuple[int, int]:
         """Cache the prefix without its last token; return the slot and the number of tokens."""
         cache = self._runner.cache
         cache.begin_step()
-        slot, start = cache.acquire(_REQUEST_ID, prefix)
+        slot, start = cache.acquire(_REQUEST_ID, prefix, salt=salt)
         end = len(prefix) - 1
         while start < end:
             chunk = prefix[start : min(start + _MAX_PREFILL_ROWS, end)]

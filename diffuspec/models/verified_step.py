@@ -66,6 +66,7 @@ class VerifiedStep:
                 top[plan.logit_rows],
                 plan.num_cached,
                 rows,
+                plan.asked.sampling.cache_salt,
             )
             for plan, acceptance, rows in zip(self.plans, self.acceptances, states, strict=True)
         ]

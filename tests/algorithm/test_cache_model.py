@@ -21,7 +21,7 @@ class UniformProxy:
 
     max_context_tokens = 1
 
-    def begin(self, context: Sequence[int]) -> int:
+    def begin(self, context: Sequence[int], salt: str | None = None) -> int:
         return len(context)
 
     def expand(self, states: Sequence[Any], candidates: Sequence[int]) -> Any:

@@ -23,7 +23,7 @@ class TrigramProxy:
     def __init__(self):
         self.num_scores = 0
 
-    def begin(self, context):
+    def begin(self, context, salt=None):
         return tuple(context[-2:])
 
     def expand(self, states, candidates):
@@ -39,7 +39,7 @@ class TrigramProxy:
 class ForbiddenProxy:
     max_context_tokens = 2
 
-    def begin(self, context):
+    def begin(self, context, salt=None):
         raise AssertionError("the proxy was asked")
 
     expand = begin

@@ -54,6 +54,19 @@ def test_states_of_unequal_length_do_not_see_each_other(proxy, target_path):
     assert scores[1] == pytest.approx([expected], abs=1e-4)
 
 
+def test_rows_of_another_salt_are_computed_again(proxy, monkeypatch):
+    fed, feed = [], proxy._runner.feed
+
+    def count(slot, token_ids, start):
+        fed.append(len(token_ids))
+        return feed(slot, token_ids, start)
+
+    monkeypatch.setattr(proxy._runner, "feed", count)
+    scores = [proxy.expand([proxy.begin(CONTEXT, salt)], [1])[0] for salt in ("x", "x", "y", None)]
+    assert fed == [5, 5, 5]  # all but the last token, unless they are cached
+    assert scores[1:] == scores[:-1]
+
+
 def test_a_new_prefix_replaces_the_cached_one(proxy, target_path):
     proxy.expand([proxy.begin(CONTEXT)], [1])
     other = [*CONTEXT[:3], 60, 61]

@@ -53,7 +53,7 @@ class FakeCausalProxy:
 
     max_context_tokens = 1
 
-    def begin(self, context: Sequence[int]) -> int:
+    def begin(self, context: Sequence[int], salt: str | None = None) -> int:
         return context[-1]
 
     def expand(

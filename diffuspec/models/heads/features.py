@@ -2,7 +2,7 @@
 
 A head drafts for a prefix from the states of its tokens. States are known for tokens that the
 target computed while it was observed; tokens cached before that have none, unless another observed
-prefix had the same beginning. An unknown state costs drafts but changes no answer.
+prefix of the same salt had the same beginning. An unknown state costs drafts but changes no answer.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ class _Sequence:
     token_ids: TokenIds
     first: int
     table: torch.Tensor  # [rows, D]; it has spare rows to grow
+    salt: str | None  # of the requests that share it
+
+    def num_shared(self, token_ids: TokenIds, salt: str | None) -> int:
+        """Return the number of leading tokens in common; none with another salt."""
+        return num_shared_tokens(self.token_ids, token_ids) if salt == self.salt else 0
 
     def states(self, end: int) -> torch.Tensor:
         return self.table[: end - self.first]
@@ -71,21 +76,25 @@ class FeatureStore:
         token_ids = np.concatenate([one.prefix, np.array(accepted, np.int32)])
         rows = [*range(num_tail), *(num_tail + node for node in one.accepted_nodes)]
         states = torch.cat([layer[rows] for layer in one.hidden_states], dim=-1)
-        self.extend(token_ids, one.num_cached, states)
+        self.extend(token_ids, one.num_cached, states, one.salt)
 
-    def extend(self, token_ids: TokenIds, start: int, states: torch.Tensor) -> None:
+    def extend(
+        self, token_ids: TokenIds, start: int, states: torch.Tensor, salt: str | None = None
+    ) -> None:
         """Store the states of these tokens from `start` on."""
         with self._lock:
-            sequence, states = self._continued(token_ids, start, states)
+            sequence, states = self._continued(token_ids, start, states, salt)
             if len(states):
                 if not self._keeps_all:
                     states = states[-1:]
-                    sequence = _Sequence(token_ids[:0], len(token_ids) - 1, states[:0])
+                    sequence = _Sequence(token_ids[:0], len(token_ids) - 1, states[:0], salt)
                 sequence.extend(token_ids, states)
             self._sequences.append(sequence)
             del self._sequences[: -self._num_sequences]
 
-    def find(self, prefix: TokenIds, max_unknown: int = 0) -> Features | None:
+    def find(
+        self, prefix: TokenIds, max_unknown: int = 0, salt: str | None = None
+    ) -> Features | None:
         """Return the known states of a prefix; its last token has none before the next step.
 
         None if more than max_unknown other tokens at its end have no states.
@@ -94,7 +103,7 @@ class FeatureStore:
         with self._lock:
             best, most = None, len(token_ids) - max_unknown - 1
             for one in reversed(self._sequences):
-                num = num_shared_tokens(one.token_ids, token_ids)
+                num = one.num_shared(token_ids, salt)
                 if num > max(most, one.first):
                     best, most = one, num
             if best is None:
@@ -103,26 +112,27 @@ class FeatureStore:
             self._sequences.append(best)
             return Features(best.first, best.states(most))
 
-    def num_known(self, token_ids: TokenIds) -> int:
+    def num_known(self, token_ids: TokenIds, salt: str | None = None) -> int:
         """Return the number of leading tokens with known states."""
         with self._lock:
             whole = (one for one in self._sequences if one.first == 0)
-            return max((num_shared_tokens(one.token_ids, token_ids) for one in whole), default=0)
+            return max((one.num_shared(token_ids, salt) for one in whole), default=0)
 
     def _continued(
-        self, token_ids: TokenIds, start: int, states: torch.Tensor
+        self, token_ids: TokenIds, start: int, states: torch.Tensor, salt: str | None
     ) -> tuple[_Sequence, torch.Tensor]:
         """Return the sequence to extend (stored, copied or new) and the states that it lacks.
 
         A stored one is removed from the store. states: those of the tokens from `start` on.
         """
-        lengths = [(num_shared_tokens(one.token_ids, token_ids), one) for one in self._sequences]
+        shared = [one for one in self._sequences if one.salt == salt]
+        lengths = [(one.num_shared(token_ids, salt), one) for one in shared]
         known = [(num, one) for num, one in lengths if one.first <= start <= num]
         if not known:
-            return _Sequence(token_ids[:0], start, states[:0]), states
+            return _Sequence(token_ids[:0], start, states[:0], salt), states
         num, best = max(known, key=lambda pair: pair[0])
         states = states[num - start :]
         if num == len(best.token_ids) or not len(states):
             self._sequences.remove(best)
             return best, states
-        return _Sequence(token_ids[:0], best.first, best.states(num)), states
+        return _Sequence(token_ids[:0], best.first, best.states(num), salt), states

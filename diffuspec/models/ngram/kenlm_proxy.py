@@ -49,7 +49,7 @@ class KenlmProxy:
     def max_context_tokens(self) -> int:
         return self.order - 1
 
-    def begin(self, context: Sequence[int]) -> ProxyState:
+    def begin(self, context: Sequence[int], salt: str | None = None) -> ProxyState:
         """Return the state after the last order - 1 tokens of a context.
 
         The context is from the middle of a text, so it does not start with <s>.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -115,3 +116,16 @@ def test_all_but_a_few_states_are_enough_where_they_are() -> None:
     assert store.num_known(prefix) == 6
     other = store.find(np.array([0, 1, 2, 7, 8], np.int32), 2)
     assert other is not None and len(other.states) == 3
+
+
+def test_states_are_shared_only_among_requests_with_the_same_salt():
+    store, salted = FeatureStore(4), replace(observation([5, 6, 7]), salt="x")
+    store.add(salted)
+    assert not is_known(store, [5, 6, 7, 8])
+    prefix = np.array([5, 6, 7, 8], np.int32)
+    assert store.find(prefix, salt="y") is None
+    assert store.num_known(prefix, "x") == 3 and store.num_known(prefix) == 0
+    store.add(observation([5, 6, 7]))
+    assert_known(store, [5, 6, 7, 8])
+    found = store.find(prefix, salt="x")
+    assert found is not None and found.states.tolist() == store.find(prefix).states.tolist()
