@@ -35,6 +35,7 @@ class LosesItsWay:
         speculation: object,
         request_id: object,
         committed_token_ids: Sequence[int],
+        num_losses: int = 0,
     ) -> AsyncGenerator[RequestOutput]:
         self.samplings.append(sampling)
         if not committed_token_ids:
