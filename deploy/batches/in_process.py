@@ -11,6 +11,7 @@ from typing import Any
 from deploy.batches.results import OK, Reply, ServiceBusyError, ServiceLostError
 from diffuspec.core.errors import (
     DiffuspecError,
+    InvalidRequestError,
     OverloadedError,
     RequestCancelledError,
     VerifierLostError,
@@ -20,8 +21,8 @@ from diffuspec.core.errors import (
 from diffuspec.serve.backend import Backend
 from diffuspec.serve.generation import outputs
 from diffuspec.serve.openai.answers import Exchange
-from diffuspec.serve.openai.errors import answer_to
-from diffuspec.serve.openai.jobs import ENDPOINTS, encode
+from diffuspec.serve.openai.errors import answer_to, in_words_of
+from diffuspec.serve.openai.jobs import ENDPOINTS, Job, encode
 from diffuspec.serve.openai.parsing import check_model, parse
 from diffuspec.serve.openai.replies import Whole, make_reply
 
@@ -55,10 +56,17 @@ class BackendService:
 
     async def _answer(self, url: str, body: Mapping[str, Any], request_id: str) -> Whole:
         """Return the object that the endpoint replies with. Raises the backend's errors."""
-        backend, model = self._backend, self._backend.model
+        model = self._backend.model
         check_model(body, model)
         [endpoint] = [one for one in ENDPOINTS if one == url]
         job = parse(endpoint, body, model)
+        try:
+            return await self._generate(job, request_id)
+        except InvalidRequestError as error:
+            raise in_words_of(error, job.form_asked_by) from error
+
+    async def _generate(self, job: Job, request_id: str) -> Whole:
+        backend, model = self._backend, self._backend.model
         tokenizer, now = backend.tokenizer, int(time.time())
         generations = await asyncio.to_thread(encode, job, tokenizer, model)
         reply = make_reply(Exchange(job, generations, tokenizer, request_id, model.name, now))
