@@ -62,7 +62,10 @@ _MEANINGS: Final[tuple[tuple[str, _Say], ...]] = (
     (r"unknown special token", lambda _: "the grammar names a token that the model has not"),
     (r"Unknown common regex", lambda _: "the grammar imports what there is not"),
     (r"nested|recursion", lambda _: "it is nested too deeply"),
-    (r"too (?:big|large|complex|many)|fuel|limit|TooComplex|states", lambda _: "it is too complex"),
+    (
+        r"too (?:big|large|complex|many)|fuel|limit|TooComplex|states|Unable to determine",
+        lambda _: "it is too complex",
+    ),
     (r"not disjoint", lambda _: "patterns of patternProperties must not match the same name"),
     (r"does not fetch|Pointer|remote", lambda _: "a $ref leads out of the schema, or nowhere"),
     (r"Unsatisfiable", lambda _: "no value fits the schema"),

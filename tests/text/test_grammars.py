@@ -20,6 +20,8 @@ from tests.support.tiny_target import EOS, GRAMMARS, INFO, encode
 
 DOUBLING = "start: T0\n" + "\n".join(f"T{n}: T{n + 1} T{n + 1}" for n in range(60)) + '\nT60: "a"'
 
+PATTERNS = json.dumps({"allOf": [{"pattern": f".*a.{{{count}}}b.*"} for count in range(4)]})
+
 
 @pytest.mark.parametrize(
     ("form", "text"),
@@ -65,6 +67,7 @@ def test_space_between_the_parts_of_json_is_bounded(indent: int | str | None) ->
         ({"grammar": "start: x"}, "the grammar uses a rule that it has not"),
         ({"grammar": "start: " + "(" * 10_000}, "nested too deeply"),
         ({"grammar": DOUBLING}, "it is too complex"),
+        ({"json_schema": PATTERNS}, "it is too complex"),
         ({"grammar": "root ::= x"}, "cannot be used: the grammar uses a rule that it has not"),
         (
             {"grammar": 'root ::=\n"secret" ['},
