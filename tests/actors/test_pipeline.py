@@ -21,8 +21,8 @@ from actors.role_reports import RoleReport
 from actors.roles.coordinator import CoordinatorActor
 from actors.settings import PipelineConfig
 from actors.supervision.role_actor import ActorLostError
-from diffuspec.core.errors import ConfigError, RequestCancelledError
-from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.errors import ConfigError, FatalRequestError, RequestCancelledError
+from diffuspec.core.params import PLAIN, SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput
 from diffuspec.engine import Engine
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
@@ -235,6 +235,28 @@ async def test_an_answer_goes_on_when_the_coordinator_is_lost(pipeline, expected
     number = pipeline.coordinator.num_starts
     first, last = pipeline.config.trace, numbered(pipeline.config.trace, number)
     assert number > 1 and '"verify"' in first.read_text() and last.is_file()
+
+
+async def killing(pipeline: Pipeline, role: str, killed: set[int]) -> None:
+    """Ask for an answer, and kill each process of a role that has a part in it."""
+    async for _ in pipeline.stream(MESSAGES, LONG, PLAIN, "killer"):
+        report = (await places(pipeline)).get(role)
+        if report is not None and report.place.pid not in killed:
+            killed.add(report.place.pid)
+            os.kill(report.place.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("role", ["coordinator", "verifier rank 0"])
+async def test_a_request_at_which_processes_die_ends_and_the_one_beside_it_goes_on(
+    pipeline, expected, role
+):
+    killed = set[int]()
+    beside = asyncio.create_task(tokens_of(pipeline.stream(MESSAGES, LONG, PLAIN)))
+    with pytest.raises(FatalRequestError, match="lost 3 times"):
+        await killing(pipeline, role, killed)
+    assert len(killed) == 3
+    assert tuple(await beside) == expected(LONG)
+    assert (await answer(pipeline, SHORT))[0] == expected(SHORT)
 
 
 async def test_when_it_stops_answers_are_finished_and_nothing_stays(pipeline, expected):

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
-from diffuspec.core.errors import VerifierError, VerifierUnavailableError
+from diffuspec.core.errors import VerifierError, VerifierLostError, VerifierUnavailableError
 from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.settings import ServeSettings
 from tests.support.fakes import FAKE_TARGET, FakeVerifier
@@ -231,6 +231,17 @@ async def test_a_request_ends_at_the_services_own_deadline(stream):
         assert response.headers["x-should-retry"] == "false"
         assert engine.requests() == ()
         verifier.gate.open()
+
+
+async def test_a_request_at_which_workers_die_is_not_to_be_retried():
+    verifier = FakeVerifier()
+    verifier.error = VerifierLostError("rank 0 died at 10.0.0.7")
+    engine = fake_engine(verifier)
+    async with engine, http_client(engine) as client:
+        response = await client.post(TEXT, json=ASKED | {"prompt": [1]})
+    error = error_of(response, 500)
+    assert error["code"] == "fatal_request" and response.headers["x-should-retry"] == "false"
+    assert "do not retry it" in error["message"] and "10.0.0.7" not in error["message"]
 
 
 @pytest.mark.parametrize(

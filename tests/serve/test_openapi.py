@@ -147,6 +147,7 @@ class _Failing:
         (errors.OverloadedError("full"), 429),
         (errors.ShuttingDownError("the coordinator is shutting down"), 503),
         (errors.RequestCancelledError("stopping"), 503),
+        (errors.FatalRequestError("workers were lost 3 times"), 500),
         (errors.VerifierUnavailableError("away"), 503),
         (errors.VerifierError("failed"), 503),
         (TimeoutError(), 504),
