@@ -140,4 +140,5 @@ def test_binary_is_made_by_kenlm(diffuspec, tmp_path, monkeypatch):
     out = tmp_path / "model.bin"
     assert printed(diffuspec("ngram", "build", corpus, "--out", out))
     assert out.read_text() == "binary\n"
-    assert {path.name for path in tmp_path.iterdir()} == {"build_binary", "ids.jsonl", "model.bin"}
+    names = {"build_binary", "ids.jsonl", "model.bin", "model.bin.sha256"}
+    assert {path.name for path in tmp_path.iterdir()} == names

@@ -16,6 +16,8 @@ from typing import IO, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from diffuspec.models.ngram.checksum import publish
+
 OnProgress: TypeAlias = Callable[[str, float], None]  # (stage, progress from 0 to 1)
 
 _SPECIAL_WORDS = ("<unk>", "<s>", "</s>")  # the first words of every vocabulary
@@ -57,7 +59,7 @@ class NgramModel:
 
 
 def write_arpa(model: NgramModel, path: str | Path, on_progress: OnProgress | None = None) -> None:
-    """Write the model as an ARPA file.
+    """Write the model as an ARPA file, with a checksum beside it.
 
     The file appears, or replaces the old one, when it is complete; an interrupted write leaves
     the folder as it was. Raises OSError.
@@ -68,9 +70,9 @@ def write_arpa(model: NgramModel, path: str | Path, on_progress: OnProgress | No
         with open(handle, "w", encoding="ascii", newline="\n") as file:
             _write(model, file, on_progress or _ignore)
         os.chmod(temporary, 0o644)  # mkstemp makes it unreadable to others
-        os.replace(temporary, path)
+        publish(Path(temporary), path)
     except BaseException:
-        os.unlink(temporary)
+        Path(temporary).unlink(missing_ok=True)
         raise
 
 

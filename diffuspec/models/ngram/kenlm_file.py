@@ -1,8 +1,8 @@
 """KenLM's files: checks before KenLM opens them, and conversion from ARPA to binary.
 
 KenLM trusts a binary file, and a damaged one can crash the process: headers and sizes are checked
-first. The checks find files of another format, truncated files and headers out of bounds. They do
-not detect changed bytes in the middle of a binary.
+first. The checks find files of another format, truncated files and headers out of bounds. Changed
+bytes in the middle of a file are found by the checksum that we write beside it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from diffuspec.core.errors import MissingDependencyError, NgramError
+from diffuspec.models.ngram.checksum import check, publish
 
 MIN_ORDER, MAX_ORDER = 2, 6  # KenLM has no unigram models, and is compiled for up to 6
 
@@ -46,11 +47,15 @@ def read_num_ngrams(path: str | Path) -> tuple[int, ...]:
     """Return the numbers of n-grams of order 1, 2, ... up to the model's order.
 
     Words (1-grams) include <unk>, <s> and </s>. Raises NgramError, which names the file, if it
-    cannot be read, is not a KenLM file, is truncated, or has an order that KenLM cannot load.
+    cannot be read, is not a KenLM file, is truncated, differs from a checksum beside it, or has an
+    order that KenLM cannot load.
     """
     try:
+        if Path(path).is_fifo():  # which may have no end
+            raise NgramError(f"{path} is not a file")
         with open(path, "rb") as file:
             num_ngrams = _read(file, path)
+        check(Path(path))
     except OSError as error:
         raise NgramError(f"{path} cannot be read: {error.strerror}") from error
     order = len(num_ngrams)
@@ -63,8 +68,9 @@ def build_binary(arpa: str | Path, binary: str | Path) -> None:
     """Convert an ARPA file to a KenLM binary: a trie of 8-bit probabilities and back-offs.
 
     The binary has about a seventh of the size, and is mapped into memory instead of parsed; its
-    probabilities are rounded. It appears when it is complete. Raises MissingDependencyError if
-    KenLM's `build_binary` is not on PATH, NgramError if it fails, and OSError.
+    probabilities are rounded. It appears when it is complete, with a checksum beside it. Raises
+    MissingDependencyError if KenLM's `build_binary` is not on PATH, NgramError if it fails, and
+    OSError.
     """
     program = shutil.which("build_binary")
     if program is None:
@@ -82,7 +88,7 @@ def build_binary(arpa: str | Path, binary: str | Path) -> None:
         if run.returncode != 0:
             lines = run.stderr.strip().splitlines() or ["no message"]
             raise NgramError(f"build_binary could not convert {arpa}: {lines[-1]}")
-        os.replace(output, binary)
+        publish(output, binary)
 
 
 def _read(file: IO[bytes], path: str | Path) -> tuple[int, ...]:

@@ -201,7 +201,8 @@ def export(run: RunDir = RUN, per_family: PerFamily = 24) -> None:
         )
         model.save_pretrained(tiny.WEIGHTS / name)
         _tokenizer(run).save_pretrained(tiny.WEIGHTS / name)
-    shutil.copy(_result(run, "ngram.bin", "ngram"), tiny.NGRAM)
+    for suffix in ("", ".sha256"):
+        shutil.copy(_result(run, f"ngram.bin{suffix}", "ngram"), tiny.WEIGHTS)
     write_questions(held_out_questions(per_family), tiny.QUESTIONS)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,6 +93,16 @@ def test_a_checkpoint_of_another_target_is_refused(layers: TargetLayers, tmp_pat
         MedusaHeads.load(tmp_path / "words", layers)
 
 
+class Command:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self._path),)
+
+
 def test_what_is_no_checkpoint_is_refused(layers: TargetLayers, tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="does not exist"):
         MedusaHeads.load(tmp_path / "nowhere", layers)
@@ -108,6 +119,10 @@ def test_what_is_no_checkpoint_is_refused(layers: TargetLayers, tmp_path: Path) 
     torch.save({"0": Path("code")}, file)
     with pytest.raises(ModelLoadError, match="cannot be read as tensors alone"):
         MedusaHeads.load(tmp_path, layers)
+    torch.save({"0": Command(tmp_path / "made")}, file)
+    with pytest.raises(ModelLoadError, match="cannot be read as tensors alone"):
+        MedusaHeads.load(tmp_path, layers)
+    assert not (tmp_path / "made").exists()
     torch.save([torch.zeros(1)], file)
     with pytest.raises(ModelLoadError, match="holds a list"):
         MedusaHeads.load(tmp_path, layers)
