@@ -115,7 +115,7 @@ async def test_counting_waits_for_no_long_text_of_another_client(
         async with httpx2.AsyncClient(base_url=service.url, timeout=20) as client:
             asked = [
                 asyncio.create_task(
-                    client.post("/tokenize", json={"prompt": "x" * LONG}, headers=alice)
+                    client.post("/tokenize", json={"prompt": "x" * 20_000}, headers=alice)
                 )
                 for _ in range(24)
             ]
