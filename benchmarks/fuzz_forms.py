@@ -20,7 +20,7 @@ import httpx2
 import typer
 from rich.console import Console
 
-from benchmarks.fuzz_forms.forms import Forms
+from benchmarks.odd_forms import Forms
 from diffuspec.command import Command
 
 _CLIENTS = 8

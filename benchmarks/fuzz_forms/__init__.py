@@ -1,1 +1,0 @@
-"""Random forms of answers, sent to a service."""
