@@ -69,6 +69,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--chaos-requests", type=int, default=6, help="asked while processes die")
     parser.addoption("--memory-requests", type=int, default=500, help="answered by one engine")
+    parser.addoption("--schemas", type=int, default=300, help="random ones, checked by jsonschema")
     parser.addoption("--chaos-seed", type=int, default=1694, help="of what goes wrong, and when")
 
 

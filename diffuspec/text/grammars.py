@@ -28,6 +28,7 @@ from diffuspec.text.grammar_tokens import GrammarTokens
 from diffuspec.text.grammar_trial import survives_trial
 from diffuspec.text.schemas.in_lark import owner_of_line, with_usable_schemas
 from diffuspec.text.schemas.parts import patterns_in, places_of
+from diffuspec.text.schemas.references import circle_in
 from diffuspec.text.schemas.rewriting import usable_schema
 
 UNUSABLE: Final = "structured_output cannot be used"
@@ -65,6 +66,10 @@ _MEANINGS: Final[tuple[tuple[str, _Say], ...]] = (
     (
         r"too (?:big|large|complex|many)|fuel|limit|TooComplex|states|Unable to determine",
         lambda _: "it is too complex",
+    ),
+    (
+        r"circular|stack level",
+        lambda _: "a schema that contains itself must not be joined with other keys",
     ),
     (r"not disjoint", lambda _: "patterns of patternProperties must not match the same name"),
     (r"does not fetch|Pointer|remote", lambda _: "a $ref leads out of the schema, or nowhere"),
@@ -253,19 +258,21 @@ def _why_refused(form: StructuredOutput, matcher: LLMatcher) -> str:
     """Return what cannot be used and why, with the place in a schema if it is known."""
     reason = matcher.get_error()
     if form.grammar is not None:
-        if at := _LINE.match(reason):
-            owner = owner_of_line(in_lark(form.grammar), int(at[1]))
+        if line := _LINE.match(reason):
+            owner = owner_of_line(in_lark(form.grammar), int(line[1]))
             if owner is not None:
-                return f"{owner} cannot be used: {meaning_of(reason[at.end() :])}"
+                return f"{owner} cannot be used: {meaning_of(reason[line.end() :])}"
         return f"{UNUSABLE}: {meaning_of(reason)}"
     schema = json.loads(form.json_schema) if form.json_schema is not None else None
     for place, pattern in patterns_in(schema):
         if error := LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern)):
             return f"{UNUSABLE}: {place[:_MAX_PLACE]}: {meaning_of(error)}"
+    at = None
     if "not disjoint" in reason:
-        place = next(places_of(schema, ("patternProperties",)), "")
-        return f"{UNUSABLE}: {place[:_MAX_PLACE]}: {meaning_of(reason)}"
-    return f"{UNUSABLE}: {meaning_of(reason)}"
+        at = next(places_of(schema, ("patternProperties",)), None)
+    elif "circular" in reason or "stack level" in reason:
+        at = circle_in(schema)
+    return f"{UNUSABLE}: {f'{at[:_MAX_PLACE]}: ' if at else ''}{meaning_of(reason)}"
 
 
 def meaning_of(reason: str) -> str:

@@ -20,6 +20,10 @@ def encode(text: str) -> list[int]:
     return list(_TOKENIZER.encode(text, add_special_tokens=False).ids)
 
 
+def decode(ids: list[int]) -> str:
+    return str(_TOKENIZER.decode(ids, skip_special_tokens=False))
+
+
 def takes(form: StructuredOutput, text: str) -> bool:
     """Whether an answer of this form may be this text."""
     matcher, ids = GRAMMARS.compile(form), encode(text)

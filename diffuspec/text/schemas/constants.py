@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, Final
 
 from diffuspec.text.schemas.numbers import LEAST_WHOLE, MOST_WHOLE, exact, is_number, written
@@ -15,24 +15,21 @@ _WHOLE: Final = (
 _FRACTION: Final = "has more digits than can be written: use a number of up to 15 digits, or a text"
 
 
-def is_same(one: Any, other: Any) -> bool:
-    """Return whether two values of JSON are equal: 1 and 1.0 are, 0 and false are not."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
-    return bool(one == other)
+def identity(value: Any) -> Hashable:
+    """Return what equal values of JSON share: 1 and 1.0 are equal, 0 and false are not."""
+    if isinstance(value, list):
+        return (list, tuple(map(identity, value)))
+    if isinstance(value, Mapping):
+        return (dict, frozenset((key, identity(one)) for key, one in value.items()))
+    return (isinstance(value, bool), value)
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:
     """Return values without those that equal an earlier one."""
-    kept: list[Any] = []
+    kept: dict[Hashable, Any] = {}
     for value in values:
-        if not any(is_same(value, other) for other in kept):
-            kept.append(value)
-    return kept
+        kept.setdefault(identity(value), value)
+    return [*kept.values()]
 
 
 def constants_of(schema: Any) -> list[Any] | None:

@@ -40,10 +40,8 @@ def _of_names(names: Any, schema: Mapping[str, Any], place: str) -> dict[str, An
     patterns = schema.get("patternProperties", {})
     constants = constants_of(names)
     if constants is not None and all(isinstance(one, str) for one in constants):
-        if patterns and others is not True:
-            raise RefusedSchemaError(
-                place, "is not supported beside patternProperties with additionalProperties"
-            )
+        if patterns:
+            raise RefusedSchemaError(place, "is supported beside patternProperties as pattern only")
         allowed = {name: known.get(name, others) for name in constants}
         return {"properties": allowed, "additionalProperties": False}
     if not _has_only_pattern(names) or known:

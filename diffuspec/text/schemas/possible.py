@@ -7,14 +7,14 @@ other do.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Final
 
-from diffuspec.text.schemas.constants import constants_of, is_same
+from diffuspec.text.schemas.constants import constants_of, identity
 from diffuspec.text.schemas.references import target
 
 TYPES: Final = frozenset(("string", "number", "boolean", "null", "array", "object"))
-_MAX_COMPARED: Final = 5_000  # pairs of parts of one schema
+_MAX_COMPARED: Final = 50_000  # pairs of parts of one schema
 _MAX_REFERENCES: Final = 8  # length of a chain of references
 _NOTES: Final = frozenset(("title", "description", "default", "examples", "$comment"))
 _LIMITS: Final = (
@@ -30,6 +30,7 @@ class Possibilities:
     def __init__(self, whole: Any) -> None:
         self._whole = whole
         self._types: dict[int, frozenset[str]] = {}  # by id: the whole keeps its parts alive
+        self._constants: dict[int, frozenset[Hashable] | None] = {}
         self._num_left = _MAX_COMPARED
 
     def types(self, schema: Any) -> frozenset[str]:
@@ -50,9 +51,9 @@ class Possibilities:
         if not types or self._num_left < 0:
             return not types
         one, other = self._resolved(one), self._resolved(other)
-        ones, others = constants_of(one), constants_of(other)
+        ones, others = self._listed(one), self._listed(other)
         if ones is not None and others is not None:
-            return not any(is_same(a, b) for a in ones for b in others)
+            return ones.isdisjoint(others)
         for first, second in ((one, other), (other, one)):
             for key in ("anyOf", "oneOf"):
                 if parts := _list(first, key):
@@ -63,6 +64,14 @@ class Possibilities:
             self.exclude_each_other(_property(one, key), _property(other, key))
             for key in {*_list(one, "required"), *_list(other, "required")}
         )
+
+    def _listed(self, schema: Any) -> frozenset[Hashable] | None:
+        """Return what the constants of a part are equal to; None if it lists none."""
+        if id(schema) not in self._constants:
+            constants = constants_of(schema)
+            listed = None if constants is None else frozenset(map(identity, constants))
+            self._constants[id(schema)] = listed
+        return self._constants[id(schema)]
 
     def _possible(self, schema: Mapping[str, Any]) -> frozenset[str]:
         types = listed_types(schema)

@@ -31,7 +31,7 @@ from diffuspec.text.schemas.refusal import RefusedSchemaError
 
 KEYS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _PRECISION: Final = Context(prec=1000)  # digits: floats have up to 309 and 324 around the point
-_OPEN_TO: Final = Decimal(10**18)  # bounds of more digits need a second bound
+_OPEN_TO: Final = Decimal(10**18 - 10**5)  # bounds of more digits need a second bound
 _MAX_LISTED: Final = 16  # multiples that become constants
 _TOO_FINE: Final = (
     "has more digits than can be enforced: use a number of up to 15 digits, or a text"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -10,6 +10,7 @@ from diffuspec.text.schemas.parts import parts_of
 
 _MAX_REFERENCES: Final = 8  # length of a chain of references
 _ROOT: Final = "#"
+_IN_PLACE: Final = ("allOf", "anyOf", "oneOf")
 
 
 def referred(schema: Any, whole: Any) -> Any:
@@ -44,6 +45,75 @@ def pointer(reference: Any) -> str | None:
     if not isinstance(reference, str) or not reference.startswith(_ROOT):
         return None
     return unquote(reference)
+
+
+class Circles:
+    """The references of one whole schema that lead back to themselves for the same value.
+
+    They say nothing of it. Each schema is looked at once.
+    """
+
+    def __init__(self, whole: Any) -> None:
+        self._whole = whole
+        self._path: list[Mapping[str, Any]] = []
+        self._is_open: dict[int, bool] = {}  # by id: whether a schema is on the path
+        self._closing: set[int] = set()
+
+    def closes(self, schema: Mapping[str, Any]) -> bool:
+        """Return whether a schema's reference closes a circle."""
+        self._follow(schema)
+        return id(schema) in self._closing
+
+    def _follow(self, schema: Any) -> None:
+        if not isinstance(schema, Mapping):
+            return
+        if (is_open := self._is_open.get(id(schema))) is not None:
+            if is_open:
+                self._closing.add(id(next(one for one in reversed(self._path) if "$ref" in one)))
+            return
+        self._is_open[id(schema)] = True
+        self._path.append(schema)
+        for at, part in parts_of(schema):
+            if at.startswith(_IN_PLACE):
+                self._follow(part)
+        if "$ref" in schema:
+            self._follow(target(schema["$ref"], self._whole))
+        self._path.pop()
+        self._is_open[id(schema)] = False
+
+
+def circle_in(whole: Any) -> str | None:
+    """Return the place of a reference to a schema that contains it, one beside other keys first."""
+    circles = [
+        (len(schema) == 1, place)
+        for place, schema in _references(whole, _ROOT)
+        if _contains(target(schema["$ref"], whole), schema, whole)
+    ]
+    return min(circles, key=lambda circle: circle[0])[1] if circles else None
+
+
+def _references(schema: Any, place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if isinstance(schema, Mapping):
+        if "$ref" in schema:
+            yield f"{place}/$ref", schema
+        for at, part in parts_of(schema):
+            yield from _references(part, f"{place}/{at}")
+
+
+def _contains(schema: Any, part: Any, whole: Any) -> bool:
+    """Return whether a part is in a schema, or in what it refers to."""
+    seen: set[int] = set()
+    waiting = [schema]
+    while waiting:
+        schema = waiting.pop()
+        if not isinstance(schema, Mapping) or id(schema) in seen:
+            continue
+        if schema is part:
+            return True
+        seen.add(id(schema))
+        waiting += (inner for _, inner in parts_of(schema))
+        waiting.append(target(schema["$ref"], whole) if "$ref" in schema else None)
+    return False
 
 
 def _anchored(name: str, schema: Any) -> Any:

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.text.schemas import ranges
-from diffuspec.text.schemas.constants import constants_of, distinct, is_same, usable_constant
+from diffuspec.text.schemas.constants import constants_of, distinct, identity, usable_constant
 from diffuspec.text.schemas.names import named_properties
 from diffuspec.text.schemas.numbers import MAX_STEP, exact
 from diffuspec.text.schemas.parts import OF_DEFINITIONS, OF_LISTS, parts_of
 from diffuspec.text.schemas.possible import TYPES, Possibilities, listed_types
-from diffuspec.text.schemas.references import pointer, target
+from diffuspec.text.schemas.references import Circles, pointer, target
 from diffuspec.text.schemas.refusal import RefusedSchemaError
 from diffuspec.text.schemas.shapes import check_shape, counts_of
 
@@ -53,16 +53,17 @@ class _Rewriter:
     def __init__(self, whole: Mapping[str, Any]) -> None:
         self._whole = whole
         self._possibilities = Possibilities(whole)
+        self._circles = Circles(whole)
         self._names: dict[str, str] = {}  # of definitions in the result, by their places
+        self._referred: list[tuple[str, Any]] = []  # what these are, and its place
         self._steps: dict[Decimal, str] = {}  # places of each multipleOf
 
     def whole(self) -> Any:
         """Return the whole schema, with everything that references name under $defs."""
         root = self._rewritten(self._whole, "#")
         definitions: dict[str, Any] = {}
-        while len(definitions) < len(self._names):
-            place, name = list(self._names.items())[len(definitions)]
-            definitions[name] = self._rewritten(target(place, self._whole), place)
+        for place, part in self._referred:  # which grows
+            definitions[self._names[place]] = self._rewritten(part, place)
         for key in OF_DEFINITIONS:  # what nothing refers to must be right too
             for name, part in self._whole.get(key, {}).items():
                 if f"#/{key}/{name}" not in self._names:
@@ -76,13 +77,13 @@ class _Rewriter:
         if not isinstance(schema, Mapping):
             return schema
         check_shape(schema, place)
-        schema = named_properties(schema, self._whole, place)
+        given, schema = schema, named_properties(schema, self._whole, place)
         kept = {key: schema[key] for key in _KEPT if key in schema}
         usable: dict[str, Any] = {**kept, **counts_of(schema, place)}
         if schema.get("format") in _FORMATS:
             usable["format"] = schema["format"]
         self._rewrite_parts(schema, usable, place)
-        self._refer(schema, usable, place)
+        self._refer(given, usable, place)
         self._list_constants(schema, usable, place)
         self._list_unique_items(schema, usable, place)
         self._exclude_alternatives(schema, usable, place)
@@ -129,6 +130,11 @@ class _Rewriter:
         is_closed = is_closed and "patternProperties" not in usable
         if is_closed and usable.get("maxProperties", _MANY) >= len(names | needed):
             usable.pop("maxProperties", None)
+        if usable.get("minProperties", 0) > len(needed) + 1:
+            raise RefusedSchemaError(
+                f"{place}/minProperties",
+                "must be at most one more than the names in required: an answer may repeat others",
+            )
         for key in ("minProperties", "maxProperties"):
             if key in usable and not names <= needed:
                 raise RefusedSchemaError(
@@ -138,28 +144,33 @@ class _Rewriter:
     def _refer(self, schema: Mapping[str, Any], usable: dict[str, Any], place: str) -> None:
         if "$ref" not in schema:
             return
-        at = pointer(schema["$ref"])
-        if at is None or not isinstance(target(schema["$ref"], self._whole), Mapping | bool):
+        at, part = pointer(schema["$ref"]), target(schema["$ref"], self._whole)
+        if at is None or not isinstance(part, Mapping | bool):
             raise RefusedSchemaError(f"{place}/$ref", "refers to nothing within the schema")
-        usable["$ref"] = _PREFIX + self._names.setdefault(at, f"r{len(self._names)}")
+        if self._circles.closes(schema):
+            raise RefusedSchemaError(f"{place}/$ref", "refers to the schema that it is in")
+        if at not in self._names:
+            self._names[at] = f"r{len(self._names)}"
+            self._referred.append((at, part))
+        usable["$ref"] = _PREFIX + self._names[at]
 
     def _list_constants(
         self, schema: Mapping[str, Any], usable: dict[str, Any], place: str
     ) -> None:
         """Write constants, without those that `not` excludes."""
-        excluded: list[Any] = []
+        excluded: set[Hashable] = set()
         if schema.get("not", False) is not False:
             listed = constants_of(self._target_of(schema["not"]))
             if listed is None or "enum" not in schema:
                 raise RefusedSchemaError(
                     f"{place}/not", "is supported beside enum only, and of constants"
                 )
-            excluded = listed
+            excluded = {*map(identity, listed)}
         if "enum" in schema:
             usable["enum"] = [
                 usable_constant(value, f"{place}/enum/{number}")
                 for number, value in enumerate(schema["enum"])
-                if not any(is_same(value, other) for other in excluded)
+                if identity(value) not in excluded
             ]
         if "const" in schema:
             usable["const"] = usable_constant(schema["const"], f"{place}/const")

@@ -118,6 +118,10 @@ def test_what_can_be_obeyed_is(schema, right, wrong):
     assert obeys(right, schema) and not obeys(wrong, schema)
 
 
+LOOP = {
+    "$ref": "#/$defs/b",
+    "$defs": {"b": {"properties": {"x": {"$ref": "#/$defs/b", "type": "object"}}}},
+}
 AB = {"type": "object", "$defs": {"a b": {"const": 5}, "Foo<string>": {"const": 5}}}
 PATTERNS = {"patternProperties": {"^a": {"type": "integer"}}, "propertyNames": {"pattern": "^a"}}
 
@@ -138,6 +142,7 @@ PATTERNS = {"patternProperties": {"^a": {"type": "integer"}}, "propertyNames": {
         (AB | {"properties": {"x": {"$ref": "#/$defs/a%20b"}}}, [{"x": 5}], [{"x": 6}]),
         (AB | {"properties": {"x": {"$ref": "#/$defs/Foo<string>"}}}, [{"x": 5}], [{"x": 6}]),
         (AB | {"properties": {"x": {"$ref": "#/$defs/Foo%3Cstring%3E"}}}, [{"x": 5}], [{"x": 6}]),
+        ({"$ref": "#/$defs/a%2520b", "$defs": {"a%20b": {"const": 5}}}, [5], [6]),
         ({"$ref": "#five", "$defs": {"a": {"$anchor": "five", "const": 5}}}, [5], [6]),
         ({"type": "array", "items": {"$ref": "#"}}, [[], [[[]]]], [1, [1]]),
         (PATTERNS, [{"a": 1, "ab": 2}, {}], [{"a": "x"}, {"b": 1}]),
@@ -194,6 +199,13 @@ def test_anything_is_made_usable_or_refused(schema):
         ({"$defs": {"a": {"type": ["string", "x"]}}}, "#/$defs/a/type must be"),
         ({"$ref": "http://a.b/secret"}, "#/$ref refers to nothing within the schema"),
         ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "#/properties/a/$ref refers to nothing"),
+        (
+            {"$ref": "#/$defs/b", "$defs": {"b": {"anyOf": [{"$ref": "#/$defs/b"}]}}},
+            "#/$defs/b/any",
+        ),
+        ({"anyOf": [{"$ref": "#"}]}, "#/anyOf/0/$ref refers to the schema that it is in"),
+        (LOOP, "#/$defs/b/properties/x/$ref: a schema that contains itself must not be joined"),
+        ({"minProperties": 2}, "#/minProperties must be at most one more than"),
         ({"propertyNames": {"minLength": 3}}, "#/propertyNames is supported with enum"),
         ({"properties": {"a": {"pattern": "(?=secret)"}}}, "#/properties/a/pattern: the regular"),
         ({"patternProperties": {"(": {}}}, "#/patternProperties/(: the regular expression is"),
