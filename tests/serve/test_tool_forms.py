@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.params import StructuredOutput
 from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.openai.errors import BadRequestError
 from diffuspec.serve.openai.parsing import parse
-from tests.support.tiny_target import INFO, takes
+from tests.support.tiny_target import GRAMMARS, INFO, takes
 
 WEATHER = {
     "type": "function",
@@ -99,3 +100,35 @@ def test_tools_that_make_too_large_a_grammar_are_refused_by_name():
     with pytest.raises(BadRequestError, match="too many or too long") as caught:
         form_of(large, tool_choice="required")
     assert caught.value.param == "tools" and "city" not in json.dumps(str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("number", "problem"),
+    [
+        ({"const": -(2**63)}, "const is an integer that cannot be written"),
+        ({"multipleOf": 0.07}, "multipleOf is supported for 1 to 10000"),
+    ],
+)
+def test_a_number_that_cannot_be_enforced_is_refused_by_the_tool_and_its_place(number, problem):
+    parameters = {"properties": {"id": number}}
+    tool = {"type": "function", "function": {"name": "find", "parameters": parameters}}
+    with pytest.raises(BadRequestError) as caught:
+        form_of(tool, tool_choice="required")
+    assert f"tool find cannot be used: #/properties/id/{problem}" in str(caught.value)
+
+
+def test_an_error_in_a_grammar_of_tools_names_the_tool():
+    parameters: dict[str, Any] = {"patternProperties": {"a": {}, "b": {}}}
+    tool = {"type": "function", "function": {"name": "find", "parameters": parameters}}
+    form = form_of(CLOCK, tool, tool_choice="required")
+    assert form is not None
+    with pytest.raises(InvalidRequestError, match=r"^tool find cannot be used: patterns of"):
+        GRAMMARS.compile(form)
+
+
+def test_a_parameter_may_be_any_64_bit_integer():
+    number = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+    parameters = {"properties": {"id": number}, "required": ["id"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "find", "parameters": parameters}}
+    text = '<tool_call>\n{"name": "find", "arguments": {"id": 9223372036854775807}}\n</tool_call>'
+    assert is_whole(form_of(tool, tool_choice="required"), text)

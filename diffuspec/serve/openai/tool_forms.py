@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from diffuspec.core.errors import InvalidRequestError
-from diffuspec.core.params import StructuredOutput
+from diffuspec.core.params import MAX_FORM_CHARACTERS, StructuredOutput
 from diffuspec.serve.conventions import Conventions
 from diffuspec.serve.openai.bodies import ChatBody
 from diffuspec.serve.openai.body_parts import AllowedChoice, Function, NamedTool
@@ -21,6 +22,7 @@ from diffuspec.text.schemas.in_lark import json_rule
 _HIDDEN: Any = {"cache_control": True, "function": {"strict", "cache_control"}}
 
 
+_MAX_SCHEMAS = 2 * MAX_FORM_CHARACTERS  # with their descriptions, which a form has not
 _TOO_LONG = "tools are too many or too long: their"
 
 
@@ -84,6 +86,11 @@ def _demanded(
 def _calls(
     functions: Sequence[Function], conventions: Conventions, *, is_strict: bool, is_single: bool
 ) -> Calls:
+    schemas = [function.parameters for function in functions if is_strict or function.strict]
+    if len(_write(lambda: json.dumps(schemas))) > _MAX_SCHEMAS:
+        raise BadRequestError(
+            f"{_TOO_LONG} schemas must have at most {_MAX_SCHEMAS} characters together", "tools"
+        )
     return Calls(functions, is_strict, is_single, conventions.special_ids, conventions.template)
 
 
@@ -107,7 +114,7 @@ def _functions(body: ChatBody) -> list[Function]:
 
 
 def _write(write: Callable[[], str]) -> str:
-    """Return a grammar. Raises BadRequestError for a schema that cannot be enforced."""
+    """Return a text made of schemas. Raises BadRequestError if one cannot be enforced."""
     try:
         return write()
     except InvalidRequestError as error:
