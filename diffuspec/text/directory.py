@@ -23,8 +23,11 @@ def cache_directory() -> Path:
 def check_directory(path: Path) -> None:
     """Raise ModelLoadError unless the directory exists and has only files and directories."""
     if path.is_dir():
-        for entry in path.iterdir():
-            check_is_file(entry, may_be_directory=True)
+        try:
+            for entry in path.iterdir():
+                check_is_file(entry, may_be_directory=True)
+        except OSError as error:
+            raise ModelLoadError(f"cannot read {path}: {error.strerror}") from error
         return
     if path.exists():
         raise ModelLoadError(f"model directory {path} is a file")

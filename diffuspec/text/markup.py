@@ -3,7 +3,9 @@
 A text such as <|im_end|> in a message would become the token that ends a turn, so that a document
 could speak as the system. Where a text names such a token, a placeholder goes through the template
 instead, and the text itself is encoded by a tokenizer that knows the template's tokens by other
-names. All other ids are those of the original tokenizer.
+names. All other ids are those of the original tokenizer. (`sanitize_control_tokens` of transformers
+encodes such texts in pieces, leaves out the names of keys and texts that a template joins, and
+treats system prompts and answers alike.)
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class Markup:
 
     def __init__(self, tokenizer: Any) -> None:
         backend: Tokenizer = tokenizer.backend_tokenizer
-        written = template_text(tokenizer) + sample_chat(tokenizer)
+        declared = getattr(tokenizer, "chat_control_tokens", None) or ()  # in its configuration
+        written = "\0".join([template_text(tokenizer), sample_chat(tokenizer), *declared])
         added = sorted(backend.get_added_tokens_decoder().items())
         names = [token.content for _, token in added if _is_markup(token, written)]
         # No client can guess these words, so no text contains them.

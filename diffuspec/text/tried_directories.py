@@ -38,13 +38,20 @@ def try_directory(path: Path) -> None:
     """
     if path.resolve().is_relative_to(_OWN):  # of the embedded pair
         return
-    mark = cache_directory() / "tokenizers" / _digest(path)
-    if mark.exists():
-        return
+    digest = _digest(path)
+    # Without a cache, or a home directory for it, it is tried again.
+    with contextlib.suppress(OSError, RuntimeError):
+        if _mark(digest).exists():
+            return
     _try(path)
-    with contextlib.suppress(OSError):  # without a cache it is tried again
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()
+    with contextlib.suppress(OSError, RuntimeError):
+        _mark(digest).parent.mkdir(parents=True, exist_ok=True)
+        _mark(digest).touch()
+
+
+def _mark(digest: str) -> Path:
+    """Return the file that says that this was tried. Raises RuntimeError without a home."""
+    return cache_directory() / "tokenizers" / digest
 
 
 def _digest(path: Path) -> str:
@@ -74,24 +81,25 @@ def _try(path: Path) -> None:
             timeout=_WALL_SECONDS,
             check=False,
         )
-        output, code = trial.stdout, trial.returncode
+        output, code, said = trial.stdout, trial.returncode, trial.stderr
     except subprocess.TimeoutExpired as error:
-        output, code = error.stdout or b"", -signal.SIGALRM
+        output, code, said = error.stdout or b"", -signal.SIGALRM, b""
     lines = [json.loads(line) for line in output.splitlines() if line.endswith(b"}")]
     file = path / next((line["file"] for line in reversed(lines) if "file" in line), "")
     last = lines[-1] if lines else {}
     if "refused" in last:
         raise ModelLoadError(f"{file} is refused: {last['refused']}")
     if "done" not in last:
-        raise ModelLoadError(f"{file} is refused: {_reason(code)}")
+        raise ModelLoadError(f"{file} is refused: {_reason(code, said)}")
 
 
-def _reason(code: int) -> str:
-    """Return why a trial did not end by itself."""
+def _reason(code: int, said: bytes) -> str:
+    """Return why a trial did not end by itself. `said`: what it wrote to its standard error."""
     if code in (-signal.SIGXCPU, -signal.SIGKILL):
         return f"a trial of it took more than {_CPU_SECONDS} seconds of computing"
     if code == -signal.SIGALRM:
         return f"a trial of it took more than {_WALL_SECONDS} seconds"
     if code == -signal.SIGABRT:
         return f"a trial of it needed more than {_MEMORY_BYTES // 2**20} MiB of memory"
-    return f"a trial of it failed with the status {code}"
+    last = said.decode(errors="replace").strip().rpartition("\n")[2]
+    return f"a trial of it failed with the status {code}: {last:.200}"

@@ -157,6 +157,13 @@ def test_markup_that_a_template_composes_is_known():
     assert marks_in(ids, tokenizer) == ["<think>"]
 
 
+def test_tokens_that_a_tokenizer_declares_as_markup_are_markup():
+    tokenizer = chat_tokenizer(QWEN)
+    file_sep = tokenizer.convert_tokens_to_ids("<|file_sep|>")
+    tokenizer.chat_control_tokens = ["<|file_sep|>"]
+    assert file_sep not in encoded([user("<|file_sep|>")], tokenizer)
+
+
 def test_a_vocabulary_whose_words_include_its_markup_refuses_such_a_text():
     words = {word: place for place, word in enumerate(["<unk>", "<s>", "a", " "])}
     backend = Tokenizer(models.Unigram([(word, -float(place)) for word, place in words.items()], 0))

@@ -107,6 +107,20 @@ def test_the_embedded_pair_is_not_tried(monkeypatch):
     load_tokenizer(next(Path(tiny.__file__).parent.rglob("tokenizer.json")).parent)
 
 
+def test_a_user_without_a_home_directory_is_no_obstacle(tmp_path, monkeypatch):
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(tried_directories, "cache_directory", no_home)
+    load_tokenizer(saved(tmp_path / "a"))
+
+
+def test_a_trial_that_fails_itself_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr("diffuspec.text.tokenizer_trial.__file__", str(tmp_path / "nowhere.py"))
+    with pytest.raises(ModelLoadError, match=r"status 2: .*nowhere\.py.*No such file"):
+        try_directory(saved(tmp_path, template="{{ messages }} of this test"))
+
+
 def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
