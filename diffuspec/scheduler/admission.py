@@ -149,7 +149,7 @@ class Admission:
     def admit(self) -> list[Request]:
         """Return the requests that may start now, each with its own slot.
 
-        None starts after a suspect until it has ended: see Isolation.
+        None starts after a suspect until it has ended or waits for its reader: see Isolation.
         """
         admitted = []
         while self._waiting and len(self._running) < self.max_running and not self._has_suspect:
@@ -163,11 +163,14 @@ class Admission:
             if request.on_begin is not None:
                 request.on_begin()
             admitted.append(request)
+            if request.losses.is_suspect:
+                break
         return admitted
 
     @property
     def _has_suspect(self) -> bool:
-        return any([one.losses.is_suspect and not one.is_finished for one in self._running])
+        at_work = "drafting", "verifying"
+        return any([r.losses.is_suspect and r.progress.state in at_work for r in self._running])
 
     def is_running(self, request: Request) -> bool:
         return request in self._running

@@ -165,6 +165,8 @@ class Coordinator:
             else:
                 request.progress.enter("waiting", "its reader")
                 self._held.add(request)
+                if request.losses.is_suspect:
+                    self._admit()
         except Exception as error:
             self._abort(request, error)
 

@@ -114,7 +114,7 @@ class Loop:
     def _snapshot(self) -> Snapshot:
         verifications, config = self.verifications, self._config
         self._turns_left = max(self._turns_left - 1, 0)
-        ready = self._isolation.choose(verifications.ready, self._in_calls())
+        ready = self._isolation.choose(verifications.ready, self._in_calls)
         return Snapshot(
             now=time.monotonic(),
             ready=ready,

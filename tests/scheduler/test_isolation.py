@@ -28,6 +28,7 @@ from tests.support.stage import (
     make_request,
     on_stage,
     overlapped,
+    rest_of,
     slow_down,
     until,
 )
@@ -105,14 +106,13 @@ async def test_a_request_that_was_lost_twice_elsewhere_runs_alone_and_others_wai
     async with on_stage(max_sequences=4) as stage:
         running = stage.start([1], LONG)
         await until(lambda: len(stage.verifier.batches) > 2)
-        suspect = stage.start([2], LONG, num_losses=2)
-        waiting = stage.start([3], SHORT)
-        answers = await asyncio.gather(running, suspect, waiting)
-        assert answers == [stage.plain([1], LONG), stage.plain([2], LONG), stage.plain([3])]
-        for batch in stage.verifier.batches:
-            starts = {int(one.prefix[0]) for one in batch}
-            assert starts == {2} or 2 not in starts
-            assert not {1, 3} <= starts
+        suspects = [stage.start([n], SHORT, num_losses=2) for n in (2, 3)]
+        waiting = stage.start([4], SHORT)
+        answers = await asyncio.gather(running, *suspects, waiting)
+        plain = [stage.plain([n]) for n in (2, 3, 4)]
+        assert answers == [stage.plain([1], LONG), *plain]
+        starts = [{int(one.prefix[0]) for one in batch} for batch in stage.verifier.batches]
+        assert [names for names, _ in itertools.groupby(starts)] == [{1}, {2}, {3}, {4}]
 
 
 async def test_a_third_loss_elsewhere_is_refused():
@@ -157,15 +157,26 @@ def test_a_suspect_waits_for_calls_of_others_and_the_next_one_for_its_end():
         suspect.losses = Losses(2)
     isolation = Isolation()
     ready: dict[Request, None] = dict.fromkeys([first, innocent, second])
-    assert isolation.choose(ready, []) == [innocent]
+    assert isolation.choose(ready, list) == [innocent]
     del ready[innocent]
-    assert isolation.choose(ready, [innocent]) == []
-    assert isolation.choose(ready, []) == [first]
+    assert isolation.choose(ready, lambda: [innocent]) == []
+    assert isolation.choose(ready, list) == [first]
     del ready[first]
     ready[innocent] = None
-    assert isolation.choose(ready, [first]) == []
+    assert isolation.choose(ready, lambda: [first]) == []
     first.close("stop")
-    assert isolation.choose(ready, []) == [innocent]
+    assert isolation.choose(ready, list) == [innocent]
+
+
+async def test_a_suspect_that_waits_for_its_reader_keeps_nobody_waiting():
+    async with on_stage(None, max_sequences=4) as stage:
+        unread = stage.stream([1], SamplingParams(max_tokens=200, ignore_eos=True), num_losses=2)
+        first = await anext(unread)
+        assert await stage.tokens([2]) == stage.plain([2])
+        assert await stage.tokens([3], num_losses=2) == stage.plain([3])
+        rest = await rest_of(unread)
+        sampling = SamplingParams(max_tokens=200, ignore_eos=True)
+        assert [*first.token_ids, *rest] == stage.plain([1], sampling)
 
 
 # ---- drafters
