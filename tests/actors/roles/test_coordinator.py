@@ -24,7 +24,7 @@ from diffuspec.core.errors import (
     RequestCancelledError,
     VerifierUnavailableError,
 )
-from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredOutput
 from diffuspec.engine import Engine
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.rpc.security import Security
@@ -110,6 +110,18 @@ async def test_clients_are_answered_over_grpc(coordinator, expected):
     assert tuple(i for increment in increments for i in increment.token_ids) == expected
     with pytest.raises(InvalidRequestError, match="empty"):
         await anext(coordinator.client.stream([], SHORT))
+
+
+async def test_a_form_that_takes_too_much_is_refused_to_its_client_alone(coordinator):
+    async def ask(pattern: str) -> str:
+        form = SamplingParams(max_tokens=4, structured_output=StructuredOutput(grammar=pattern))
+        return "".join([one.text async for one in coordinator.client.stream(MESSAGES, form)])
+
+    bomb = " & ".join(f"/(.|\\n)*a.{{{count}}}b(.|\\n)*/" for count in range(20))
+    refused = asyncio.create_task(ask(f"start: T\nT: {bomb}"))
+    assert await ask('start: "yes"') == "yes"
+    with pytest.raises(InvalidRequestError, match="it takes more than"):
+        await refused
 
 
 async def test_while_it_drains_it_answers_and_is_not_serving(coordinator):
