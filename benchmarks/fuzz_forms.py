@@ -113,7 +113,7 @@ def _summary(reply: httpx2.Response) -> str:
     """Return a reply's status, and the last words of a refusal, without numbers and places."""
     if reply.status_code == 200:
         return "200"
-    words = str(reply.json()["error"]["message"]).split()
+    words = [one for one in reply.json()["error"]["message"].split() if "/" not in one]
     return f"{reply.status_code} {re.sub('[0-9]+', 'N', ' '.join(words[-_NUM_WORDS:]))}"
 
 

@@ -63,7 +63,11 @@ class _Trial:
 
 
 class Helper:
-    """The trials of one helper process. The next child is forked ahead, which takes a while."""
+    """The trials of one helper process.
+
+    A child for the next trial is forked ahead, since that takes milliseconds, but not beside a
+    trial, which it would slow down.
+    """
 
     def __init__(self, control: socket.socket, setup: Setup) -> None:
         """`control`: brings the sockets of trials. The tokenizer is read here, once for all."""
@@ -80,7 +84,7 @@ class Helper:
         self._spare = self._fork()
         self._control.sendall(READY)
         while self._wait():
-            if self._spare is None:
+            if self._spare is None and not self._trials:
                 self._spare = self._fork()
 
     def _wait(self) -> bool:
@@ -108,16 +112,14 @@ class Helper:
             return False
         client = socket.socket(fileno=received[0])
         child, self._spare = self._spare or self._fork(), None
-        try:
-            if child is None:
-                raise OSError("there is no child")
-            socket.send_fds(child.link, [READY], [client.fileno()])
-        except OSError:
+        if child is None:
             _answer(client, _LATE)
             client.close()
-        if child is not None:  # also one that has died: it is waited for
-            deadline = time.monotonic() + self._limits.wall_seconds
-            self._trials.append(_Trial(child, client, deadline))
+            return True
+        with contextlib.suppress(OSError):  # it has died: its end says how
+            socket.send_fds(child.link, [READY], [client.fileno()])
+        deadline = time.monotonic() + self._limits.wall_seconds
+        self._trials.append(_Trial(child, client, deadline))
         return True
 
     def _fork(self) -> _Child | None:

@@ -22,6 +22,7 @@ from tests.support.deadly_helper import (
     FILLS_MEMORY,
     SPINS,
     WAITS,
+    waits_once,
 )
 from tests.support.tiny_target import INFO
 
@@ -72,17 +73,18 @@ async def test_a_form_that_ends_its_trial_is_refused_with_the_reason(trials, for
     assert trials.pid == pid, "the helper lives"
 
 
-async def test_others_are_tried_beside_a_form_that_takes_long_and_ends_with_its_client(trials):
-    await trials.try_form(GOOD)
-    waiting = asyncio.create_task(trials.try_form(WAITS))
-    await until(lambda: len(children(trials.pid)) == 2)  # one is forked ahead
-    before = children(trials.pid)
+async def test_others_are_tried_beside_a_form_that_takes_long_and_ends_with_its_client(
+    trials, tmp_path
+):
+    waiting = asyncio.create_task(trials.try_form(waits_once(tmp_path / "tried")))
+    await until((tmp_path / "tried").exists)
+    tried = children(trials.pid)
     assert await trials.try_form(GOOD) == Verdict("passed")
+    assert children(trials.pid) >= tried
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    await until(lambda: len(children(trials.pid)) == 1)
-    assert not before & children(trials.pid)
+    await until(lambda: not tried & children(trials.pid))
 
 
 async def test_a_form_is_late_by_the_clock_only():
@@ -99,28 +101,36 @@ async def test_a_killed_helper_is_started_again(trials):
     assert trials.pid != killed
 
 
+async def test_a_form_whose_child_the_system_kills_is_late_and_may_be_sent_again(trials):
+    await trials.try_form(GOOD)
+    await until(lambda: len(children(trials.pid)) == 1)
+    [spare] = children(trials.pid)
+    os.kill(spare, signal.SIGKILL)
+    assert (await trials.try_form(GOOD)).outcome == "late"
+    assert await trials.try_form(GOOD) == Verdict("passed")
+
+
 async def test_helpers_killed_twice_at_a_trial_end_it(trials):
     await trials.try_form(GOOD)
     waiting = asyncio.create_task(trials.try_form(WAITS))
     killed = set()
     for _ in range(2):
-        await until(lambda: trials.pid not in killed and len(children(trials.pid)) == 2)
+        await until(lambda: trials.pid not in killed)
         killed.add(trials.pid)
         os.kill(trials.pid, signal.SIGKILL)
     assert (await waiting).outcome == "late"
     assert await trials.try_form(GOOD) == Verdict("passed")
 
 
-async def test_closing_ends_helper_and_trials_without_waiting_for_them():
+async def test_closing_ends_helper_and_trials_without_waiting_for_them(tmp_path):
     trials = process()
-    waiting = asyncio.create_task(trials.try_form(WAITS))
-    await until(lambda: trials.pid is not None)
-    helper = trials.pid
-    await until(lambda: len(children(helper)) == 2)
-    tried = children(helper)
+    waiting = asyncio.create_task(trials.try_form(waits_once(tmp_path / "tried")))
+    await until((tmp_path / "tried").exists)
+    processes = {trials.pid, *children(trials.pid)}
+    assert len(processes) == 2
     trials.close()
     assert (await waiting).outcome == "late"
-    await until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in {helper, *tried}))
+    await until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in processes))
 
 
 async def test_signals_to_the_service_do_not_end_its_helper(trials):
