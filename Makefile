@@ -57,7 +57,7 @@ soak: $(STAMP) ## Mixed load for MINUTES (15) on serve and Ray Serve, 8 and 32 c
 	$(BIN)/python -m benchmarks.soak $(MINUTES) $(ARGS)
 
 schemas: $(STAMP) ## 10,000 random JSON Schemas, obeyed as the jsonschema package understands them, or refused
-	$(BIN)/python -m pytest tests/text/schemas/test_meaning.py --schemas 10000 -s $(ARGS)
+	$(BIN)/python -m pytest tests/text/schemas/test_meaning.py --schemas 10000 --timeout 1800 -s $(ARGS)
 
 chaos: $(STAMP) ## 200 requests while processes and nodes are killed, stopped or slowed down
 	$(BIN)/python -m pytest tests/actors/test_chaos.py --chaos-requests 200 $(ARGS)
