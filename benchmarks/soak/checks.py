@@ -19,7 +19,7 @@ MIN_VERIFICATIONS = 25_000
 FULL_SECONDS = 15 * 60.0
 # Below these a run says nothing about memory and descriptors: caches and pools still fill.
 WARM_UP_SHARE, MIN_WARM_UP, MIN_JUDGED = 0.25, 1000, 1000
-_MIN_MEDIAN_SECONDS = 0.1  # shorter requests wait ten times as long for one long step of others
+_MIN_MEDIAN_SECONDS = 0.5  # refusals of milliseconds wait for others' steps on a busy processor
 _UNTIMED = (Kind.SLOW, Kind.ABORT)
 _TOO_FEW = "too few requests"
 _MAX_REASONS = 3

@@ -84,11 +84,11 @@ def test_requests_beside_a_kill_take_their_time():
     assert reasons(run) == []
 
 
-def test_a_second_is_not_long_for_requests_of_milliseconds():
+def test_seconds_are_not_long_for_requests_of_milliseconds():
     run = good_run()
     for _ in range(9):
         run.record(outcome(Kind.BAD, ended=0.01, end=End.REFUSED))
-    run.record(outcome(Kind.BAD, ended=0.99, end=End.REFUSED))
+    run.record(outcome(Kind.BAD, ended=4.9, end=End.REFUSED))
     assert reasons(run) == []
 
 
