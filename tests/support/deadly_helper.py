@@ -25,7 +25,7 @@ WAITS = StructuredOutput(regex="waits")
 
 
 def waits_once(file: Path) -> StructuredOutput:
-    """Return a form whose trial makes a file and waits; once the file exists, it passes."""
+    """Return a form whose trial writes its process id to a file and waits; later trials pass."""
     return StructuredOutput(regex=str(file))
 
 
@@ -44,7 +44,9 @@ class DeadlyGrammars(Grammars):
         elif form == WAITS:
             signal.pause()
         elif form.regex and form.regex.startswith("/") and not Path(form.regex).exists():
-            Path(form.regex).touch()
+            file = Path(form.regex)
+            file.with_suffix(".new").write_text(str(os.getpid()))
+            file.with_suffix(".new").rename(file)  # whole as soon as it exists
             signal.pause()
         while form == SPINS:
             pass

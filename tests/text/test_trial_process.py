@@ -42,8 +42,14 @@ def trials() -> Generator[TrialProcess]:
     one.close()
 
 
-def children(pid: int | None) -> set[int]:
-    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+async def tried_by(file: Path) -> int:
+    """Wait for the trial of `waits_once(file)`; return the id of its process."""
+    await until(file.exists)
+    return int(file.read_text())
+
+
+def is_running(pid: int | None) -> bool:
+    return Path(f"/proc/{pid}/exe").exists()  # not of one that has ended and is not waited for
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -77,14 +83,13 @@ async def test_others_are_tried_beside_a_form_that_takes_long_and_ends_with_its_
     trials, tmp_path
 ):
     waiting = asyncio.create_task(trials.try_form(waits_once(tmp_path / "tried")))
-    await until((tmp_path / "tried").exists)
-    tried = children(trials.pid)
+    tried = await tried_by(tmp_path / "tried")
     assert await trials.try_form(GOOD) == Verdict("passed")
-    assert children(trials.pid) >= tried
+    assert is_running(tried)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    await until(lambda: not tried & children(trials.pid))
+    await until(lambda: not is_running(tried))
 
 
 async def test_a_form_is_late_by_the_clock_only():
@@ -101,13 +106,12 @@ async def test_a_killed_helper_is_started_again(trials):
     assert trials.pid != killed
 
 
-async def test_a_form_whose_child_the_system_kills_is_late_and_may_be_sent_again(trials):
-    await trials.try_form(GOOD)
-    await until(lambda: len(children(trials.pid)) == 1)
-    [spare] = children(trials.pid)
-    os.kill(spare, signal.SIGKILL)
-    assert (await trials.try_form(GOOD)).outcome == "late"
-    assert await trials.try_form(GOOD) == Verdict("passed")
+async def test_a_form_whose_child_the_system_kills_is_late_and_may_be_sent_again(trials, tmp_path):
+    form = waits_once(tmp_path / "tried")
+    waiting = asyncio.create_task(trials.try_form(form))
+    os.kill(await tried_by(tmp_path / "tried"), signal.SIGKILL)
+    assert (await waiting).outcome == "late"
+    assert await trials.try_form(form) == Verdict("passed")
 
 
 async def test_helpers_killed_twice_at_a_trial_end_it(trials):
@@ -125,12 +129,10 @@ async def test_helpers_killed_twice_at_a_trial_end_it(trials):
 async def test_closing_ends_helper_and_trials_without_waiting_for_them(tmp_path):
     trials = process()
     waiting = asyncio.create_task(trials.try_form(waits_once(tmp_path / "tried")))
-    await until((tmp_path / "tried").exists)
-    processes = {trials.pid, *children(trials.pid)}
-    assert len(processes) == 2
+    processes = (trials.pid, await tried_by(tmp_path / "tried"))
     trials.close()
     assert (await waiting).outcome == "late"
-    await until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in processes))
+    await until(lambda: not any(map(is_running, processes)))
 
 
 async def test_signals_to_the_service_do_not_end_its_helper(trials):
