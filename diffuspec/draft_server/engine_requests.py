@@ -11,6 +11,7 @@ from typing import Literal
 from diffuspec.adl.acceptance import SharedExpectation
 from diffuspec.algorithm.outcomes import OutcomeModel
 from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.params import SamplingParams
 from diffuspec.draft_server.held_tokens import TOKENS_PER_REQUEST, HeldTokens
 from diffuspec.draft_server.request import EngineRequest
 from diffuspec.draft_server.validation import highest_token_id
@@ -51,6 +52,8 @@ class EngineRequests:
         self._hello = hello
         self._info = info
         self._weight = drafter_weight
+        # Not one salt for each tenant: that is only a name, which any engine may give itself.
+        self._sampling = SamplingParams(cache_salt=name)
         self._forget = forget
         self._shared = SharedExpectation(hello.max_draft_tokens)
         self._outcomes = OutcomeModel()
@@ -164,7 +167,8 @@ class EngineRequests:
 
     def _make(self, name: str, num_prompt_tokens: int) -> EngineRequest:
         shared, outcomes = self._shared, self._outcomes
-        return EngineRequest(name, num_prompt_tokens, shared, outcomes, self._weight)
+        weight, sampling = self._weight, self._sampling
+        return EngineRequest(name, num_prompt_tokens, shared, outcomes, weight, sampling)
 
 
 def _num_held(request: EngineRequest) -> int:

@@ -12,7 +12,7 @@ from diffuspec.adl.acceptance import Expectation, SharedExpectation
 from diffuspec.algorithm.draft_tree import draft_after, follow
 from diffuspec.algorithm.drafter_weight import DrafterWeight
 from diffuspec.algorithm.outcomes import OutcomeModel, OutcomeRanking, RankedOutcome
-from diffuspec.core.params import GREEDY, MAX_DRAFT_TOKENS, MAX_TREE_NODES
+from diffuspec.core.params import MAX_DRAFT_TOKENS, MAX_TREE_NODES, SamplingParams
 from diffuspec.core.types import (
     EMPTY_DRAFT,
     MAX_ALTERNATIVES,
@@ -46,6 +46,7 @@ class EngineRequest:
         shared: SharedExpectation,
         outcomes: OutcomeModel,
         drafter_weight: float | Literal["adaptive"],
+        sampling: SamplingParams,
     ) -> None:
         """`request_id`: unique among the requests of all engines."""
         self.request_id = request_id
@@ -64,6 +65,7 @@ class EngineRequest:
         self._made: list[ReadyDraft] = []
         self.num_tokens = 0
         self._weight = DrafterWeight(drafter_weight)
+        self._sampling = sampling
 
     @property
     def prefix(self) -> TokenIds:
@@ -142,7 +144,7 @@ class EngineRequest:
             tree_shape="best_first",
             max_nodes=min(2 * num_draft_tokens, MAX_TREE_NODES),
             drafter_weight=self._weight.value,
-            sampling=GREEDY,
+            sampling=self._sampling,
             num_alternatives=MAX_ALTERNATIVES,
             num_prompt_tokens=self.num_prompt_tokens,
         )

@@ -28,9 +28,10 @@ from tests.support.virtual_time import run_in_virtual_time
 EACH = TOKENS_PER_REQUEST + 10  # tokens that a request of ten tokens counts as
 
 
-def run(work: Callable[[DraftService], Awaitable[Any]], **config: object) -> None:
+def run(work: Callable[[DraftService], Awaitable[Any]], **config: object) -> TimedDrafter:
+    drafter = TimedDrafter(right_and_sure)
+
     async def main() -> None:
-        drafter = TimedDrafter(right_and_sure)
         async with make_service(drafter, num_draft_tokens=4, **config) as service:
             await work(service)
             for session in [*service.sessions]:
@@ -38,6 +39,7 @@ def run(work: Callable[[DraftService], Awaitable[Any]], **config: object) -> Non
             assert service.num_held_tokens == 0
 
     run_in_virtual_time(main())
+    return drafter
 
 
 class Engine:
@@ -175,3 +177,17 @@ async def test_an_engine_that_has_just_connected_keeps_its_place(clock):
             service.open(make_hello())
         assert service.sessions == [session] and not session.lost_place.is_set()
         service.close(session)
+
+
+def test_engines_share_no_cached_prefixes_and_requests_of_one_engine_do():
+    async def work(service: DraftService) -> None:
+        for engine in (Engine(service), Engine(service)):
+            await engine.send("a", "b")
+
+    salts = dict[str, set[str | None]]()
+    for request in (one for batch in run(work).batches for one in batch):
+        engine, _, _ = request.request_id.partition("/")
+        salts.setdefault(engine, set()).add(request.sampling.cache_salt)
+    assert [len(of_engine) for of_engine in salts.values()] == [1, 1]
+    first, second = salts.values()
+    assert not first & second and None not in first | second

@@ -185,7 +185,9 @@ def test_answers_without_drafts_take_a_hundredth_of_the_time(wait: float, num_si
     planner = Planner("pld", DraftCosts(0.0))
     for _ in range(64):
         planner.observe(Sent(8, 0, 0.0, 0.0, 0.0), 0.0, 0.05 - wait, wait, 0.0)
-    requests = [EngineRequest(one, 3, SharedExpectation(8), OutcomeModel(), 0.5) for one in MANY]
+    requests = [
+        EngineRequest(one, 3, SharedExpectation(8), OutcomeModel(), 0.5, GREEDY) for one in MANY
+    ]
     for one in requests:
         one.num_left, one.max_draft_tokens = 100, 8
     assert planner.num_silent_steps(requests) == pytest.approx(num_silent, abs=1)
@@ -201,7 +203,7 @@ def test_drafts_are_made_ahead_where_they_gain_more_than_their_verification_cost
         for _ in range(8):
             planner.observe(Sent(8, num_nodes, 0.0, 0.0, 0.0), 0.0, verify, 0.0, 0.0)
     shared, outcomes = SharedExpectation(8), OutcomeModel()
-    requests = [EngineRequest(name, 3, shared, outcomes, 0.5) for name in MANY]
+    requests = [EngineRequest(name, 3, shared, outcomes, 0.5, GREEDY) for name in MANY]
     for one in requests:
         one.num_left, one.max_draft_tokens = 100, 8
     planner.costs.observe(8, 1, 0, 0.005)
@@ -216,7 +218,7 @@ def test_unlikely_outcomes_are_drafted_for_while_there_is_time():
         verify = 0.025 + 0.0003 * num_nodes
         for _ in range(8):
             planner.observe(Sent(1, num_nodes, 0.0, 0.0, 0.0), 0.0, verify, 0.0, 0.0)
-    request = EngineRequest("a", 3, SharedExpectation(12), OutcomeModel(), 0.5)
+    request = EngineRequest("a", 3, SharedExpectation(12), OutcomeModel(), 0.5, GREEDY)
     request.num_left, request.max_draft_tokens = 100, 12
     for size in (1, 4, 16, 64):
         planner.costs.observe(size, 1, 0, 0.002 + 0.0005 * size)
