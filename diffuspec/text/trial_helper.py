@@ -135,6 +135,7 @@ class Helper:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != helper:  # it has ended already
                 os._exit(_FAILED)
+            link.close()
             self._serve(theirs)
         theirs.close()
         return _Child(pid, link) if pid > 0 else None
