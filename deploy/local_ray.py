@@ -54,6 +54,8 @@ def ray_cluster(
         with running_cluster(address, option):
             yield
         return
+    # Else glibc gives each of Ray's many threads a heap, which keeps its largest size for good.
+    os.environ.setdefault("MALLOC_ARENA_MAX", "2")
     with (
         tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as directory,
         guarded(Path(directory), *directories),

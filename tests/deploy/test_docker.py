@@ -93,7 +93,7 @@ def test_the_environment_is_that_of_a_cluster_s_nodes():
     assert environment["PYTHONPATH"] == "/app"
     assert environment[CALLBACK_VARIABLE] == CALLBACK
     node = (ROOT / "deploy" / "cluster" / "node.env").read_text()
-    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness"):
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness", "MALLOC_ARENA_MAX"):
         assert f"export {name}={environment[name]}" in node
 
 
