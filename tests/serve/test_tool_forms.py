@@ -106,7 +106,7 @@ def test_tools_that_make_too_large_a_grammar_are_refused_by_name():
     ("number", "problem"),
     [
         ({"const": -(2**63)}, "const is an integer that cannot be written"),
-        ({"multipleOf": 0.07}, "multipleOf is supported for 1 to 10000"),
+        ({"multipleOf": 0.07}, "multipleOf is supported for 1 to 2048"),
     ],
 )
 def test_a_number_that_cannot_be_enforced_is_refused_by_the_tool_and_its_place(number, problem):

@@ -16,7 +16,7 @@ LEAST_WHOLE: Final = -(2**63) + 1024  # the smallest float above -2^63, of which
 MOST_WHOLE: Final = 2**63 - 1  # 2^63 as a float, which becomes the largest 64-bit integer
 MOST: Final = Decimal(9223372036854775000)  # the largest float below 2^63, as it is written
 _LEAST_FRACTION: Final = Decimal("1e-22")  # smaller powers of ten are not read exactly
-MAX_STEP: Final = 10_000  # of multipleOf, without its decimal point: it takes as many states
+MAX_STEP: Final = 2048  # of multipleOf, without its decimal point: it takes as many states
 _POWERS: Final = 308  # of ten, in the table by which decimals are read
 
 
