@@ -69,7 +69,8 @@ class Service:
                 status = await self.process.wait()
         except TimeoutError:
             return f"did not end within {_END_SECONDS:.0f} s of SIGTERM"
-        return None if status in (0, 128 + signal.SIGTERM) else f"ended with status {status}"
+        is_good = status in (0, 128 + signal.SIGTERM)
+        return None if is_good else f"ended with status {status}: {self.tail()}"
 
 
 @contextlib.asynccontextmanager

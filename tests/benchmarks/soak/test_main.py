@@ -45,4 +45,4 @@ async def test_a_service_that_ends_during_the_run_is_told(
     run = await soak(Plan(ServiceKind.SERVE, 1, 60.0, seed=0), tmp_path, lambda text: None)
     [broken, ended] = run.problems
     assert broken.startswith("plain decoding fails: ")
-    assert ended.startswith("ended with status 3 during the run: ")
+    assert ended.startswith("ended with status 3")  # noticed before the signal, or just after
