@@ -3,7 +3,6 @@
 The operations over rows on a CPU are compiled; without a C++ compiler, torch's are used instead.
 """
 
-from fnmatch import fnmatch
 from glob import glob
 from pathlib import Path
 from shutil import copytree, ignore_patterns
@@ -22,15 +21,6 @@ _OF_GCC = [
     "-Wno-maybe-uninitialized",
 ]
 
-# Of the checkout alone: how the embedded pair was made, studies, and tools that test a service.
-_LEFT_OUT = (
-    "diffuspec.bench.virtual_time*",
-    "diffuspec.bench.studies.*",
-    "diffuspec.pairs.tiny.corpus*",
-    "diffuspec.pairs.tiny.train*",
-)
-# Studies that are options of `diffuspec bench`.
-_STUDIES = ("__init__", "ablations", "load", "overlap", "pre_drafts", "sweeps")
 # Packages beside the library, which `diffuspec batch` and `diffuspec ray` import from a folder of
 # its own: their names are too common for the place where all distributions are installed.
 _BESIDE = ("actors", "deploy")
@@ -52,11 +42,7 @@ class BuildExt(build_ext):
 
 
 class BuildPy(build_py):
-    """Leave out what is of the checkout alone, and add the packages beside the library."""
-
-    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
-        found = super().find_package_modules(package, package_dir)
-        return [one for one in found if not _is_left_out(f"{one[0]}.{one[1]}")]
+    """Add the packages beside the library."""
 
     def run(self) -> None:
         super().run()
@@ -65,13 +51,6 @@ class BuildPy(build_py):
         for name in _BESIDE:
             target = Path(self.build_lib, "diffuspec", "_ray", name)
             copytree(name, target, ignore=_BESIDE_LEFT_OUT, dirs_exist_ok=True)
-
-
-def _is_left_out(module: str) -> bool:
-    package, _, name = module.rpartition(".")
-    if package == "diffuspec.bench.studies" and name in _STUDIES:
-        return False
-    return any(fnmatch(module, pattern) for pattern in _LEFT_OUT)
 
 
 setup(

@@ -1,12 +1,11 @@
 """Check the wheel and the sdist in a directory: what they hold, and that the wheel works.
 
 The wheel is installed into an empty virtual environment, and run there with the dependencies of the
-environment that this runs in, with Ray and as if there were none.
+environment that this runs in, without the extras and with each of them.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -18,16 +17,10 @@ import venv
 import zipfile
 from pathlib import Path
 
+from wheel_commands import EXTRAS, NOT_OF_USERS, check_commands
+
 ROOT = Path(__file__).parents[1]
-LEFT_OUT = (  # paths that only a checkout has
-    "diffuspec/pairs/smollm2/weights/",
-    "diffuspec/pairs/tiny/corpus/",
-    "diffuspec/pairs/tiny/train",
-    "diffuspec/bench/virtual_time/",
-    "diffuspec/bench/studies/",
-)
-# Studies that a wheel has, as options of `diffuspec bench`.
-STUDIES = ("__init__", "ablations", "load", "overlap", "pre_drafts", "sweeps")
+LEFT_OUT = "diffuspec/pairs/smollm2/weights/"  # large, so only a checkout has them
 TESTING = ("abuse", "bench", "chaos", "demo")  # modules of deploy
 
 # What a program of a user is checked with, and a line in it that is wrong.
@@ -41,23 +34,19 @@ WRONG = """
 def wrong(engine: diffuspec.Engine) -> int:
     return engine.generate(["Hello"])
 """
-NO_RAY = """
-import sys
-sys.modules["ray"] = None
-from diffuspec.cli import main
-main()
-"""
 
 
 def main() -> None:
     directory = Path(sys.argv[1])
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    version = project["version"]
+    if unknown := set(project["optional-dependencies"]) - {*EXTRAS, *NOT_OF_USERS}:
+        sys.exit(f"the commands of a wheel are not run with the extras {sorted(unknown)}")
     [wheel] = directory.glob("*.whl")
     [sdist] = directory.glob("*.tar.gz")
     committed = output("git", "-C", ROOT, "ls-files", "diffuspec").split("\n")
     library = {name for name in committed if not name.endswith(".md")}
     library = {name for name in library if not name.startswith(LEFT_OUT)}
-    library |= {f"diffuspec/bench/studies/{name}.py" for name in STUDIES}
     beside = {f"deploy/{name}" for name in ("batch.py", "serve.py", "serve.yaml")}
     library |= {f"diffuspec/_ray/{name}" for name in beside}
     with zipfile.ZipFile(wheel) as archive:
@@ -65,7 +54,7 @@ def main() -> None:
     check_contents(wheel, names, library)
     if extra := {name for name in names if not name.startswith(("diffuspec/", "diffuspec-"))}:
         sys.exit(f"{wheel} holds {sorted(extra)}, which is not part of the library")
-    tools = {name for name in names if name.startswith(LEFT_OUT)} - library
+    tools = {name for name in names if name.startswith(LEFT_OUT)}
     tools |= names & {f"diffuspec/_ray/deploy/{name}.py" for name in TESTING}
     if tools:
         sys.exit(f"{wheel} holds {sorted(tools)}, which belongs to the repository")
@@ -89,7 +78,7 @@ def check_contents(file: Path, names: set[str], needed: set[str]) -> None:
 
 
 def check_installed(wheel: Path, version: str) -> None:
-    """Install the wheel; ask for its version, and the embedded pair for an answer."""
+    """Install the wheel; check its version and types, and run its commands."""
     with tempfile.TemporaryDirectory() as directory:
         venv.create(directory)
         python = Path(directory) / "bin" / "python"
@@ -105,26 +94,11 @@ def check_installed(wheel: Path, version: str) -> None:
             sys.exit(f"{place} was imported instead of {wheel}")
         if (said := run("-m", "diffuspec", "--version")) != f"diffuspec {version}":
             sys.exit(f"{wheel} calls itself {said}, and pyproject.toml {version}")
-        question = ("generate", "What is the capital of France?", "--max-tokens", "16", "--quiet")
-        print(said, "answers:", run("-m", "diffuspec", *question))
-        check_commands(Path(directory), python, dependencies)
         check_types(Path(directory), python)
-
-
-def check_commands(directory: Path, python: Path, env: dict[str, str]) -> None:
-    """Answer a batch without Ray; see what a command says that needs it, and its help with it."""
-    (directory / "in.jsonl").write_text('{"prompt": "Once", "max_tokens": 4}\n')
-    batch = ("batch", "--input", "in.jsonl", "--output", "out.jsonl")
-    without = (python, "-c", NO_RAY)
-    output(*without, *batch, "--engine", "process", cwd=directory, env=env)
-    [result] = map(json.loads, (directory / "out.jsonl").read_text().splitlines())
-    if result["error"] is not None:
-        sys.exit(f"a batch without Ray wrote {result}")
-    for command in (("ray", "serve"), (*batch, "--retry-failed")):
-        ran = subprocess.run((*without, *command), cwd=directory, env=env, capture_output=True)
-        if ran.returncode != 2 or b"pip install 'diffuspec[ray]'" not in ran.stderr:
-            sys.exit(f"{command} without Ray: {ran.returncode}, {ran.stderr.decode()}")
-    output(python, "-m", "diffuspec", "ray", "serve", "--help", cwd=directory, env=env)
+        write_gguf = "from tests.support.gguf_files import write_gguf as write; import pathlib"
+        write_gguf += f"; write(pathlib.Path({directory!r}, 'tiny.gguf'))"
+        output(sys.executable, "-c", write_gguf, cwd=ROOT)
+        check_commands(python, Path(directory), dependencies)
 
 
 def check_client(folder: Path) -> None:
