@@ -15,7 +15,8 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, TypeVar
+from copy import copy
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -28,6 +29,7 @@ from diffuspec.core.errors import (
     WorkerError,
 )
 from diffuspec.signals import EXIT_INTERRUPTED, report_interrupt
+from diffuspec.vllm_words import ALIASES, HINTS
 
 N = TypeVar("N", int, float)
 
@@ -50,6 +52,65 @@ class Command(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
+
+    def make_parser(self, ctx: Any) -> Any:
+        """Add vLLM's names of options, which the help does not show."""
+        parser = super().make_parser(ctx)
+        options = {name: param for param in self.get_params(ctx) for name in param.opts}
+        for alias, name in ALIASES.items():
+            if name in options and alias not in options:
+                option = copy(options[name])
+                option.opts, option.secondary_opts = [alias], []
+                option.add_to_parser(parser, ctx)
+        return parser
+
+
+class Brief(Command):
+    """A command whose help shows its usual options, and all of them by --help-all (`HelpAll`).
+
+    `usual` holds the names of their parameters.
+    """
+
+    usual: frozenset[str] = frozenset()
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help of the usual options, or of all."""
+        params: list[Any] = self.params
+        rare = [
+            param
+            for param in params
+            if not ctx.meta.get(_SHOWS_ALL) and param.name not in self.usual and not param.hidden
+        ]
+        for param in rare:
+            param.hidden = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            for param in rare:
+                param.hidden = False
+
+
+def brief(*usual: str, base: type[Command] = Command) -> type[Command]:
+    """Return a kind of command whose help shows only these parameters; see `Brief`."""
+    return type("BriefCommand", (Brief, base), {"usual": frozenset(usual)})
+
+
+_SHOWS_ALL = f"{__name__}.shows_all"
+
+
+def _show_all(ctx: typer.Context, wanted: bool) -> None:
+    if wanted:
+        ctx.meta[_SHOWS_ALL] = True
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
+HelpAll = Annotated[
+    bool,
+    typer.Option(
+        "--help-all", callback=_show_all, is_eager=True, help="Show all options and exit."
+    ),
+]
 
 
 class Server(Command):
@@ -125,8 +186,10 @@ def _report_usage(error: Any) -> int:
 
 
 def _describe(error: Any) -> str:
-    """Return a usage error's message without pydantic's own phrases."""
+    """Return a usage error's message without pydantic's own phrases, or what to do instead."""
     message = error.format_message().replace("Value error, ", "").rstrip(".")
+    if hint := HINTS.get(getattr(error, "option_name", "")):
+        return f"{error.option_name} is not an option of this command: {hint}"
     found = re.fullmatch(r"Invalid value for '(.+)': Input should be (.+?)(, unable .+)?", message)
     if found is None:
         return f"{message[:1].lower()}{message[1:]}"

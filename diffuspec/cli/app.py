@@ -25,7 +25,7 @@ from diffuspec.cli import (
     ngram,
     serve,
 )
-from diffuspec.command import Command, Commands, Server
+from diffuspec.command import Command, Commands, Server, brief
 from diffuspec.core.version import own_version
 
 app = typer.Typer(
@@ -37,7 +37,7 @@ app = typer.Typer(
     help="Lossless speculative decoding: a diffusion language model drafts, the target verifies.",
     epilog="Start with [bold]diffuspec demo[/bold]. Every command has --help.",
 )
-app.command("generate", cls=Command, epilog=generate.EXAMPLES)(generate.run)
+app.command("generate", cls=brief(*generate.USUAL), epilog=generate.EXAMPLES)(generate.run)
 app.command("serve", cls=Server, epilog=serve.EXAMPLES)(serve.run)
 app.command("draft-server", cls=Server, epilog=draft_server.EXAMPLES)(draft_server.run)
 app.command("demo", cls=Command)(demo.run)

@@ -10,6 +10,7 @@ from typing import Any
 from diffuspec.cli import options
 from diffuspec.cli.drafter_section import NONE, choose_section, kind_of, with_block_size
 from diffuspec.cli.parameters import NOTHING_GIVEN, Given
+from diffuspec.cli.speculative_config import as_options
 from diffuspec.core.config import EngineConfig, TargetConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import AUTO_DRAFTER
@@ -32,6 +33,7 @@ def compose(
     the drafter "auto". Raises InvalidRequestError for a wrong parameter, and ConfigError, also for
     options that have no effect on the drafter or without a drafter.
     """
+    given = as_options(given)
     has_file = file is not None or given.config is not None
     speculation = {**options.policy(given.draft_length), **speculation}
     base = _base(given, file)
@@ -40,6 +42,7 @@ def compose(
     asked = {
         "path": given.target,
         "dtype": given.dtype,
+        "max_model_len": given.max_model_len,
         "max_sequences": None if has_file else max_sequences,
         "max_tree_nodes": max(target["max_tree_nodes"], speculation.get("max_nodes", 0)),
     }

@@ -12,6 +12,7 @@ import typer
 
 from diffuspec.cli import display, engine_config, options
 from diffuspec.cli.parameters import NOTHING_GIVEN, Given
+from diffuspec.command import HelpAll
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.params import SamplingParams, StructuredOutput
 from diffuspec.pairs.tiny import TARGET
@@ -25,14 +26,12 @@ logger = logging.getLogger(__name__)
 EXAMPLES = """[bold]Examples[/bold]
 
   diffuspec generate "What is the capital of France?"
-  diffuspec generate --file question.txt --temperature 0.8 --seed 7
-  echo "What sound does an owl make?" | diffuspec generate --json
-  diffuspec generate "Is Paris in France?" --choice Yes --choice No
-  diffuspec generate "What is the capital of France?" --pair smollm2
-  diffuspec generate "Hello" --target DIR --drafter DIR --ngram FILE
   diffuspec generate "Hello" --target DIR --drafter-kind pld
-  diffuspec generate --raw "def add(a, b):" --target DIR --drafter DIR
 """
+USUAL = (
+    *("prompt", "file", "system", "pair", "target", "drafter", "drafter_kind"),
+    *("max_tokens", "temperature", "json", "quiet", "help_all"),
+)
 
 PromptText = Annotated[
     str | None,
@@ -70,14 +69,15 @@ def run(
     file: PromptFile = None,
     chat: Chat = True,
     system: System = None,
+    given: options.EngineOptions = options.NO_OPTIONS,
     sampling: Given = NOTHING_GIVEN,
     form: Given = NOTHING_GIVEN,
-    given: options.EngineOptions = options.NO_OPTIONS,
     speculation: Given = NOTHING_GIVEN,
     json: options.Json = False,
     quiet: options.Quiet = False,
     trace: options.Trace = None,
     explain_schedule: ExplainSchedule = False,
+    help_all: HelpAll = False,
 ) -> None:
     """Answer one prompt with the target's own tokens, drafted by a diffusion LM."""
     structured = StructuredOutput(**form) if form else None

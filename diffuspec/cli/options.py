@@ -19,7 +19,6 @@ from diffuspec.core.params import (
     SpeculationParams,
     StructuredOutput,
 )
-from diffuspec.drafters import KINDS
 from diffuspec.pairs import DEFAULT_PAIR, PAIRS
 from diffuspec.telemetry import logs
 
@@ -43,23 +42,25 @@ def model(text: str, metavar: str, **limits: Any) -> Any:
 
 
 _PAIR = (
-    "Models by name: tiny is the embedded pair, smollm2 a real chat model (make smollm2)."
+    "tiny, which answers only questions like those of `diffuspec demo`, or smollm2 (make smollm2)."
     f" Default: {DEFAULT_PAIR}."
 )
-_TARGET = (
-    "The model whose output is reproduced: any causal LM of transformers, or a GGUF file."
-    " Default: the pair's; the embedded one answers only questions like those of `diffuspec demo`."
-)
+_TARGET = "The model whose output is reproduced, of transformers or GGUF. Default: the pair's."
 _DRAFTER = (
-    "The diffusion LM that drafts, or the directory of another kind of drafter; none: plain"
-    " decoding. Default: the pair's, none with --target."
+    "The directory of the drafter; none: plain decoding. Default: the pair's, none with --target."
 )
 _DRAFTER_KIND = (
-    "What drafts: diffuspec is a diffusion LM, sps a smaller causal LM; pld and samd repeat what"
-    " followed the last tokens earlier in the text; token_recycling keeps what the target found"
-    " likely, lookahead n-grams that it finds beside the answer; medusa, hydra, eagle, eagle2"
-    " and dflash read the target's hidden states. Or the NAME of one in the section drafters, or"
-    " auto: the fastest of all in the configuration. Default: diffuspec."
+    "A diffusion LM (diffuspec), a causal LM (sps), no model (pld, samd, samd_recycling,"
+    " token_recycling, lookahead) or heads of the target (medusa, hydra, eagle, eagle2, dflash)."
+    " Or a NAME of --config; auto: the fastest. Default: diffuspec."
+)
+_MAX_MODEL_LEN = (
+    "Maximum number of tokens of prompt and answer together. Default: what the target was trained"
+    " for."
+)
+_SPECULATIVE_CONFIG = (
+    "vLLM's option, with its keys method, model and num_speculative_tokens; see --drafter-kind,"
+    " --drafter and --draft-length."
 )
 _BLOCK_SIZE = (
     "Tokens of the blocks that a diffusion LM was trained with, where its directory does not say,"
@@ -74,14 +75,16 @@ _DATA_PARALLEL_SIZE = (
 )
 _DTYPE = "Type of the target's weights. Default: auto, bfloat16 on a GPU and float32 on CPUs."
 
-PairName = Annotated[str | None, model(_PAIR, "|".join(PAIRS))]
+PairName = Annotated[str | None, model(_PAIR, "NAME")]
 Dtype = Annotated[str | None, model(_DTYPE, "|".join(get_args(DType)))]
-Target = Annotated[Path | None, model(_TARGET, "DIR|FILE.gguf")]
+Target = Annotated[Path | None, model(_TARGET, "DIR|FILE")]
 Drafter = Annotated[str | None, model(_DRAFTER, "DIR|none")]
-DrafterKind = Annotated[str | None, model(_DRAFTER_KIND, f"{'|'.join(KINDS)}|NAME")]
+DrafterKind = Annotated[str | None, model(_DRAFTER_KIND, "KIND")]
 DrafterBlockSize = Annotated[int | None, model(_BLOCK_SIZE, "N", min=1, max=MAX_BLOCK_SIZE)]
 Ngram = Annotated[str | None, model(_NGRAM, "FILE|none")]
 Config = Annotated[Path | None, model(_CONFIG, "FILE.yaml")]
+MaxModelLen = Annotated[int | None, model(_MAX_MODEL_LEN, "N", min=2)]
+SpeculativeConfig = Annotated[str | None, _option(_DRAFTING, _SPECULATIVE_CONFIG, metavar="JSON")]
 Questions = Annotated[
     Path | None,
     typer.Option(
@@ -131,8 +134,10 @@ class EngineOptions:
     ngram: Ngram = None
     config: Config = None
     dtype: Dtype = None
+    max_model_len: MaxModelLen = None
     threads: Threads = None
     draft_length: DraftLength = None
+    speculative_config: SpeculativeConfig = None
 
 
 NO_OPTIONS = EngineOptions()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 EXAMPLES = """[bold]Examples[/bold]
 
   diffuspec serve                             [dim]# the embedded pair on http://127.0.0.1:8000[/dim]
-  diffuspec serve --target DIR --drafter DIR --ngram FILE --port 9000
+  diffuspec serve DIR --drafter DIR --ngram FILE --port 9000
   diffuspec serve --data-parallel-size 2      [dim]# an engine in each of two processes[/dim]
   diffuspec keys add keys.yaml alice
   diffuspec serve --host 0.0.0.0 --api-keys keys.yaml --tls-certificate FILE --tls-key FILE
@@ -46,6 +46,12 @@ def _option(text: str, metavar: str, **limits: Any) -> Any:
     return typer.Option(help=text, metavar=metavar, rich_help_panel=_SERVICE, **limits)
 
 
+Model = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="DIR|FILE.gguf", help="The target, as by --target. Default: the pair's."
+    ),
+]
 Host = Annotated[
     str, _option("Address to listen on. Any other than loopback needs --api-keys.", "ADDRESS")
 ]
@@ -104,6 +110,7 @@ GenerationConfig = Annotated[
 class ServiceOptions:
     """The options for the service itself. None: not given."""
 
+    model: Model = None
     host: Host = "127.0.0.1"
     port: Port = 8000
     api_keys: ApiKeys = None
@@ -115,6 +122,14 @@ class ServiceOptions:
     tool_call_parser: ToolCallParser = None
     reasoning_parser: ReasoningParser = None
     generation_config: GenerationConfig = None
+
+    def with_model(self, given: options.EngineOptions) -> options.EngineOptions:
+        """Return the options with the target of the argument. Raises ConfigError."""
+        if self.model is None:
+            return given
+        if given.target is not None:
+            raise ConfigError("give the target as the argument or by --target, not both")
+        return replace(given, target=self.model)
 
     def tls(self) -> Tls | None:
         """Return the certificate and its key, if given. Raises ConfigError."""
@@ -182,6 +197,7 @@ def run(
 
     logs.configure(log_format)
     otel.check()
+    given = service.with_model(given)
     tls = service.tls()
     data = {} if given.config is None else read_yaml(given.config)
     settings, config = service.settings(data), service.engine(given, speculation, data)

@@ -182,7 +182,7 @@ def test_version_and_help(diffuspec: Run) -> None:
         help_text = diffuspec(*command, "--help")
         assert help_text.exit_code == 0
         assert "Usage: " in help_text.stdout
-    assert "--draft-length" in diffuspec("generate", "--help").stdout
+    assert "--draft-length" in diffuspec("generate", "--help-all").stdout
     assert "Examples" in diffuspec("ngram", "build", "--help").stdout
 
 
