@@ -58,7 +58,8 @@ async def serve(
     """Serve a role until SIGTERM or SIGINT, then drain it.
 
     Waits for the roles that it needs, then calls `announce` with its address. Raises the error that
-    prevents its start, and VerifierUnavailableError if a verifier rank fails.
+    prevents its start, and VerifierUnavailableError if a verifier rank fails or decoding breaks off
+    again and again.
     """
     addresses.check(role, config)
     end = end_event()
@@ -150,7 +151,7 @@ class _Host:
             connection = _connect_drafter(actor, name, address)
             task = in_background(connection, f"the connection to {name}")
             self.resources.push_async_callback(_end, task)
-        return Hosted(ready.address)
+        return Hosted(ready.address, asyncio.ensure_future(actor.run()))
 
     async def _target_info(self) -> TargetInfo:
         """Wait for the verifier and return its target's facts. Raises VerifierUnavailableError."""

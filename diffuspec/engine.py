@@ -20,7 +20,7 @@ from prometheus_client import generate_latest
 
 from diffuspec.beside_loop import call_beside
 from diffuspec.core.config import EngineConfig
-from diffuspec.core.errors import ConfigError
+from diffuspec.core.errors import BrokenEngineError, ConfigError
 from diffuspec.core.interfaces import (
     Drafter,
     LatticeModel,
@@ -79,6 +79,7 @@ class Engine(EngineBase):
         self._coordinator: Coordinator | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._profile: asyncio.Task[None] | None = None
+        self._broken: BrokenEngineError | None = None
         # called with each plan of the scheduler, explained in one line
         self.on_plan: Callable[[str], None] | None = None
         self._grammar_queue = GrammarQueue(
@@ -152,6 +153,12 @@ class Engine(EngineBase):
     def num_requests(self) -> int:
         return len(self.requests())
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether its coordinator takes events and has not given up. Any thread may ask."""
+        coordinator = self._coordinator
+        return coordinator is None or (coordinator.broken is None and coordinator.pulse.is_beating)
+
     def requests(self) -> tuple[RequestStatus, ...]:
         """Return the state of every request that has not ended. Belongs to the engine's loop."""
         return self._coordinator.requests() if self._coordinator is not None else ()
@@ -160,8 +167,9 @@ class Engine(EngineBase):
         """Return the requests. The roles are objects of this process and cannot fail separately."""
         requests = self.requests()
         num_waiting = sum(request.state == "waiting" for request in requests)
+        reason = "" if self.is_alive else "the scheduler's loop has stopped"
         return ServiceStatus(
-            roles=(RoleStatus("verifier"),),
+            roles=(RoleStatus("verifier", is_healthy=not reason, reason=reason),),
             num_running=len(requests) - num_waiting,
             num_waiting=num_waiting,
             requests=requests,
@@ -243,8 +251,17 @@ class Engine(EngineBase):
         await self.start()
         return self
 
+    def _on_broken(self, error: BrokenEngineError) -> None:
+        self._broken = error
+        self.on_broken(error)
+
     async def _started(self) -> Coordinator:
-        """Return the running coordinator of this event loop; start it on first use."""
+        """Return the running coordinator of this event loop; start it on first use.
+
+        Raises BrokenEngineError once decoding has broken off too often.
+        """
+        if self._broken is not None:
+            raise self._broken
         loop = asyncio.get_running_loop()
         if self._coordinator is None or self._loop is not loop:
             if self._loop is not None and not self._loop.is_closed() and self._loop.is_running():
@@ -258,6 +275,7 @@ class Engine(EngineBase):
                 self.tracer,
             )
             coordinator.loop.on_plan = self.on_plan
+            coordinator.on_broken = self._on_broken
             self._coordinator, self._loop = await coordinator.__aenter__(), loop
             if seconds := self.config.coordinator.profile_seconds:
                 self._profile = loop.create_task(coordinator.profile(seconds))

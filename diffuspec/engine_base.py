@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import uvloop
@@ -16,7 +16,7 @@ import uvloop
 from diffuspec.beside_loop import is_in_loop, run_beside
 from diffuspec.completion import Completion
 from diffuspec.core.config import EngineConfig
-from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.errors import BrokenEngineError, InvalidRequestError
 from diffuspec.core.interfaces import ServiceStatus, TargetInfo
 from diffuspec.core.params import GREEDY, MAX_CHOICES, SamplingParams, SpeculationParams
 from diffuspec.core.types import NO_TOKENS, Prompt, RequestOutput, TokenIds
@@ -42,6 +42,8 @@ class EngineBase(ABC):
         self.tokenizer = tokenizer
         self.metrics = Metrics()
         self.default_speculation = config.speculation
+        # called once, when decoding has broken off so often that the engine can no longer be used
+        self.on_broken: Callable[[BrokenEngineError], None] = lambda _: None
         self.spans: RequestSpans | None = None  # records OpenTelemetry spans, if set
         self._runner: asyncio.Runner | None = None  # the event loop of generate
         self._is_closed = False
@@ -52,6 +54,11 @@ class EngineBase(ABC):
     @abstractmethod
     def info(self) -> TargetInfo:
         """Facts about the target; its max_sequences is the total of all processes."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests make progress, or wait for what may end; False: start it again."""
+        return True
 
     @property
     @abstractmethod

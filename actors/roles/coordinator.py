@@ -23,6 +23,7 @@ from actors.roles.served_role import ServedRole
 from actors.settings import PipelineConfig
 from diffuspec.audit import Auditor
 from diffuspec.core.errors import (
+    BrokenEngineError,
     DrafterError,
     ShuttingDownError,
     VerifierUnavailableError,
@@ -109,6 +110,7 @@ class CoordinatorActor(ServedRole):
         self._engine: Engine | None = None
         self._server: RoleServer | None = None
         self._is_draining = False
+        self._broken = asyncio.Event()
         self._verifier: HostedVerifier | None = None
         self._health = StepHealth(config.deadlines.verify_seconds)
         self.auditor: Auditor | None = None
@@ -142,6 +144,7 @@ class CoordinatorActor(ServedRole):
         observed = _ObservedVerifier(verifier, self._health)
         self._engine = engine = Engine(config.engine, observed, pool, tokenizer, tracer=tracer)
         self._resources.callback(engine.close)
+        engine.on_broken = lambda _: self._broken.set()
         engine.spans = self._resources.enter_context(otel.exporting("diffuspec-coordinator"))
         if config.audit_rate:
             self.auditor = Auditor(engine, config.audit_rate)
@@ -154,6 +157,11 @@ class CoordinatorActor(ServedRole):
         servicer = CoordinatorServicer(self, engine.default_speculation, self._health)
         self._server = await self._serve(servicer, host, port, limits, self._ask_verifier)
         return Ready(self._server.address, verifier.info, digest)
+
+    async def run(self) -> None:
+        """Raise BrokenEngineError once decoding has broken off too often; never return."""
+        await self._broken.wait()
+        raise BrokenEngineError("decoding broke off again and again: this coordinator has ended")
 
     async def connect_drafter(self, role: str, address: str) -> None:
         """Use a drafter in place of an earlier one of that role. Raises DrafterError."""
@@ -236,11 +244,12 @@ class CoordinatorActor(ServedRole):
         }
 
     async def is_healthy(self) -> bool:
-        """Return whether the event loop is alive; draining and waiting requests do not matter.
+        """Return whether the event loop is alive and the scheduler's loop takes events.
 
-        May be called from the event loop of any thread.
+        Draining and waiting requests do not matter. May be called from the event loop of any
+        thread.
         """
-        return self._heartbeat.is_alive
+        return self._heartbeat.is_alive and (self._engine is None or self._engine.is_alive)
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests; return when the running ones have finished or `seconds` are over.

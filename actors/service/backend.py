@@ -113,6 +113,11 @@ class PipelinesBackend:
             reasons += [f"{name}: {one}" for one in (link.problem, *status.degraded_reasons) if one]
         return ServiceStatus.merge(found, roles, reasons)
 
+    @property
+    def is_alive(self) -> bool:
+        """Always: pipelines that stop are replaced by others than this process."""
+        return True
+
     async def metrics(self) -> str:
         """Return the Prometheus series of all pipelines, a few seconds old, as text."""
         return merge_series("pipeline", await self._list_series())

@@ -156,6 +156,10 @@ class _PipelineBackend:
         prompt = prompt_token_ids.tolist()
         return self._pipeline.stream(prompt, sampling, speculation, request_id)
 
+    @property
+    def is_alive(self) -> bool:
+        return True
+
     async def status(self) -> ServiceStatus:
         """Return the state of roles and requests."""
         return await self._pipeline.status()

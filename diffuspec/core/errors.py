@@ -20,7 +20,8 @@
     │   └── DrafterLostError     the drafter was lost while it worked on the call
     └── VerifierError            verification failed; the request cannot continue
         └── VerifierUnavailableError  the verifier cannot be reached now; try again
-            └── VerifierLostError     the verifier was lost while it worked on the call
+            ├── VerifierLostError     the verifier was lost while it worked on the call
+            └── BrokenEngineError     the engine failed again and again, and is closed
 
 Messages name the offending value and say what is valid.
 """
@@ -116,3 +117,7 @@ class VerifierUnavailableError(VerifierError):
 
 class VerifierLostError(VerifierUnavailableError):
     """The verifier was lost, or late, while it worked on the call."""
+
+
+class BrokenEngineError(VerifierUnavailableError):
+    """Decoding broke off again and again, so the engine is closed; another one may succeed."""

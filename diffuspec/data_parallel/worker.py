@@ -187,6 +187,7 @@ class Worker:
         os.sched_setaffinity(0, own_processors(load.index, load.num_processes, processors))
         try:
             self._engine = await asyncio.to_thread(load_engine, load)
+            self._engine.on_broken = lambda _: self.ended.set()  # the parent starts another process
             await asyncio.to_thread(self._engine.prepare_forms)
             await self._engine.start()
         except Exception as error:  # the other side waits for a reply

@@ -7,12 +7,21 @@ import contextlib
 import contextvars
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 
 from diffuspec.adl.profile import Profile
 from diffuspec.algorithm.validation import check_request
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
-from diffuspec.core.errors import DiffuspecError, RequestCancelledError, VerifierError
+from diffuspec.core.errors import (
+    BrokenEngineError,
+    DiffuspecError,
+    FatalRequestError,
+    RequestCancelledError,
+    VerifierError,
+    VerifierLostError,
+    VerifierUnavailableError,
+)
 from diffuspec.core.interfaces import Drafter, RequestStatus, Verifier
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.releases import Releases
@@ -22,6 +31,7 @@ from diffuspec.scheduler.calls import VerifyCall
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.loop import Loop
 from diffuspec.scheduler.observe import bind_gauges, report_step
+from diffuspec.scheduler.pulse import Pulse
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import Step
 from diffuspec.telemetry.metrics import Metrics
@@ -33,6 +43,8 @@ logger = logging.getLogger(__name__)
 # number of unread outputs at which a request's next step waits for its reader
 MAX_UNREAD_OUTPUTS = 64
 _GRACE_SECONDS = 1.0  # time for workers to release requests at shutdown
+# After this many breaks of the loop within these seconds the coordinator gives up.
+_MAX_BREAKS, _BREAK_SECONDS = 3, 60.0
 
 
 class Coordinator:
@@ -61,7 +73,12 @@ class Coordinator:
         self._beginnings = Beginnings(self._info, pool, config, draft_length)
         self.admission = Admission(self._info.max_sequences, config.max_waiting, self.metrics)
         self.releases = Releases(verifier, self.pool)
-        self.loop = Loop(verifier, self.pool, config, self._finish_step, tracer)
+        count = self.metrics.observe_decision_failure
+        self.loop = Loop(verifier, self.pool, config, self._finish_step, tracer, count)
+        self.pulse = Pulse(self.loop.events.put)
+        self.broken: BrokenEngineError | None = None  # why it has given up
+        self.on_broken: Callable[[BrokenEngineError], None] = lambda _: None  # called once
+        self._breaks: deque[float] = deque(maxlen=_MAX_BREAKS)  # times of the loop's last breaks
         self._held: set[Request] = set()  # requests whose next step waits for their reader
         self._task: asyncio.Task[None] | None = None
         busy = {"verifier": self.loop.verifications.busy, "drafter": self.loop.drafting.busy}
@@ -89,6 +106,8 @@ class Coordinator:
         or OverloadedError before any work, VerifierError if it cannot continue, FatalRequestError
         if workers were lost too often while they worked on it, `num_losses` earlier times included.
         """
+        if self.broken is not None:
+            raise self.broken
         if self._task is None:
             raise RequestCancelledError("the coordinator is not running")
         try:
@@ -175,13 +194,17 @@ class Coordinator:
 
         Returns the next step.
         """
+        attempt = self.loop.learner.attempt
         self.loop.drafting.resolve(request, verdict)
-        request.adapt(verdict)
+        with attempt("learning from a verdict"):
+            request.adapt(verdict)
         committed = request.commit(verdict)
         following = self.loop.next_step()
         step = report_step(request, verdict, committed, call, following, self.metrics, self._tracer)
         if request.choice is not None and not (step.num_tree_nodes and request.is_first_draft):
-            request.choice.observe(request.drafter, step.num_committed_tokens, step.step_seconds)
+            observe = request.choice.observe
+            with attempt("learning what a drafter is worth"):
+                observe(request.drafter, step.num_committed_tokens, step.step_seconds)
         return following
 
     # ---- the end of a request
@@ -251,26 +274,49 @@ class Coordinator:
         max_wait_seconds = self._config.max_draft_seconds
         profile = Profile(self._info, max_seconds, max_wait_seconds)
         drafters = {one.chosen_by: one.drafter for one in self.pool.lanes if one.is_available}
-        await profile.run(self._verifier, drafters, self.loop.costs)
+        await profile.run(self._verifier, drafters, self.loop.learner.costs)
+        self.loop.learner.keep()
 
     async def __aenter__(self) -> Coordinator:
         self.releases.open()
         # In its own context: the caller's may belong to one request.
         self._task = asyncio.create_task(self._run(), context=contextvars.Context())
+        self.pulse.start()
         return self
 
     async def _run(self) -> None:
-        """Run the loop. After a bug that ends it, end all requests and run it again."""
-        while True:
+        """Run the loop. After a failure of it, end all requests and run it again, or give up."""
+        while self.broken is None:
             try:
                 await self.loop.run()
             except Exception as error:
                 logger.critical("the loop of the coordinator broke off", exc_info=error)
-                self.loop.clear()
-                self._abort_all(VerifierError(f"decoding broke off: {error}"))
+                self._on_break(error)
             await asyncio.sleep(0)
 
+    def _on_break(self, error: Exception) -> None:
+        """End all requests after a failure of the loop, and free what they hold.
+
+        Requests in flight count it as a loss, so that whoever asks for one again elsewhere learns
+        whether it is the cause. Give up after _MAX_BREAKS without such a cause.
+        """
+        lost = {*self.loop.verifications.latest}
+        self.loop.clear()
+        if not any([request.losses.is_suspect for request in lost]):
+            self._breaks.append(time.monotonic())
+        is_full = len(self._breaks) == _MAX_BREAKS
+        if is_full and self._breaks[-1] - self._breaks[0] < _BREAK_SECONDS:
+            number = f"{_MAX_BREAKS} times within {_BREAK_SECONDS:.0f} seconds"
+            self.broken = BrokenEngineError(f"decoding broke off {number}, at last: {error}")
+            logger.critical("the coordinator gives up: %s", self.broken)
+        for request in list(self.admission):
+            request.is_in_verifier = request in self.loop.in_verifier
+        self._abort_all(VerifierUnavailableError(f"decoding broke off: {error}"), lost)
+        if self.broken is not None:
+            self.on_broken(self.broken)
+
     async def __aexit__(self, *_: object) -> None:
+        self.pulse.stop()
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -291,10 +337,20 @@ class Coordinator:
             self._abort(request, RequestCancelledError(message))
         return is_done
 
-    def _abort_all(self, error: DiffuspecError) -> None:
+    def _abort_all(self, error: DiffuspecError, lost: Collection[Request] = ()) -> None:
+        """End all requests; `lost`: those in flight, or just answered, when the loop failed."""
         for request in list(self.admission):
             with contextlib.suppress(Exception):  # the bug may be in here
                 if not request.is_finished:
-                    self._abort(request, error)
+                    self._abort(request, _loss_of(request, error) if request in lost else error)
                 elif not request.is_in_verifier:
                     self._free(request)
+
+
+def _loss_of(request: Request, error: DiffuspecError) -> DiffuspecError:
+    """Count a failure of the loop as a loss of a request in flight; return the error to raise."""
+    try:
+        request.losses.add(str(error), request.num_tokens)
+    except FatalRequestError as fatal:
+        return fatal
+    return VerifierLostError(str(error))

@@ -118,7 +118,8 @@ class Drafting:
             else:
                 request.early = EarlyDraft(request.num_tokens, length)
             if steps:
-                self._learner.baseline.take_trial(request.drafter, num_running, steps)
+                with self._learner.attempt("paying for a trial"):
+                    self._learner.baseline.take_trial(request.drafter, num_running, steps)
         for job in call.jobs:
             job.pre_drafts.send(job.pre_draft)
         call.wanted_by = {*call.lengths, *[job.request for job in call.jobs]}
@@ -170,7 +171,7 @@ class Drafting:
     def _on_drafts(self, call: DraftCall, result: list[Draft] | Exception | None) -> None:
         lane = call.lane
         if lane.call is not call:
-            return  # the loop was cleared after a bug
+            return  # the pool has another coordinator, or the loop has failed since
         lane.call = None
         try:
             if isinstance(result, Exception):
@@ -194,7 +195,8 @@ class Drafting:
         if call.jobs:
             lane.pre_draft_breaker.succeeded()
         beside = self._verifications.busy.seconds(call.ended_at) - call.verify_busy_seconds
-        self._learner.on_drafts(call, beside)
+        with self._learner.attempt("learning from a draft call"):
+            self._learner.on_drafts(call, beside)
         for (request, length), draft in zip(call.lengths.items(), drafts, strict=False):
             request.is_first_draft = request not in lane.known
             lane.known.add(request)
@@ -280,6 +282,13 @@ class Drafting:
         self._pool.place_again(self._verifications.ready)
 
     # ---- shutdown
+
+    def clear(self) -> None:
+        """Forget the calls that have ended, after a failure of the loop."""
+        for lane in list(self._pool.lanes):
+            if lane.call is not None and lane.call.ended_at:
+                lane.call = None
+            self._pool.forget_if_gone(lane)
 
     def drop(self, request: Request) -> None:
         """Stop drafting for a request that has ended."""

@@ -1,9 +1,16 @@
-"""The learner: updates the cost model and the guard from finished calls."""
+"""The learner: owns the cost model and the guard, and updates them from finished calls.
+
+A failure while deciding or learning costs one decision, never a request: the models start anew, and
+the next plan is plain decoding.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from diffuspec.adl.baseline import Baseline, Interval
 from diffuspec.adl.cost_model import CostModel
@@ -11,18 +18,55 @@ from diffuspec.core.types import Verdict
 from diffuspec.scheduler.calls import DraftCall, VerifyCall
 from diffuspec.telemetry.busy_time import BusyTime
 
+logger = logging.getLogger(__name__)
+
 
 class Learner:
     """Learns the costs of calls and the gains of drafts from finished calls."""
 
-    def __init__(self, costs: CostModel, baseline: Baseline, busy: Mapping[str, BusyTime]) -> None:
-        """`busy`: by drafter, a timer that runs while it drafts."""
+    def __init__(
+        self,
+        costs: CostModel,
+        baseline: Baseline,
+        busy: Mapping[str, BusyTime],
+        count_failure: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`busy`: by drafter, a timer that runs while it drafts.
+
+        count_failure: called for each failure while deciding or learning, with what was done.
+        """
         self.costs = costs
         self.baseline = baseline
         self.busy = busy
+        self.must_decode_plainly = False  # the next plan has to be plain decoding
+        self._start = copy.deepcopy((costs, baseline))  # the models with which to start anew
+        self._count_failure = count_failure
+        self._logged: set[tuple[str, type[Exception]]] = set()
         self._ended_at = 0.0  # end of the latest verification, by time.monotonic()
         self._reading: dict[str, float] = {}  # seconds of prompts read since then, by drafter
         self._busy_at_end: dict[str, float] = {}  # the drafters' total busy seconds at that time
+
+    def keep(self) -> None:
+        """After a failure, start anew with the present models: those of a profile."""
+        self._start = copy.deepcopy((self.costs, self.baseline))
+
+    @contextlib.contextmanager
+    def attempt(self, what: str) -> Iterator[None]:
+        """Run code that only decides or learns; see `fail`."""
+        try:
+            yield
+        except Exception as error:
+            self.fail(what, error)
+
+    def fail(self, what: str, error: Exception) -> None:
+        """Start anew after a failure, which is counted. Each kind of error is logged once."""
+        if (what, type(error)) not in self._logged:
+            self._logged.add((what, type(error)))
+            logger.error("%s failed; requests go on without it", what, exc_info=error)
+        self._count_failure(what)
+        self.costs, self.baseline = copy.deepcopy(self._start)
+        self.must_decode_plainly = True
+        self.pause()
 
     def busy_seconds(self, now: float) -> dict[str, float]:
         """Total seconds with a draft call in flight, by drafter."""

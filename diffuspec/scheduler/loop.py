@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeAlias
 
@@ -23,7 +24,7 @@ from diffuspec.scheduler.isolation import Isolation
 from diffuspec.scheduler.learner import Learner
 from diffuspec.scheduler.plan import Plan, Snapshot
 from diffuspec.scheduler.request import Request
-from diffuspec.scheduler.schedule import schedule
+from diffuspec.scheduler.schedule import plain_plan, schedule
 from diffuspec.scheduler.step import Step
 from diffuspec.scheduler.verifications import FinishStep, Verifications
 from diffuspec.telemetry.busy_time import BusyTime
@@ -40,7 +41,7 @@ class Events:
     """What has happened since the loop last looked."""
 
     def __init__(self) -> None:
-        self._events: list[Event] = []
+        self._events: deque[Event] = deque()
         self._arrival: asyncio.Future[None] | None = None
 
     def put(self, event: Event) -> None:
@@ -51,8 +52,11 @@ class Events:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
-    async def take(self, until: float) -> Sequence[Event]:
-        """Wait for events until `until` (time.monotonic()); return those that have arrived."""
+    async def take(self, until: float) -> Iterator[Event]:
+        """Wait for events until `until` (time.monotonic()); yield those that have arrived.
+
+        Events that are not taken from the iterator are kept.
+        """
         loop = asyncio.get_running_loop()
         if self._events or until <= time.monotonic():
             await asyncio.sleep(0)
@@ -66,8 +70,7 @@ class Events:
             finally:
                 if timer is not None:
                     timer.cancel()
-        taken, self._events = self._events, []
-        return taken
+        return (self._events.popleft() for _ in range(len(self._events)))
 
 
 class Loop:
@@ -80,17 +83,20 @@ class Loop:
         config: CoordinatorConfig,
         finish_step: FinishStep,
         tracer: Tracer | None = None,
+        count_failure: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`finish_step`: called with each verdict, or the error that ends its request."""
+        """`finish_step`: called with each verdict, or the error that ends its request.
+
+        count_failure: see Learner.
+        """
         self.events = Events()
         self.on_plan: Callable[[str], None] | None = None  # called with each plan, in one line
         interference = 0.0 if config.overlap else 1.0  # roles that do not overlap share a machine
-        self.costs = CostModel(pool.names, interference)
-        self.baseline = Baseline(pool.names)
         self._pool = pool
         self._config = config
         busy = {name: BusyTime() for name in pool.names}
-        learner = Learner(self.costs, self.baseline, busy)
+        costs, baseline = CostModel(pool.names, interference), Baseline(pool.names)
+        self.learner = learner = Learner(costs, baseline, busy, count_failure)
         put = self.events.put
         self.verifications = Verifications(
             verifier, config, pool, learner, finish_step, put, tracer
@@ -108,8 +114,19 @@ class Loop:
             for event in await self.events.take(until=self._plan.wait_until):
                 event()
             snapshot = self._snapshot()
-            self._plan = schedule(snapshot)
+            self._plan = self._decide(snapshot)
             self._launch(self._plan, snapshot)
+
+    def _decide(self, snapshot: Snapshot) -> Plan:
+        """Return the next plan: plain decoding after a failure while deciding or learning."""
+        learner = self.learner
+        if not learner.must_decode_plainly:
+            try:
+                return schedule(snapshot)
+            except Exception as error:
+                learner.fail("scheduling", error)
+        learner.must_decode_plainly = False
+        return plain_plan(snapshot)
 
     def _snapshot(self) -> Snapshot:
         verifications, config = self.verifications, self._config
@@ -124,8 +141,8 @@ class Loop:
             verification=verifications.in_flight,
             isolated=verifications.isolated[0] if verifications.isolated else (),
             verifier_at=verifications.retry_at,
-            costs=self.costs,
-            baseline=self.baseline,
+            costs=self.learner.costs,
+            baseline=self.learner.baseline,
             first_token_price=config.first_token_price,
             overlap=config.overlap,
             max_prefill_seconds=config.max_prefill_seconds,
@@ -142,7 +159,8 @@ class Loop:
     def _launch(self, plan: Plan, snapshot: Snapshot) -> None:
         """Start the calls of a plan."""
         if self.on_plan is not None and (plan.verify or plan.drafts or plan.considered):
-            self.on_plan(explain(plan, snapshot))
+            with self.learner.attempt("explaining a plan"):
+                self.on_plan(explain(plan, snapshot))
         if plan.verify:
             self.verifications.begin(plan, snapshot.num_running)
             for trial in self._pool.trials(plan.verify, time.monotonic()):
@@ -181,9 +199,16 @@ class Loop:
         self.drafting.drop(request)
 
     def clear(self) -> None:
-        """Forget all requests, after a bug."""
+        """Forget all requests that are in no call, after a failure of the loop."""
         self.verifications.clear()
+        self.drafting.clear()
         self._plan = Plan()
+
+    @property
+    def in_verifier(self) -> Sequence[Request]:
+        """The requests of the verification in flight, which must not be released before it ends."""
+        call = self.verifications.in_flight
+        return () if call is None else call.requests
 
     async def stop(self) -> None:
         """End all calls. Another loop may use the pool afterwards."""

@@ -9,7 +9,6 @@ it, prefilling a prompt first, and not drafting at all are all candidates.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -38,20 +37,6 @@ from diffuspec.scheduler.plan import (
 from diffuspec.scheduler.pre_drafts import add_early_drafts, add_pre_drafts
 from diffuspec.scheduler.request import Request
 
-logger = logging.getLogger(__name__)
-
-
-def schedule(s: Snapshot) -> Plan:
-    """Return the best plan; after a bug in it, one that verifies all requests without drafts."""
-    try:
-        return _best_plan(s)
-    except Exception:
-        logger.exception("scheduling failed; requests go on without drafts")
-        if s.now < s.verifier_at:
-            return Plan(wait_until=s.verifier_at, rate=s.rate)
-        idle = s.verification is None
-        return Plan(verify=s.isolated or s.ready if idle else (), rate=s.rate)
-
 
 @dataclass(slots=True)
 class _Groups:
@@ -64,7 +49,8 @@ class _Groups:
     num_later: int = 0  # plain ones that may draft once their drafter is idle
 
 
-def _best_plan(s: Snapshot) -> Plan:
+def schedule(s: Snapshot) -> Plan:
+    """Return the best plan."""
     if not s.may_begin:
         return Plan(wait_until=s.now, rate=s.rate)
     can_verify = s.verification is None and s.now >= s.verifier_at
@@ -83,6 +69,13 @@ def _best_plan(s: Snapshot) -> Plan:
     if s.now < s.verifier_at:
         plan.wait_until = min(plan.wait_until, s.verifier_at)
     return plan
+
+
+def plain_plan(s: Snapshot) -> Plan:
+    """Return a plan that asks no model: it verifies all ready requests, and drafts for none."""
+    if s.now < s.verifier_at:
+        return Plan(wait_until=s.verifier_at)
+    return Plan(verify=s.isolated or s.ready if s.verification is None else ())
 
 
 def _grouped(s: Snapshot) -> _Groups:

@@ -25,7 +25,7 @@ from diffuspec.core.errors import (
     VerifierUnavailableError,
 )
 from diffuspec.core.interfaces import Verifier
-from diffuspec.core.types import EMPTY_DRAFT, Verdict
+from diffuspec.core.types import EMPTY_DRAFT, Verdict, VerifyRequest
 from diffuspec.scheduler.calls import VerifyCall
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.learner import Learner
@@ -62,6 +62,7 @@ class Verifications:
         self.ready: dict[Request, None] = {}
         self.busy = BusyTime()
         self.in_flight: VerifyCall | None = None
+        self.latest: Sequence[Request] = ()  # the requests of the latest call
         self.retry_at = 0.0  # time at which an unavailable verifier is called again
         # groups in each of which one request made the verifier fail
         self.isolated: deque[Sequence[Request]] = deque()
@@ -101,11 +102,14 @@ class Verifications:
         prompts = [min(one.prefill.num_unread, most) for one in requests if one.prefill.is_long]
         rows = sum([1 + one.step.draft.tree.num_nodes for one in requests])
         call = VerifyCall(requests, asked, rows, len(requests) - len(prompts), num_running)
-        call.started_at = now = time.monotonic()
-        seconds = self._learner.costs.verify_seconds(rows + sum(prompts), len(requests))
-        call.ends_at = now + self._pool.slow_down(now, seconds, self._learner.costs)
+        call.started_at = call.ends_at = now = time.monotonic()
+        with self._learner.attempt("predicting a verification"):
+            seconds = self._learner.costs.verify_seconds(rows + sum(prompts), len(requests))
+            call.ends_at = now + self._pool.slow_down(now, seconds, self._learner.costs)
         call.draft_busy_seconds = self._learner.busy_seconds(now)
-        self.in_flight = call
+        for request in requests:
+            request.is_in_verifier = True
+        self.in_flight, self.latest = call, requests
         self.busy.begin(now)
         self._task = asyncio.get_running_loop().create_task(self._verify(call))
 
@@ -136,15 +140,16 @@ class Verifications:
             is_missing = is_wanted and self._pool.names != () and self._pool.home(request) is None
             request.step.skip("drafter_unavailable" if is_missing else None)
             if request.policy.num_draft_tokens is None:
-                request.expectation.observe_no_draft()
+                with self._learner.attempt("learning from a step without a draft"):
+                    request.expectation.observe_no_draft()
         elif request in plan.num_nodes:
-            request.keep_nodes(plan.num_nodes[request])
+            with self._learner.attempt("cutting a draft"):
+                request.keep_nodes(plan.num_nodes[request])
         if self._config.overlap and request.speculation.num_outcomes != 0:
             self._expect_outcomes(request)
         step.ready_at = step.ready_at or time.monotonic()
         if not (request.prefill.is_long and request.prefill.num_read):
             request.progress.enter("verifying", "the verifier")
-        request.is_in_verifier = True
 
     def _expect_outcomes(self, request: Request) -> None:
         earlier = request.pre_drafts
@@ -158,7 +163,7 @@ class Verifications:
 
     def _on_verdicts(self, call: VerifyCall, result: list[Verdict] | Exception) -> None:
         if call is not self.in_flight:
-            return  # the loop was cleared after a bug
+            return  # the loop has failed since
         self.in_flight = None
         if isinstance(result, VerifierUnavailableError):
             self._on_outage(call, result)
@@ -166,27 +171,35 @@ class Verifications:
             self._isolate(call, result)
         else:
             self._backoff.succeeded()
-            if any([verdict.is_held for verdict in result]):
-                self._learner.skip(call)
-            else:
-                self._learner.on_verdicts(call, result)
-            for request, asked, verdict in zip(call.requests, call.asked, result, strict=True):
-                request.is_in_verifier = False
-                request.stalled_since = None
-                if verdict.is_held and not request.is_finished:
-                    request.progress.waits_for = "the masks of its form"
-                    self.ready[request] = None
-                    continue
-                request.feed.take(verdict.states)
-                try:
-                    is_read = request.prefill.take(asked, verdict)
-                except VerifierError as error:
-                    self._finish_step(request, error, call)
-                    continue
-                if is_read or request.is_finished:
-                    self._finish_step(request, verdict, call)
+            with self._learner.attempt("learning from a verification"):
+                if any([verdict.is_held for verdict in result]):
+                    self._learner.skip(call)
                 else:
-                    self._read_on(request, verdict)
+                    self._learner.on_verdicts(call, result)
+            for request in call.requests:
+                request.is_in_verifier = False
+            for request, asked, verdict in zip(call.requests, call.asked, result, strict=True):
+                self._take(request, asked, verdict, call)
+
+    def _take(
+        self, request: Request, asked: VerifyRequest, verdict: Verdict, call: VerifyCall
+    ) -> None:
+        """Pass a verdict to its request."""
+        request.stalled_since = None
+        if verdict.is_held and not request.is_finished:
+            request.progress.waits_for = "the masks of its form"
+            self.ready[request] = None
+            return
+        try:
+            request.feed.take(verdict.states)
+            is_read = request.prefill.take(asked, verdict)
+        except Exception as error:
+            self._finish_step(request, error, call)
+            return
+        if is_read or request.is_finished:
+            self._finish_step(request, verdict, call)
+        else:
+            self._read_on(request, verdict)
 
     def _read_on(self, request: Request, verdict: Verdict) -> None:
         request.step.skip(None)  # the first token does not wait for a draft
@@ -236,13 +249,12 @@ class Verifications:
         return VerifierLostError(str(error)) if request.losses.has_grown else error
 
     def clear(self) -> None:
-        """Forget all requests, after a bug: none of them is being verified."""
-        for requests in [*self.isolated, self.in_flight.requests if self.in_flight else ()]:
-            for request in requests:
-                request.is_in_verifier = False
+        """Forget all requests, except those with which the verifier is still busy."""
         self.isolated.clear()
         self.ready.clear()
-        self.in_flight = None
+        self.latest = ()
+        if self.in_flight is not None and self.in_flight.ended_at:
+            self.in_flight = None
 
     async def stop(self) -> None:
         """Cancel the call in flight."""

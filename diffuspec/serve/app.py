@@ -182,7 +182,10 @@ def _add_metrics(add: Add, backend: Backend, series: HttpSeries) -> None:
 
 def _add_health(app: FastAPI, backend: Backend, load: Load) -> None:
     async def health() -> JSONResponse:
-        """Return 200 while the process is alive."""
+        """Return 200 while the process is alive, 503 when it should be started again."""
+        if not backend.is_alive:
+            message = "decoding has stopped: start this process again"
+            raise HttpError(503, message, "unavailable", kind="server_error")
         alive: Health = {"status": "ok"}
         return JSONResponse(alive)
 
@@ -201,8 +204,8 @@ def _add_health(app: FastAPI, backend: Backend, load: Load) -> None:
         return JSONResponse(shown)
 
     for path, answer, kind, description, statuses in (
-        ("/health", health, Health, "The process is alive.", (400, 500)),
-        ("/ping", health, Health, "The same, by SageMaker's name.", (400, 500)),
+        ("/health", health, Health, "The process is alive.", (400, 500, 503)),
+        ("/ping", health, Health, "The same, by SageMaker's name.", (400, 500, 503)),
         ("/load", show_load, ServerLoad, "The load.", openapi.ANYWHERE),
         ("/ready", ready, Readiness, "Requests can be answered.", (400, 500, 503)),
         ("/version", show_version, Version, "The version.", openapi.ANYWHERE),

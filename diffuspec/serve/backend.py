@@ -61,6 +61,11 @@ class Backend(Protocol):
         """
         ...
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process can answer; False: whoever supervises it should start it again."""
+        ...
+
     async def metrics(self) -> str:
         """Return the Prometheus series as text."""
         ...

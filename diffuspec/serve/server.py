@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from diffuspec.audit import Auditor
 from diffuspec.core import addresses
+from diffuspec.core.errors import BrokenEngineError
 from diffuspec.core.interfaces import ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput, TokenIds
@@ -180,6 +181,10 @@ class EngineBackend:
     async def status(self) -> ServiceStatus:
         return await self._engine.status()
 
+    @property
+    def is_alive(self) -> bool:
+        return self._engine.is_alive
+
     async def metrics(self) -> str:
         """Return the Prometheus series as text."""
         return await self._engine.series()
@@ -193,7 +198,10 @@ async def serve_engine(
     on_ready: Callable[[str], None],
     tls: Tls | None = None,
 ) -> None:
-    """Serve an engine as the model `name` until a signal arrives; then close the engine."""
+    """Serve an engine as the model `name` until a signal arrives; then close the engine.
+
+    Raises BrokenEngineError if decoding has broken off too often for the engine to go on.
+    """
     with otel.exporting("diffuspec") as spans:
         async with engine:
             engine.spans = spans
@@ -207,4 +215,14 @@ async def serve_engine(
                     await backend.auditor.close()
                 await engine.stop(settings.drain_seconds)
 
-            await Server(app, bound, settings, drain, on_ready, tls).run_until_stopped()
+            server = Server(app, bound, settings, drain, on_ready, tls)
+            broken: list[BrokenEngineError] = []
+
+            def end(error: BrokenEngineError) -> None:
+                broken.append(error)
+                server.should_exit = True
+
+            engine.on_broken = end
+            await server.run_until_stopped()
+    if broken:
+        raise broken[0]

@@ -99,6 +99,11 @@ class Metrics:
             ["error"],
             [(error.__name__,) for error in _REFUSALS],
         )
+        self._decision_failures = counter(
+            "decision_failures_total",
+            "Failures while deciding or learning: decoding goes on, and what was learnt is lost.",
+            ["what"],
+        )
         self._cancelled = counter(
             "request_cancelled_total", "Requests that their client cancelled."
         ).at()
@@ -249,6 +254,10 @@ class Metrics:
 
     def observe_cancel(self) -> None:
         self._cancelled.value += 1
+
+    def observe_decision_failure(self, what: str) -> None:
+        """Count a failure while deciding or learning."""
+        self._decision_failures.inc(what)
 
 
 def _at_least(lengths: Mapping[int, int]) -> dict[LabelValues, float]:

@@ -182,7 +182,7 @@ async def test_refused_and_failed_requests_are_counted_by_error(quiet):
 
 async def test_costs_are_learnt_from_decoding_steps_and_not_from_prompts():
     async with on_stage(prefill_chunk_tokens=16) as stage:
-        costs = stage.coordinator.loop.costs
+        costs = stage.coordinator.loop.learner.costs
         await stage.tokens([1] * 96, SamplingParams(max_tokens=1))
         assert not costs.plain.is_known and not costs.drafters[""].is_known
         await stage.tokens()

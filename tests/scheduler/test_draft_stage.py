@@ -127,7 +127,7 @@ async def test_a_hanging_drafter_delays_a_request_by_one_deadline_in_all(quiet):
         assert drafter.num_calls > 2, "trials are made"
         assert time.monotonic() - began == pytest.approx(5 + FOREVER.max_tokens * 0.05)
         assert stage.metric("fallback_total", reason="drafter_error") == 1
-        assert not stage.coordinator.loop.costs.drafters[""].is_known
+        assert not stage.coordinator.loop.learner.costs.drafters[""].is_known
         busy = sum(step.step_seconds - step.draft_idle_seconds for step in steps)
         assert busy == pytest.approx(5), "a trial does not count as drafting"
 
@@ -253,14 +253,14 @@ async def test_a_bug_in_the_draft_stage_ends_no_request(owner, name, period, mon
 
 
 async def test_a_bug_in_the_draft_stage_costs_one_draft(monkeypatch, quiet):
-    learn, numbers = Learner.on_drafts, itertools.count()
+    note_states, numbers = Request.note_states, itertools.count()
 
     def buggy(*args: Any) -> None:
         if next(numbers) == 1:
             raise ValueError("a bug")
-        learn(*args)
+        note_states(*args)
 
-    monkeypatch.setattr(Learner, "on_drafts", buggy)
+    monkeypatch.setattr(Request, "note_states", buggy)
     async with on_stage() as stage:
         slow_down(stage.verifier, "verify", 0.6)  # longer than the pause before a trial
         fallbacks = [step.fallback for step in await stage.steps()]
@@ -273,7 +273,7 @@ async def test_after_a_bug_that_ends_all_requests_every_drafter_is_used_again(mo
     async with on_a_pool(drafters) as stage:
         slow_down(drafters[1], "draft", 1.0)
         with monkeypatch.context() as patch:
-            patch.setattr(Learner, "on_drafts", lambda *_: 1 / 0)
+            patch.setattr(Request, "note_states", lambda *_: 1 / 0)
             patch.setattr(Step, "skip", lambda *_: [][0])
             tasks = [stage.start([n]) for n in range(2)]
             done, _ = await asyncio.wait(tasks)

@@ -252,7 +252,7 @@ async def test_reading_a_prompt_at_another_drafter_does_not_count_as_the_cost_of
         first.error = DrafterError("gone")
         await running
         assert second.num_calls > 5
-        costs = stage.coordinator.loop.costs.drafters[""]
+        costs = stage.coordinator.loop.learner.costs.drafters[""]
         assert costs.seconds(5, 1) == pytest.approx(0.01, abs=1e-3)
 
 
@@ -309,14 +309,14 @@ async def test_a_request_is_drafted_for_by_the_drafter_that_it_chooses():
             assert await task == stage.plain([n, 7])
         assert (asked(first), asked(second)) == ({0, 1}, {2})
         await until(lambda: (len(first.released), len(second.released)) == (2, 1))
-        drafters = stage.coordinator.loop.costs.drafters
+        drafters = stage.coordinator.loop.learner.costs.drafters
         assert all(costs.is_known for costs in drafters.values())
 
 
 async def test_what_one_drafter_costs_says_nothing_of_another():
     async with on_stage(dict(zip(("one", "two"), fake_drafters(2), strict=True))) as stage:
         await stage.tokens(speculation=replace(FIXED, drafter="two"))
-        drafters = stage.coordinator.loop.costs.drafters
+        drafters = stage.coordinator.loop.learner.costs.drafters
         assert drafters["two"].is_known and not drafters["one"].is_known
 
 

@@ -25,8 +25,8 @@ async def test_all_that_has_happened_is_taken_once_in_the_order_it_came() -> Non
     events = Events()
     for event in (happened, happened_too, happened):
         events.put(event)
-    assert await events.take(until=math.inf) == [happened, happened_too, happened]
-    assert await events.take(until=time.monotonic()) == []
+    assert [*await events.take(until=math.inf)] == [happened, happened_too, happened]
+    assert [*await events.take(until=time.monotonic())] == []
 
 
 async def test_a_wait_ends_with_an_event() -> None:
@@ -35,7 +35,7 @@ async def test_a_wait_ends_with_an_event() -> None:
     await asyncio.sleep(1)
     assert not waiting.done()
     events.put(happened)
-    assert await waiting == [happened]
+    assert [*await waiting] == [happened]
 
 
 async def test_a_wait_for_nothing_ends_at_its_time_limit() -> None:
@@ -43,7 +43,7 @@ async def test_a_wait_for_nothing_ends_at_its_time_limit() -> None:
     waiting = asyncio.create_task(events.take(until=time.monotonic() + 1))
     await asyncio.sleep(0.75)
     assert not waiting.done()
-    assert await waiting == []
+    assert [*await waiting] == []
 
 
 async def test_a_cancelled_wait_loses_no_event() -> None:
@@ -53,4 +53,12 @@ async def test_a_cancelled_wait_loses_no_event() -> None:
     events.put(happened)
     waiting.cancel()
     await asyncio.wait([waiting])
-    assert await events.take(until=math.inf) == [happened]
+    assert [*await events.take(until=math.inf)] == [happened]
+
+
+async def test_events_that_were_not_looked_at_are_kept():
+    events, happened_too = Events(), lambda: None
+    events.put(happened)
+    events.put(happened_too)
+    assert next(await events.take(until=math.inf)) is happened
+    assert [*await events.take(until=math.inf)] == [happened_too]

@@ -57,7 +57,7 @@ def share_a_processor(verifier: Any, drafter: Any) -> None:
 async def test_it_learns_what_rows_of_a_verification_cost():
     async with on_stage(None, verifier=SlowerByRow()) as stage:
         await stage.coordinator.profile(10.0)
-        costs = stage.coordinator.loop.costs
+        costs = stage.coordinator.loop.learner.costs
         for num_rows, number in ((1, 1), (8, 1), (32, 1), (4, 4), (32, 4), (128, 4)):
             expected = pytest.approx(0.01 + 0.001 * num_rows, rel=0.15)
             assert costs.verify_seconds(num_rows, number) == expected
@@ -68,7 +68,7 @@ async def test_it_learns_what_the_drafts_of_a_call_cost():
         slow_down(stage.verifier, "verify", 0.01)
         slow_down(stage.drafter, "draft", 0.01)  # for each of them
         await stage.coordinator.profile(10.0)
-        costs = stage.coordinator.loop.costs.drafters[""]
+        costs = stage.coordinator.loop.learner.costs.drafters[""]
         assert costs.seconds(4, 1) == pytest.approx(0.01)
         assert costs.seconds(16, 1) == pytest.approx(0.01)
         assert costs.seconds(4 * 16, 4) == pytest.approx(0.04)
@@ -85,7 +85,7 @@ async def test_it_learns_what_reading_a_prompt_costs():
 
         stage.drafter.draft = read
         await stage.coordinator.profile(10.0)
-        costs = stage.coordinator.loop.costs.drafters[""]
+        costs = stage.coordinator.loop.learner.costs.drafters[""]
         longest = stage.verifier.info.max_model_len // 2
         assert costs.reading_seconds(256) == pytest.approx(0.0512)
         assert costs.reading_seconds(longest) == pytest.approx(0.0512), "a part of it was read"
@@ -98,7 +98,7 @@ async def test_it_learns_the_costs_of_each_drafter():
     async with on_stage({"slow": slow, "quick": quick}) as stage:
         slow_down(stage.verifier, "verify", 0.01)
         await stage.coordinator.profile(10.0)
-        drafters = stage.coordinator.loop.costs.drafters
+        drafters = stage.coordinator.loop.learner.costs.drafters
         found = {name: costs.seconds(8, 1) for name, costs in drafters.items()}
         assert found == pytest.approx({"slow": 0.05, "quick": 0.01})
 
@@ -107,7 +107,7 @@ async def test_roles_with_hardware_of_their_own_are_found_not_to_interfere():
     async with on_stage(overlap=False) as stage:
         slow_down(stage.verifier, "verify", 0.01)
         slow_down(stage.drafter, "draft", 0.02)
-        costs = stage.coordinator.loop.costs.drafters[""]
+        costs = stage.coordinator.loop.learner.costs.drafters[""]
         assert costs.interference.value == 1.0, "as is assumed of one machine"
         await stage.coordinator.profile(10.0)
         assert costs.interference.value == pytest.approx(0.0, abs=0.01)
@@ -116,7 +116,7 @@ async def test_roles_with_hardware_of_their_own_are_found_not_to_interfere():
 async def test_roles_that_share_a_processor_are_found_to_interfere():
     async with on_stage(overlap=True) as stage:
         share_a_processor(stage.verifier, stage.drafter)
-        costs = stage.coordinator.loop.costs.drafters[""]
+        costs = stage.coordinator.loop.learner.costs.drafters[""]
         assert costs.interference.value == 0.0, "as is assumed of two machines"
         await stage.coordinator.profile(10.0)
         assert costs.interference.value == pytest.approx(1.0, abs=0.01)
@@ -127,7 +127,7 @@ async def test_a_drafter_with_nothing_to_propose_is_left_to_be_measured_while_de
         slow_down(stage.drafter, "draft", 0.01)
         await stage.coordinator.profile(10.0)
         assert stage.drafter.num_calls == 1
-        assert not stage.coordinator.loop.costs.drafters[""].is_known
+        assert not stage.coordinator.loop.learner.costs.drafters[""].is_known
 
 
 @pytest.mark.parametrize("changes", [{"max_sequences": 1}, {"max_tree_nodes": 4}])
@@ -138,7 +138,7 @@ async def test_no_call_is_larger_than_the_target_allows(changes):
         slow_down(stage.drafter, "draft", 0.01)
         await stage.coordinator.profile(10.0)  # the fake verifier checks its calls
         assert max(map(len, verifier.batches)) <= verifier.info.max_sequences
-        assert stage.coordinator.loop.costs.drafters[""].is_known
+        assert stage.coordinator.loop.learner.costs.drafters[""].is_known
 
 
 # ---- its end
@@ -153,7 +153,7 @@ async def test_it_stops_at_its_time_limit(max_seconds):
         await stage.coordinator.profile(max_seconds)
         reading = 2 * 0.1 + 2 * 2 * 0.1  # of the prompts: whatever the limit, once at each role
         assert time.monotonic() - began <= max_seconds + reading
-        assert stage.coordinator.loop.costs.verify_seconds(1, 1) == pytest.approx(0.1)
+        assert stage.coordinator.loop.learner.costs.verify_seconds(1, 1) == pytest.approx(0.1)
 
 
 async def test_it_releases_its_requests_at_both_roles():
@@ -201,7 +201,7 @@ async def test_a_failing_drafter_costs_a_warning_only(caplog):
         await stage.coordinator.profile(10.0)
         assert "is not profiled" in caplog.text and "no memory" in caplog.text
         assert {record.levelno for record in caplog.records} == {logging.WARNING}
-        assert stage.coordinator.loop.costs.verify_seconds(8, 1) == pytest.approx(0.01)
+        assert stage.coordinator.loop.learner.costs.verify_seconds(8, 1) == pytest.approx(0.01)
         stage.drafter.error = None
         await stage.check_requests(2)
         assert stage.metric("spec_decode_num_draft_tokens_total") > 0, "it may draft all the same"
@@ -213,7 +213,7 @@ async def test_a_drafter_that_hangs_costs_a_warning_only(caplog):
         await stage.coordinator.profile(10.0)
         assert stage.drafter.was_cancelled and "drafter is not profiled" in caplog.text
         assert {record.levelno for record in caplog.records} == {logging.WARNING}
-        assert stage.coordinator.loop.costs.verify_seconds(8, 1) == pytest.approx(0.01)
+        assert stage.coordinator.loop.learner.costs.verify_seconds(8, 1) == pytest.approx(0.01)
         assert not stage.verifier.held
 
 
@@ -254,10 +254,10 @@ async def test_a_role_is_given_up_for_one_late_answer_and_not_for_many_that_come
         slow_down(stage.verifier, "verify", 0.1)
         slow_down(stage.drafter, "draft", 0.05)
         await stage.coordinator.profile(10.0)
-        assert stage.coordinator.loop.costs.drafters[""].is_known
+        assert stage.coordinator.loop.learner.costs.drafters[""].is_known
 
 
 async def test_interference_that_cannot_be_measured_stays_as_it_is_assumed():
     async with on_stage(overlap=False) as stage:  # roles that take no time
         await stage.coordinator.profile(1.0)
-        assert stage.coordinator.loop.costs.drafters[""].interference.value == 1.0
+        assert stage.coordinator.loop.learner.costs.drafters[""].interference.value == 1.0

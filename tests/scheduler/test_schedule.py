@@ -12,11 +12,10 @@ from diffuspec.adl.cost_model import DraftCosts
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import Draft, Verdict
-from diffuspec.scheduler import schedule as schedule_module
 from diffuspec.scheduler.calls import UNNAMED
 from diffuspec.scheduler.plan import Plan, Snapshot
 from diffuspec.scheduler.request import Request
-from diffuspec.scheduler.schedule import schedule
+from diffuspec.scheduler.schedule import plain_plan, schedule
 from tests.support.snapshots import (
     NOW,
     cost_model,
@@ -478,20 +477,16 @@ def test_an_idle_drafter_reads_a_prompt_beside_the_last_part_that_the_target_rea
 # ---- the plan itself
 
 
-def test_after_a_bug_in_scoring_all_requests_are_verified_without_drafts(
-    quiet, monkeypatch
-) -> None:
-    monkeypatch.setattr(schedule_module, "sized", lambda *_: 1 / 0)
+def test_a_plain_plan_verifies_all_requests_and_asks_no_model() -> None:
     requests = [decoding(), drafted(), reading(100)]
-    plan = schedule(snapshot(requests))
+    state = snapshot(requests)
+    state.costs = state.baseline = None  # type: ignore[assignment]
+    plan = plain_plan(state)
     assert plan.verify == requests and not plan.drafts
 
 
-def test_after_a_bug_in_scoring_an_unavailable_verifier_is_still_waited_for(
-    quiet, monkeypatch
-) -> None:
-    monkeypatch.setattr(schedule_module, "sized", lambda *_: 1 / 0)
-    plan = schedule(snapshot([decoding()], verifier_at=NOW + 1))
+def test_a_plain_plan_waits_for_an_unavailable_verifier() -> None:
+    plan = plain_plan(snapshot([decoding()], verifier_at=NOW + 1))
     assert not plan.verify and plan.wait_until == NOW + 1
 
 

@@ -310,4 +310,4 @@ async def test_an_outage_is_no_loss_of_drafts(number):
         stage.verifier.verify = fail_once  # type: ignore[method-assign]
         some = SpeculationParams(num_outcomes=0)
         await asyncio.gather(*[stage.tokens([n, 2], FOREVER, some) for n in range(number)])
-        assert not failures and stage.coordinator.loop.baseline.allows("", number)
+        assert not failures and stage.coordinator.loop.learner.baseline.allows("", number)

@@ -8,6 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from diffuspec.scheduler.pulse import Pulse
 from diffuspec.serve.app import create_app
 from diffuspec.serve.http.keys import add_key
 from diffuspec.serve.server import EngineBackend
@@ -78,3 +79,11 @@ async def test_the_load_is_the_number_of_requests_in_progress():
         await client.post("/v1/completions", content=body(), headers=headers)
         assert loads == [{"server_load": 1}]
         assert (await client.get("/load")).json() == {"server_load": 0}
+
+
+async def test_a_process_whose_decoding_has_stopped_is_not_healthy(monkeypatch: pytest.MonkeyPatch):
+    async with fake_engine() as engine, http_client(engine) as client:
+        assert (await client.get("/health")).status_code == 200
+        monkeypatch.setattr(Pulse, "is_beating", property(lambda _: False))
+        for path in ("/health", "/ping", "/ready"):
+            assert (await client.get(path)).status_code == 503, path

@@ -17,11 +17,13 @@ from actors.roles.path_scorer import PathScorerActor
 from actors.roles.verifier import VerifierRank
 from actors.settings import PipelineConfig
 from diffuspec.core.errors import (
+    BrokenEngineError,
     ConfigError,
     DrafterError,
     InvalidRequestError,
     OverloadedError,
     RequestCancelledError,
+    VerifierLostError,
     VerifierUnavailableError,
 )
 from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredOutput
@@ -290,3 +292,27 @@ async def test_a_trace_is_whole_once_the_coordinator_stops(token, verifier_addre
         await actor.engine.complete(MESSAGES, SHORT)
     events = json.loads((tmp_path / "trace.json").read_text())
     assert any(event["ph"] == "X" for event in events)
+
+
+async def test_failures_in_a_coordinator_end_its_requests_then_the_coordinator(
+    pipeline, token, verifier_address, expected, caplog
+):
+    async with serving(pipeline, token, verifier_address) as actor:
+        working = asyncio.create_task(actor.run())
+        for number in range(3):
+            if not number:
+                stream = actor.client.stream(MESSAGES, LONG, PLAIN)
+                await anext(stream)
+            actor.engine._coordinator.loop.events.put(lambda: [][0])
+            if not number:
+                with pytest.raises(VerifierLostError, match="broke off"):
+                    _ = [output async for output in stream]
+                answer = [o async for o in actor.client.stream(MESSAGES, SHORT, PLAIN)]
+                assert sum((output.token_ids for output in answer), ()) == expected
+            await asyncio.sleep(0.01)
+        with pytest.raises(BrokenEngineError):
+            await working
+        assert not await actor.is_healthy()
+        with pytest.raises(VerifierUnavailableError):
+            _ = [output async for output in actor.client.stream(MESSAGES, SHORT, PLAIN)]
+    assert "gives up" in caplog.text
