@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Set
@@ -54,6 +55,11 @@ class Service(Row):
     asked_by: Row | None = None  # whose last argument is the service's URL
 
 
+def _free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
+
+
 def rows(target: str) -> list[Row]:
     batch = ("--input", "in.jsonl", "--max-tokens", "4", "--output")
     training = ("--num-answers", "40", "--chunks", "1", "--batch-tokens", "64")
@@ -75,8 +81,9 @@ def rows(target: str) -> list[Row]:
         Row("batch", (*batch, "pipeline.jsonl"), needs="ray"),
         Row("batch", (*batch, "data", "--engine", "data"), needs="data"),
         Service("serve", ("--port", "0"), asked_by=load),
-        Service("draft-server", ("--pair", "tiny", "--listen", "127.0.0.1:0", "--explain")),
-        Service("ray serve", ("--port", "0"), needs="ray"),
+        Row("draft-server", ("--pair", "tiny", "--explain")),
+        Service("draft-server", ("--pair", "tiny", "--listen", "127.0.0.1:0")),
+        Service("ray serve", ("--port", _free_port()), needs="ray"),
         Service("ray draft-pool", needs="ray"),
     ]
 

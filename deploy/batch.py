@@ -184,7 +184,7 @@ def run(
     if engine == "data":
         if address or limit or retry_failed:
             raise ConfigError("--engine data takes no --address, --limit or --retry-failed")
-        with needs_ray("--engine data"):
+        with needs_ray("--engine data", extra="data"):
             from deploy.batches.data.engine import LargeBatch, answer_folder
 
         batch = LargeBatch(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredOutput
     from diffuspec.core.types import FinishReason, RequestOutput
     from diffuspec.data_parallel.engine import DataParallelEngine
-    from diffuspec.engine import Engine
+    from diffuspec.library import Engine
     from diffuspec.pairs import load_config, parse_config
 
 __all__ = [
@@ -35,7 +35,7 @@ _MODULES = {
     "Completion": "completion",
     "DataParallelEngine": "data_parallel.engine",
     "DiffuspecError": "core.errors",
-    "Engine": "engine",
+    "Engine": "library",
     "EngineConfig": "core.config",
     "FinishReason": "core.types",
     "RequestOutput": "core.types",

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from prometheus_client import generate_latest
 
@@ -50,6 +50,15 @@ class Closable(Protocol):
     """A part that an engine closes together with itself."""
 
     def close(self) -> None: ...
+
+
+class Parts(NamedTuple):
+    """What `Engine` takes over."""
+
+    verifier: Verifier
+    drafters: Mapping[str, Drafter] | None
+    tokenizer: Any
+    closing: tuple[Closable, ...]
 
 
 class Engine(EngineBase):
@@ -91,25 +100,9 @@ class Engine(EngineBase):
     @classmethod
     def from_config(cls, config: EngineConfig, tracer: Tracer | None = None) -> Engine:
         """Load the models of a configuration. Raises ModelLoadError, NgramError, ConfigError."""
-        from diffuspec.models.target import CausalTarget  # imports torch
-
-        if config.data_parallel_size > 1:
-            raise ConfigError(
-                f"data_parallel_size is {config.data_parallel_size}, and this is one engine: serve"
-                " or measure several by `diffuspec serve` or `diffuspec bench --load`, or open a"
-                " DataParallelEngine"
-            )
-        verifier = CausalTarget.load(config.target)
-        info, tokenizer = verifier.info, load_tokenizer(config.target.path)
-        if config.drafter is None:
-            return cls(config, verifier, None, tokenizer, (verifier,), tracer)
-        drafters: dict[str, LocalDrafter] = {}
-        digest = vocabulary_digest(tokenizer, info.vocab_size)
-        target = Target(info, digest, config.target.path, verifier)
-        for name, section in config.named_drafters.items():
-            drafters[name] = load_drafter(section, config.search, target)
-        closing: list[Closable] = [verifier, *drafters.values()]
-        return cls(config, verifier, drafters, tokenizer, closing, tracer)
+        engine = cls.__new__(cls)  # a subclass may be opened by other arguments
+        Engine.__init__(engine, config, *load_parts(config), tracer=tracer)
+        return engine
 
     @property
     def info(self) -> TargetInfo:
@@ -282,6 +275,28 @@ class Engine(EngineBase):
         if self._profile is not None and not self._profile.done():
             await asyncio.shield(self._profile)  # profiling occupies the verifier's slots
         return self._coordinator
+
+
+def load_parts(config: EngineConfig) -> Parts:
+    """Load the models of one engine. Raises ModelLoadError, NgramError, ConfigError."""
+    from diffuspec.models.target import CausalTarget  # imports torch
+
+    if config.data_parallel_size > 1:
+        raise ConfigError(
+            f"data_parallel_size is {config.data_parallel_size}, and this is one engine: serve"
+            " or measure several by `diffuspec serve` or `diffuspec bench --load`, or open a"
+            " DataParallelEngine"
+        )
+    verifier = CausalTarget.load(config.target)
+    info, tokenizer = verifier.info, load_tokenizer(config.target.path)
+    if config.drafter is None:
+        return Parts(verifier, None, tokenizer, (verifier,))
+    drafters: dict[str, LocalDrafter] = {}
+    digest = vocabulary_digest(tokenizer, info.vocab_size)
+    target = Target(info, digest, config.target.path, verifier)
+    for name, section in config.named_drafters.items():
+        drafters[name] = load_drafter(section, config.search, target)
+    return Parts(verifier, drafters, tokenizer, (verifier, *drafters.values()))
 
 
 def _default(drafter: Drafter | Mapping[str, Drafter] | DrafterPool | None) -> Drafter | None:

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import uvloop
@@ -154,6 +154,29 @@ class EngineBase(ABC):
         listed = list_of_prompts(prompts)
         return self._run(self._complete_all(listed, _for_each(listed, sampling), speculation, n))
 
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        sampling: SamplingParams = GREEDY,
+        speculation: SpeculationParams | None = None,
+    ) -> Completion:
+        """Answer a chat: messages with `role` and `content`, formatted by the target's template.
+
+        Several chats are prompts of `generate`, which decodes them together.
+        """
+        if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+            raise InvalidRequestError(
+                'messages must be a list such as [{"role": "user", "content": "Hello"}], got '
+                f"{type(messages).__name__}"
+            )
+        if not messages or not all(isinstance(message, Mapping) for message in messages):
+            raise InvalidRequestError(
+                "messages must be those of one chat, each with role and content; several chats are "
+                "answered by generate([chat, chat])"
+            )
+        [answer] = self.generate([messages], sampling, speculation)
+        return answer
+
     async def complete(
         self,
         prompt: Prompt,
@@ -244,6 +267,11 @@ def _for_each(
     """Return the parameters of each prompt."""
     if isinstance(sampling, SamplingParams):
         return [sampling] * len(prompts)
+    if isinstance(sampling, Mapping) or not isinstance(sampling, Sequence):
+        raise InvalidRequestError(
+            "sampling must be SamplingParams, such as SamplingParams(max_tokens=64), or a list of"
+            f" them, got {type(sampling).__name__}"
+        )
     if len(sampling) != len(prompts):
         raise InvalidRequestError(
             f"sampling has {len(sampling)} elements for {len(prompts)} prompts: "

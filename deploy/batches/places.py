@@ -36,14 +36,17 @@ _ROWS_PER_SEQUENCE = 2  # two, so that the next row is ready when one ends
 
 
 @contextlib.contextmanager
-def needs_ray(what: str) -> Iterator[None]:
-    """Import what needs Ray within this context. Raises ConfigError if Ray is not installed."""
+def needs_ray(what: str, extra: str = "ray") -> Iterator[None]:
+    """Import what needs Ray within this context. Raises ConfigError if Ray is not installed.
+
+    extra: of the distribution, which installs Ray.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "ray":
             raise
-        raise ConfigError(f"{what} needs Ray: pip install 'diffuspec[ray]'") from None
+        raise ConfigError(f"{what} needs Ray: pip install 'diffuspec[{extra}]'") from None
 
 
 @dataclass(frozen=True, slots=True)

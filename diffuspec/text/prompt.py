@@ -25,6 +25,7 @@ from diffuspec.text.markup import markup_of
 
 # Names that have another meaning in every template.
 _TAKEN_OPTIONS = frozenset({"messages", "raise_exception", "strftime_now"})
+ROLES = ("system", "developer", "user", "assistant", "tool")
 _SYSTEM_ROLES = ("system", "developer")
 _MAX_CHARACTERS_PER_TOKEN = 16  # a longer text is refused before it is tokenised
 _MARGIN_TOKENS = 64  # tokens next to a cut that may differ from those of the whole text
@@ -136,6 +137,8 @@ def _check_chat(messages: Sequence[Mapping[str, Any]], tokenizer: Any, chat: Cha
             raise InvalidRequestError(
                 f"a chat message needs a text `role` and a text `content`, got keys {keys}"
             )
+        if (role := message["role"]) not in ROLES:
+            raise InvalidRequestError(f"role must be one of {', '.join(ROLES)}, got {role!r:.80}")
     if tokenizer.chat_template is None:
         raise InvalidRequestError("the target's tokenizer has no chat template; send plain text")
     if chat.tools and "tools" not in template_text(tokenizer):
