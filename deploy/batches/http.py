@@ -12,6 +12,7 @@ import httpx2
 from deploy.batches.proxies import proxy_of
 from deploy.batches.results import Reply, ServiceBusyError, ServiceLostError
 from diffuspec.core.errors import ConfigError
+from diffuspec.serve.http.ignored_keys import HEADER, MAX_NAMED
 from diffuspec.serve.openai.objects import ErrorCode
 
 MAX_REPLY_BYTES = 64 * 2**20
@@ -125,7 +126,10 @@ class HttpService:
             _check_status(response)
         if said is None:
             raise ServiceLostError(f"status {response.status_code} without a JSON object")
-        return Reply(response.status_code, response.headers.get("x-request-id", request_id), said)
+        names = response.headers.get(HEADER, "").split(", ")
+        ignored = tuple(name for name in names[:MAX_NAMED] if name)
+        given_id = response.headers.get("x-request-id", request_id)
+        return Reply(response.status_code, given_id, said, ignored)
 
 
 async def _read(response: httpx2.Response) -> bytes:

@@ -20,6 +20,7 @@ from diffuspec.core.errors import (
 )
 from diffuspec.serve.backend import Backend
 from diffuspec.serve.generation import outputs
+from diffuspec.serve.http.ignored_keys import MAX_NAMED
 from diffuspec.serve.openai.answers import Exchange
 from diffuspec.serve.openai.errors import answer_to, in_words_of
 from diffuspec.serve.openai.jobs import ENDPOINTS, Job, encode
@@ -39,7 +40,7 @@ class BackendService:
     async def ask(self, url: str, body: Mapping[str, Any], request_id: str) -> Reply:
         """See `Service.ask`."""
         try:
-            return Reply(OK, request_id, await self._answer(url, body, request_id))
+            return await self._answer(url, body, request_id)
         except VerifierLostError as error:
             raise ServiceLostError(str(error)) from error
         except (OverloadedError, VerifierUnavailableError) as error:
@@ -54,16 +55,17 @@ class BackendService:
         """See `Service.is_up`."""
         return True
 
-    async def _answer(self, url: str, body: Mapping[str, Any], request_id: str) -> Whole:
-        """Return the object that the endpoint replies with. Raises the backend's errors."""
+    async def _answer(self, url: str, body: Mapping[str, Any], request_id: str) -> Reply:
+        """Return the endpoint's reply. Raises the backend's errors."""
         model = self._backend.model
         check_model(body, model)
         [endpoint] = [one for one in ENDPOINTS if one == url]
         job = parse(endpoint, body, model)
         try:
-            return await self._generate(job, request_id)
+            whole = await self._generate(job, request_id)
         except InvalidRequestError as error:
             raise in_words_of(error, job.form_asked_by) from error
+        return Reply(OK, request_id, whole, job.ignored[:MAX_NAMED])
 
     async def _generate(self, job: Job, request_id: str) -> Whole:
         backend, model = self._backend, self._backend.model

@@ -3,7 +3,8 @@
     {"id": "batch_req_12_9c0f...", "custom_id": "a",
      "response": {"status_code": 200, "request_id": "...", "body": {...}}, "error": null}
 
-`response` is the endpoint's response, even if it is an error; `error` is for rows without a
+`response` is the endpoint's response, even if it is an error, with the keys of the request that
+had no effect as `ignored`, if there are any; `error` is for rows without a
 response. The id contains the number and digest of the input line, so a result identifies its row.
 """
 
@@ -29,6 +30,7 @@ class Reply:
     status_code: int
     request_id: str
     body: Mapping[str, Any]
+    ignored: tuple[str, ...] = ()  # keys of the request that had no effect
 
     @property
     def is_ok(self) -> bool:
@@ -42,6 +44,8 @@ def answered(number: int, digest: int, custom_id: str, reply: Reply) -> dict[str
         "request_id": reply.request_id,
         "body": reply.body,
     }
+    if reply.ignored:
+        response["ignored"] = list(reply.ignored)
     return _result(number, digest, custom_id, response, None)
 
 
@@ -65,7 +69,7 @@ def conversation(question: Mapping[str, Any] | None, replies: Sequence[Reply]) -
         return last
     turns = [reply.body for reply in replies]
     body = {"object": "conversation", **question, "turns": turns}
-    return Reply(last.status_code, last.request_id, body)
+    return Reply(last.status_code, last.request_id, body, last.ignored)
 
 
 def is_failure(result: Mapping[str, Any]) -> bool:

@@ -105,6 +105,15 @@ GenerationConfig = Annotated[
     ),
 ]
 
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Refuse unknown keys of bodies, instead of naming them in x-diffuspec-ignored.",
+        rich_help_panel=_CHATS,
+    ),
+]
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceOptions:
@@ -122,6 +131,7 @@ class ServiceOptions:
     tool_call_parser: ToolCallParser = None
     reasoning_parser: ReasoningParser = None
     generation_config: GenerationConfig = None
+    strict: Strict = False
 
     def with_model(self, given: options.EngineOptions) -> options.EngineOptions:
         """Return the options with the target of the argument. Raises ConfigError."""
@@ -158,7 +168,7 @@ class ServiceOptions:
         settings = validate(ServeFile, {"serve": data.get("serve", {})}).serve
         names = ("api_keys", "tool_call_parser", "reasoning_parser", "generation_config")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        settings = settings.model_copy(update=given)
+        settings = settings.model_copy(update=given | ({"strict": True} if self.strict else {}))
         chosen_parsers(settings)  # refuses wrong names and keys before models are loaded
         if settings.api_keys is not None:
             read_keys(settings.api_keys)

@@ -30,6 +30,7 @@ MAX_BAD_WORD_CHARACTERS = 128
 MAX_LOGIT_BIASES = 300
 MAX_ALLOWED_TOKEN_IDS = 1024
 MAX_FORM_CHARACTERS = 32_768
+MAX_GRAMMAR_CHARACTERS = 131_072  # also of a request's tools; their trial bounds the time
 MAX_FORM_CHOICES = 256
 MAX_LOGPROBS = 20
 MAX_DRAFT_TOKENS = 128
@@ -44,6 +45,7 @@ _NUM_SEEDS = 2**64
 _NUM_SEED_BITS = 53  # JavaScript cannot read larger JSON integers exactly
 
 Form: TypeAlias = Annotated[str, Len(1, MAX_FORM_CHARACTERS)]
+Grammar: TypeAlias = Annotated[str, Len(1, MAX_GRAMMAR_CHARACTERS)]
 FormChoice: TypeAlias = Annotated[str, Len(1, 256)]
 # the range of a number in a message
 TokenId: TypeAlias = Annotated[int, Interval(ge=0, le=2**32 - 1)]
@@ -72,7 +74,7 @@ class StructuredOutput:
     choice: Annotated[tuple[FormChoice, ...], Len(0, MAX_FORM_CHOICES)] = declare(
         (), "The answer is one of these texts."
     )
-    grammar: Form | None = declare(
+    grammar: Grammar | None = declare(
         None,
         "The answer is a text of this grammar: Lark in llguidance's dialect, or GBNF as "
         "in xgrammar and llama.cpp (`root ::= ...`).",

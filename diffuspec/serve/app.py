@@ -37,6 +37,7 @@ from diffuspec.serve.openai.objects import (
     Model,
     ModelList,
     TokenizedPrompt,
+    TokenizerInfo,
 )
 from diffuspec.serve.openai.schema import extended_schema
 from diffuspec.serve.openai.tokenization import (
@@ -45,6 +46,9 @@ from diffuspec.serve.openai.tokenization import (
     detokenize,
     tokenize,
 )
+from diffuspec.serve.responses.asking import count_input
+from diffuspec.serve.responses.bodies import ResponsesBody
+from diffuspec.serve.responses.objects import InputTokens
 from diffuspec.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -79,8 +83,8 @@ def create_app(
     # For /openapi.json only: Edge checks the keys.
     shown = [] if keys is None else [Security(HTTPBearer(auto_error=False))]
     add = functools.partial(app.add_api_route, dependencies=shown)
-    add_answers(add, Completions(backend, settings))
     _add_tokenization(add, Tokenization(backend, settings))
+    add_answers(add, Completions(backend, settings))  # the last of which takes every ID
     _add_models(add, backend)
     _add_metrics(add, backend, series)
     _add_health(app, backend, load)
@@ -111,17 +115,29 @@ def _add_tokenization(add: Add, tokenization: Tokenization) -> None:
         """Count the tokens of the prompt of a message."""
         return await tokenization.answer(count_tokens, request)
 
-    counted = "/v1/messages/count_tokens"
+    async def count_of_response(request: Request) -> JSONResponse:
+        """Count the tokens of the input of a response."""
+        return await tokenization.answer(count_input, request)
+
+    async def info() -> JSONResponse:
+        """Describe the tokenizer, as in vLLM."""
+        return await tokenization.info()
+
+    counted, input_counted = "/v1/messages/count_tokens", "/v1/responses/input_tokens"
+    of_response = extended_schema(ResponsesBody)
     for path, answer, schema, kind, description in (
         ("/tokenize", tokenize_prompt, TOKENIZE_SCHEMA, TokenizedPrompt, "The token ids."),
         ("/detokenize", detokenize_ids, DETOKENIZE_SCHEMA, DetokenizedText, "The text."),
         (counted, count, extended_schema(CountBody), TokenCount, "The number of tokens."),
+        (input_counted, count_of_response, of_response, InputTokens, "The number of tokens."),
     ):
         responses = openapi.answers(
             kind, description, *openapi.OF_BODIES, is_anthropics=is_anthropics(path)
         )
         extra = openapi.takes(schema)
         add(path, answer, methods=["POST"], openapi_extra=extra, responses=responses)
+    described = openapi.answers(TokenizerInfo, "The tokenizer.", *openapi.OF_THE_MODEL, 429)
+    add("/tokenizer_info", info, methods=["GET"], responses=described)
 
 
 def _add_models(add: Add, backend: Backend) -> None:

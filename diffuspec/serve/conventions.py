@@ -48,6 +48,7 @@ class Conventions:
     template: str = ""  # source of the chat template
     special_ids: Mapping[str, int] = field(default_factory=dict)  # by text
     allows_markup: bool = False  # see ChatOptions
+    is_strict: bool = False  # keys that would be ignored are refused
 
     @property
     def has_channels(self) -> bool:
@@ -85,6 +86,7 @@ def read_conventions(path: Path, tokenizer: Any, settings: ServeSettings) -> Con
         template,
         {token.content: token_id for token_id, token in added.items() if token.special},
         settings.allow_template_tokens,
+        settings.strict,
     )
 
 

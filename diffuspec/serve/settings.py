@@ -45,6 +45,12 @@ class ServeSettings(Section):
         "such as `<|im_end|>`, becomes that token, as with other servers; false: it stays text. "
         "Prompts of completions are not affected.",
     )
+    strict: bool = Field(
+        False,
+        description="Whether keys of bodies that are unknown, or that the model's chat template "
+        "cannot obey, are refused; false: they are ignored, and named in the header "
+        "`x-diffuspec-ignored`.",
+    )
     generation_config: str = Field(
         "auto",
         description="Source of sampling parameters that requests omit: auto (the model's "

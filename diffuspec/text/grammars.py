@@ -225,8 +225,24 @@ def _grammar(form: StructuredOutput, tokens: GrammarTokens) -> str:
     return LLMatcher.grammar_from_lark(tokens.name_by_id(lark))
 
 
+# A text, a regular expression or a comment, or the name of an attribute.
+_UNOBEYED = re.compile(
+    r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(?://|#)[^\n]*'
+    r"|\b(?P<name>max_tokens|temperature)\s*=(?!=)"
+)
+
+
 def in_lark(grammar: str) -> str:
-    """Return a grammar in Lark's syntax, converted from the GBNF of xgrammar and llama.cpp."""
+    """Return a grammar in Lark's syntax, converted from the GBNF of xgrammar and llama.cpp.
+
+    Raises InvalidRequestError for other syntax, and for attributes that nothing here obeys.
+    """
+    for part in _UNOBEYED.finditer(grammar):
+        if (name := part["name"]) is not None:
+            raise InvalidRequestError(
+                f"{UNUSABLE}: the attribute {name} of a rule is not supported; the request's own "
+                f"{name} is"
+            )
     if is_lark_syntax(grammar) or "::=" not in grammar:
         return grammar
     try:

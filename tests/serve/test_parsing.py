@@ -133,11 +133,9 @@ def test_logprobs_have_each_endpoints_own_form():
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"chat_template": "x"}, "chat_template"),
         ({"continue_final_message": True}, "continue_final_message"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "any", "tools": [WEATHER]}, "tool_choice"),
         ({"tool_choice": NAMED_TOOL, "tools": [WEATHER]}, "tool_choice"),
-        ({"tool_choice": "required", "tools": [WEATHER], "guided_regex": "a"}, "tool_choice"),
         ({"guided_regex": "a", "tools": [WEATHER]}, "tools"),
         ({"tools": [WEATHER, WEATHER]}, "tools"),
         ({"tools": [{"type": "function"}]}, "tools.0.function"),
@@ -255,8 +253,7 @@ def test_a_key_that_is_spelled_wrong_is_told_with_the_one_that_it_is_like(key, m
         BadRequestError, match=f"^unknown parameter '{key}'; did you mean '{meant}'"
     ):
         chat(**{key: 1})
-    with pytest.raises(BadRequestError, match=r"^unknown parameter 'colour'$"):
-        chat(colour=1)
+    assert chat(colour=1).ignored == ("colour",)
 
 
 def test_neutral_values_and_nulls_and_labels_are_taken():
@@ -275,7 +272,6 @@ def test_neutral_values_and_nulls_and_labels_are_taken():
         ("detokenize", False, "return_token_ids"),
         ("mm_processor_kwargs", {"a": 1}, "only text"),
         ("thinking_token_budget", 5, "reasoning_effort"),
-        ("verbosity", "low", "chat template"),
         ("web_search_options", {}, "searches nothing"),
     ],
 )

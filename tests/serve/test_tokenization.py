@@ -95,3 +95,18 @@ async def test_answers_do_not_wait_for_long_texts_that_are_only_counted(monkeypa
 async def test_what_is_wrong_is_refused_by_its_name(path, body, param):
     error = (await asked(path, body))["error"]
     assert error["type"] == "invalid_request_error" and error["param"] == param
+
+
+async def test_the_tokenizer_is_described_without_names_of_files():
+    async with fake_engine() as engine, http_client(engine) as client:
+        info = (await client.get("/tokenizer_info")).json()
+    assert info["tokenizer_class"] and "{%" in info["chat_template"]
+    assert info["eos_token"] == "<|end|>"
+    assert "<|end|>" in [one["content"] for one in info["added_tokens_decoder"].values()]
+    assert "nowhere" not in str(info)
+
+
+async def test_the_tokens_of_a_response_s_input_are_counted_as_those_of_the_chat():
+    chat = await asked("/tokenize", CHAT)
+    counted = await asked("/v1/responses/input_tokens", {"input": "hi", "personality": "kind"})
+    assert counted == {"object": "response.input_tokens", "input_tokens": chat["count"]}

@@ -92,7 +92,7 @@ def test_a_choice_of_what_there_is_not_is_refused_by_name(choice: Any):
 
 
 def test_tools_that_make_too_large_a_grammar_are_refused_by_name():
-    many = {"enum": [f"city number {number}" for number in range(5000)]}
+    many = {"enum": [f"city number {number}" for number in range(8000)]}
     large = {
         "type": "function",
         "function": {"name": "f", "parameters": {"properties": {"city": many}}},

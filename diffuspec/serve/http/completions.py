@@ -20,6 +20,7 @@ from diffuspec.serve.http.body import read_json
 from diffuspec.serve.http.edge import use_id
 from diffuspec.serve.http.errors import answer_for
 from diffuspec.serve.http.events import DONE, EventStream, event, unless_gone
+from diffuspec.serve.http.ignored_keys import IgnoredKeys
 from diffuspec.serve.http.shared_threads import SharedThreads
 from diffuspec.serve.messages.objects import TokenCount
 from diffuspec.serve.openai.answers import Exchange
@@ -27,6 +28,8 @@ from diffuspec.serve.openai.asking import Ask, Asked, Data, Reply
 from diffuspec.serve.openai.jobs import Generation, Job, encode
 from diffuspec.serve.openai.objects import DetokenizedText, TokenizedPrompt
 from diffuspec.serve.openai.parsing import check_model
+from diffuspec.serve.openai.tokenization import tokenizer_info
+from diffuspec.serve.responses.objects import InputTokens
 from diffuspec.serve.settings import ServeSettings
 
 _MAX_COUNTING = 64  # bodies that wait until their tokens are counted
@@ -39,6 +42,7 @@ class Completions:
     def __init__(self, backend: Backend, settings: ServeSettings) -> None:
         self._backend = backend
         self._settings = settings
+        self._ignored = IgnoredKeys()
         most = settings.max_requests  # which bounds all requests in progress: none is refused here
         self._threads = SharedThreads(settings.max_tokenizing, most, "tokenize")
 
@@ -51,7 +55,9 @@ class Completions:
         asked = ask(body, model)
         if asked.job.request_id is not None:
             use_id(request.scope, asked.job.request_id)
-        return await unless_gone(self._answer(asked, model, request.state), request.receive)
+        response = await unless_gone(self._answer(asked, model, request.state), request.receive)
+        self._ignored.tell(asked.job.ignored, response)
+        return response
 
     async def _answer(self, asked: Asked, model: ServedModel, state: State) -> Response:
         try:
@@ -155,7 +161,7 @@ def _written(events: Sequence[Data]) -> bytes:
 
 
 Answer: TypeAlias = Callable[
-    [object, Any, ServedModel], TokenizedPrompt | DetokenizedText | TokenCount
+    [object, Any, ServedModel], TokenizedPrompt | DetokenizedText | TokenCount | InputTokens
 ]
 
 
@@ -176,3 +182,8 @@ class Tokenization:
             lambda: JSONResponse(answer(body, tokenizer, model)), request.state.num_body_bytes
         )
         return await unless_gone(counting, request.receive)
+
+    async def info(self) -> JSONResponse:
+        """Describe the tokenizer."""
+        tokenizer = self._backend.tokenizer
+        return await self._threads.run(lambda: JSONResponse(tokenizer_info(tokenizer)), 0)

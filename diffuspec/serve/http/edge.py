@@ -25,7 +25,12 @@ from diffuspec.telemetry import context
 
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _PROBES = ("/health", "/ping", "/ready")
-_KEYED = ("/metrics", "/tokenize", "/detokenize")  # paths that need a key, besides all under /v1
+_KEYED = (
+    "/metrics",
+    "/tokenize",
+    "/detokenize",
+    "/tokenizer_info",
+)  # paths that need a key, besides all under /v1
 _LINGER_SECONDS = 2.0  # time to drain a refused body: clients send everything before they read
 _HEADERS = {
     "x-content-type-options": "nosniff",

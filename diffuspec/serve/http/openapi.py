@@ -56,12 +56,14 @@ _OBJECTS: tuple[Any, ...] = (
     Readiness,
     ServerLoad,
     objects.TokenizedPrompt,
+    objects.TokenizerInfo,
     Version,
     message_objects.AnthropicError,
     message_objects.AnthropicMessage,
     message_objects.TokenCount,
     *message_objects.EVENTS,
     *response_objects.EVENTS,
+    response_objects.InputTokens,
     response_objects.ResponseObject,
 )
 

@@ -7,17 +7,23 @@ from typing import Any
 
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.serve.backend import ServedModel
-from diffuspec.serve.conventions import Conventions
 from diffuspec.serve.messages.blocks import messages_of
-from diffuspec.serve.messages.bodies import CountBody, MessagesBody, Thinking
+from diffuspec.serve.messages.bodies import (
+    AnthropicTool,
+    CountBody,
+    JsonFormat,
+    MessagesBody,
+    ServerTool,
+)
 from diffuspec.serve.messages.objects import TokenCount
 from diffuspec.serve.messages.reply import MessagesReply
 from diffuspec.serve.openai.asking import Asked
+from diffuspec.serve.openai.body_parts import NO_TOOLS
 from diffuspec.serve.openai.errors import BadRequestError, renamed
 from diffuspec.serve.openai.jobs import Job
 from diffuspec.serve.openai.parsing import parse
 from diffuspec.serve.openai.tokenization import encode_whole
-from diffuspec.serve.openai.unsupported import check_extensions
+from diffuspec.serve.openai.unread_keys import check_extensions, shown
 from diffuspec.serve.openai.validation import keys_of, validated
 
 # Keys of a chat, by their names in this API.
@@ -26,6 +32,8 @@ _NAMES = {
     "response_format": "output_config.format",
     "stop": "stop_sequences",
 }
+# The SDK's tool_runner goes on without a thread after this.
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -42,23 +50,31 @@ def read_chat(body: CountBody, given: dict[str, Any], model: ServedModel) -> Job
 
     Raises BadRequestError.
     """
-    extensions = check_extensions(body.model_extra or {}, type(body).model_fields)
+    extras, is_strict = dict(body.model_extra or {}), model.conventions.is_strict
+    if extras.pop("thread", None) is not None:
+        raise BadRequestError(
+            "thread is not supported: this service stores no conversations, so send the whole one",
+            "thread",
+            "unsupported_parameter",
+            _NO_THREADS,
+        )
+    extensions, ignored = check_extensions(
+        extras, type(body).model_fields, _NAMES, is_strict=is_strict
+    )
     if "stop" in extensions and given.get("stop") is not None:
         raise BadRequestError("stop is the same as stop_sequences: only one may be given", "stop")
-    chat = _chat(body, model.conventions)
-    variables = extensions.pop("chat_template_kwargs", {})
-    if isinstance(variables, dict):
-        chat["chat_template_kwargs"] |= variables
-    else:
-        chat["chat_template_kwargs"] = variables
+    left_out = _left_out(body)
+    if left_out and is_strict:
+        raise BadRequestError(f"tools must be of type custom: {NO_TOOLS}", "tools")
+    chat = _chat(body)
     try:
         job = parse("/v1/chat/completions", chat | given | extensions, model)
     except InvalidRequestError as error:
         raise renamed(error, _NAMES) from error
-    return replace(job, is_fitted=True)
+    return replace(job, is_fitted=True).ignoring(left_out + ignored, _NAMES)
 
 
-def _chat(body: CountBody, conventions: Conventions) -> dict[str, Any]:
+def _chat(body: CountBody) -> dict[str, Any]:
     """Return the equivalent chat body; None is the same as not given."""
     output, thinking = body.output_config, body.thinking
     effort = None if output is None else output.effort
@@ -66,18 +82,32 @@ def _chat(body: CountBody, conventions: Conventions) -> dict[str, Any]:
     is_continued = last.role == "assistant"
     if is_continued and last.has_calls:
         raise BadRequestError("messages must have the tool_result of each tool_use", "messages")
-    form = None if output is None else output.format
+    form = _form(body)
     described = form and {"type": "json_schema", "json_schema": {"schema": form.schema_}}
     return {
         "messages": messages_of(body.messages, body.system),
         "response_format": described,
-        "reasoning_effort": "xhigh" if effort == "max" else effort,
-        "chat_template_kwargs": _thinking(thinking, conventions),
-        "include_reasoning": thinking is None or thinking.display != "omitted",
+        "reasoning_effort": effort,
+        "thinking": None if thinking is None else thinking.model_dump(),
         "add_generation_prompt": not is_continued,
         "continue_final_message": is_continued,
         **_tools(body),
     }
+
+
+def _form(body: CountBody) -> JsonFormat | None:
+    newer = None if body.output_config is None else body.output_config.format
+    if None not in (newer, body.output_format) and newer != body.output_format:
+        raise BadRequestError(
+            "output_format is the same as output_config.format: give one", "output_format"
+        )
+    return newer or body.output_format
+
+
+def _left_out(body: CountBody) -> tuple[str, ...]:
+    """Return the types of the tools that are not the client's own, as keys that are ignored."""
+    types = (f"tools.{shown(one.type)}" for one in body.tools or () if isinstance(one, ServerTool))
+    return tuple(dict.fromkeys(types))
 
 
 def _tools(body: CountBody) -> dict[str, Any]:
@@ -94,6 +124,7 @@ def _tools(body: CountBody) -> dict[str, Any]:
             },
         }
         for tool in body.tools or ()
+        if isinstance(tool, AnthropicTool)
     ]
     choice = body.tool_choice
     if choice is None:
@@ -106,24 +137,6 @@ def _tools(body: CountBody) -> dict[str, Any]:
         "tool_choice": _CHOICES.get(choice.type, named),
         "parallel_tool_calls": not choice.disable_parallel_tool_use,
     }
-
-
-def _thinking(thinking: Thinking | None, conventions: Conventions) -> dict[str, Any]:
-    """Return the chat template's variable that `thinking` sets."""
-    if thinking is None or thinking.type == "adaptive":
-        return {}
-    is_wanted = thinking.type == "enabled"
-    if "enable_thinking" in conventions.template:
-        return {"enable_thinking": is_wanted}
-    reasons = conventions.reasoning != "none" or conventions.has_channels
-    if is_wanted != reasons:
-        right = "disabled" if is_wanted else "enabled"
-        raise BadRequestError(
-            f"thinking.type must be {right}: this model's chat template cannot change it",
-            "thinking.type",
-            "unsupported_parameter",
-        )
-    return {}
 
 
 _OF_ANSWERS = ("max_tokens", "stop_sequences", "stream")

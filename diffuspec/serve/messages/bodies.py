@@ -4,36 +4,49 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from diffuspec.serve.messages.blocks import Texts, Turn
 from diffuspec.serve.openai.bodies import MAX_MESSAGES
 from diffuspec.serve.openai.body_parts import (
     MAX_TOOLS,
-    NO_TOOLS,
-    NULL_SCHEMA,
     CacheControl,
+    DescribedPart,
     FunctionNamePattern,
-    Ignored,
     OpenPart,
     Part,
-    only,
+    Thinking,
 )
-
-OwnTool: TypeAlias = Annotated[Any, only("custom", NO_TOOLS), WithJsonSchema({"const": "custom"})]
-NoContainer: TypeAlias = Annotated[Any, only(None, NO_TOOLS), NULL_SCHEMA]
-NoEdits: TypeAlias = Annotated[Any, only(None, "conversations are not edited"), NULL_SCHEMA]
+from diffuspec.serve.openai.near_keys import near_key
 
 
-class AnthropicTool(OpenPart):
+class AnthropicTool(DescribedPart):
     """A tool that the answer may call."""
 
-    type: OwnTool = None
+    type: Literal["custom"] = "custom"
     name: FunctionNamePattern
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool = Field(False, description="Whether inputs must fit the schema.")
     cache_control: CacheControl = None
+
+
+class ServerTool(OpenPart):
+    """A tool of Anthropic's own types: left out, and named in the answer's header."""
+
+    type: str = Field(max_length=64)
+
+
+def _kind_of(given: object) -> str:
+    kind = given.get("type") if isinstance(given, dict) else None
+    is_own = not isinstance(kind, str) or near_key(kind, ("custom",)) is not None
+    return "AnthropicTool" if is_own else "ServerTool"
+
+
+AnyTool: TypeAlias = Annotated[
+    Annotated[AnthropicTool, Tag("AnthropicTool")] | Annotated[ServerTool, Tag("ServerTool")],
+    Discriminator(_kind_of),
+]
 
 
 class ToolChoice(Part):
@@ -42,18 +55,6 @@ class ToolChoice(Part):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool = False
-
-
-class Thinking(OpenPart):
-    """Whether to reason, for chat templates with enable_thinking; adaptive: their default."""
-
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = Field(
-        None, ge=1, description="Not enforced: max_tokens limits reasoning and answer together."
-    )
-    display: Literal["summarized", "omitted"] | None = Field(
-        None, description="`omitted` omits the reasoning; it is never summarised."
-    )
 
 
 class JsonFormat(Part):
@@ -78,19 +79,14 @@ class CountBody(BaseModel):
     model: str | None = Field(None, description="Name of the served model. May be omitted.")
     messages: list[Turn] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: Texts | None = None
-    tools: list[AnthropicTool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: list[AnyTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = Field(
+        None, description="The same as output_config.format, under its older name."
+    )
     cache_control: CacheControl = None
-    container: NoContainer = None
-    context_management: NoEdits = None
-    mcp_servers: NoContainer = None
-    inference_geo: Ignored = None
-    speed: Ignored = None
-    diagnostics: Ignored = None
-    user_profile_id: Ignored = None
-    workspace_id: Ignored = None
 
 
 class MessagesBody(CountBody):

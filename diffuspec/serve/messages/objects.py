@@ -29,6 +29,9 @@ EndReason: TypeAlias = Literal[
 class AnthropicErrorDetails(TypedDict):
     type: ErrorKind
     message: str
+    details: NotRequired[
+        Annotated[dict[str, Any], Field(description="With an `error_code` that clients know.")]
+    ]
 
 
 class AnthropicError(TypedDict):
@@ -42,7 +45,6 @@ class AnthropicError(TypedDict):
 class AnswerText(TypedDict):
     type: Literal["text"]
     text: str
-    citations: None
 
 
 class AnswerThinking(TypedDict):
@@ -195,8 +197,11 @@ def body_of(answer: ErrorAnswer, request_id: str | None) -> AnthropicError:
     """Return the JSON object of an error, which is also the data of an event in a stream."""
     status = status_of(answer)
     kind = _KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    error: AnthropicErrorDetails = {"type": kind, "message": answer.message}
+    if answer.details:
+        error["details"] = dict(answer.details)
     return {
         "type": "error",
-        "error": {"type": kind, "message": answer.message},
+        "error": error,
         "request_id": request_id,
     }

@@ -88,7 +88,7 @@ class MessagesReply:
 
     def _block(self, block: Block) -> AnswerBlock:
         if block.kind == "text":
-            return {"type": "text", "text": block.text, "citations": None}
+            return {"type": "text", "text": block.text}
         if block.kind == "reasoning":
             text = block.text
             return {"type": "thinking", "thinking": text, "signature": _signature(text)}

@@ -11,7 +11,15 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from diffuspec.core.params import MAX_CHOICES, MAX_LOGPROBS
-from diffuspec.serve.openai.body_parts import MAX_PARTS, MAX_TOOLS, Part, TextPart, Tool, ToolChoice
+from diffuspec.serve.openai.body_parts import (
+    MAX_PARTS,
+    MAX_TOOLS,
+    Part,
+    TextPart,
+    Thinking,
+    Tool,
+    ToolChoice,
+)
 from diffuspec.serve.openai.message_bodies import Message
 from diffuspec.serve.openai.validation import check_request_id
 
@@ -34,7 +42,7 @@ TemplateOption: TypeAlias = Annotated[
 ]
 
 
-Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity: TypeAlias = Literal["low", "medium", "high"]
 
 
@@ -133,12 +141,13 @@ class ChatBody(Body):
     reasoning_effort: Effort | None = Field(
         None,
         description="How much to think, for chat templates that have this variable or "
-        "enable_thinking.",
+        "enable_thinking; ignored by others. max is xhigh.",
     )
+    thinking: Thinking | None = Field(None, description="Whether to reason, as in Anthropic's API.")
     verbosity: Verbosity | None = Field(
         None,
         description="How long the answer should be, for chat templates that have this "
-        "variable; for others only medium is allowed.",
+        "variable; ignored by others.",
     )
     include_reasoning: bool = Field(True, description="Include the reasoning in the answer.")
     parallel_tool_calls: bool = Field(True, description="Allow several calls in an answer.")

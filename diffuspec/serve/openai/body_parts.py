@@ -16,8 +16,10 @@ from pydantic import (
     model_validator,
 )
 
+from diffuspec.serve.openai.near_keys import near_key
+
 MAX_PARTS = 256
-MAX_TOOLS = 128
+MAX_TOOLS = 1024
 
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -33,6 +35,20 @@ class Part(BaseModel):
         if not isinstance(given, dict):
             return given
         return {key: value for key, value in given.items() if value is not None}
+
+
+class DescribedPart(Part):
+    """A tool's description: unknown keys are ignored unless they are misspelled ones."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_misspelled(cls, given: object) -> object:
+        for key in given if isinstance(given, dict) else ():
+            if key not in cls.model_fields and (meant := near_key(str(key), cls.model_fields)):
+                raise ValueError(f"must not have a key like {meant!r} that is spelled otherwise")
+        return given
 
 
 class OpenPart(Part):
@@ -85,10 +101,10 @@ MessagePart: TypeAlias = Annotated[
 ]
 
 
-FunctionNamePattern: TypeAlias = Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,64}$")]
+FunctionNamePattern: TypeAlias = Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,256}$")]
 
 
-class Function(Part):
+class Function(DescribedPart):
     name: FunctionNamePattern
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -96,7 +112,7 @@ class Function(Part):
     cache_control: CacheControl = None
 
 
-class Tool(Part):
+class Tool(DescribedPart):
     type: Literal["function"]
     function: Function
     cache_control: CacheControl = None
@@ -121,6 +137,18 @@ class AllowedChoice(Part):
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
+
+
+class Thinking(OpenPart):
+    """Whether to reason, for chat templates with enable_thinking; adaptive: their default."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(
+        None, ge=1, description="Not enforced: max_tokens limits reasoning and answer together."
+    )
+    display: Literal["summarized", "omitted"] | None = Field(
+        None, description="`omitted` omits the reasoning; it is never summarised."
+    )
 
 
 def kind_of_choice(given: object) -> str:

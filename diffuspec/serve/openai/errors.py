@@ -17,9 +17,15 @@ class BadRequestError(InvalidRequestError):
     """A wrong body, and the place of the error. Messages never contain a user's text."""
 
     def __init__(
-        self, message: str, param: str | None = None, code: ErrorCode | None = None
+        self,
+        message: str,
+        param: str | None = None,
+        code: ErrorCode | None = None,
+        details: Mapping[str, object] | None = None,
     ) -> None:
+        """details: those of an error in Anthropic's API."""
         super().__init__(message)
+        self.details = details or {}
         self.param = param
         self.code = code
 
@@ -57,6 +63,7 @@ class ErrorAnswer:
     code: ErrorCode | None
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    details: Mapping[str, object] = field(default_factory=dict)
 
     def body(self) -> Error:
         """Return the JSON object, which is also the data of an event in a stream."""
@@ -123,7 +130,8 @@ def answer_to(error: BaseException) -> ErrorAnswer:
         if isinstance(error, errors.ContextLengthError):
             code = "context_length_exceeded"
         param = getattr(error, "param", None) or _named(str(error))
-        return ErrorAnswer(400, str(error), _INVALID, code, param)
+        details = getattr(error, "details", {})
+        return ErrorAnswer(400, str(error), _INVALID, code, param, details=details)
     return next((_ANSWERS[one] for one in type(error).__mro__ if one in _ANSWERS), _UNKNOWN)
 
 

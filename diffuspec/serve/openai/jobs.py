@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -57,6 +58,7 @@ class Job:
     conventions: Conventions = field(default_factory=Conventions)  # how its answers are parsed
     hides_reasoning: bool = False
     has_whole_form: bool = False  # its format includes reasoning
+    ignored: tuple[str, ...] = ()  # keys without effect that the answer is to name
 
     @property
     def is_reasoned(self) -> bool:
@@ -68,6 +70,10 @@ class Job:
     def prompt_key(self) -> str:
         """The body's key that contains the prompt."""
         return "messages" if self.endpoint == "/v1/chat/completions" else "prompt"
+
+    def ignoring(self, keys: Sequence[str], names: Mapping[str, str]) -> Job:
+        """Return the job with further ignored keys. names: an API's words for those so far."""
+        return replace(self, ignored=(*(names.get(key, key) for key in self.ignored), *keys))
 
     @property
     def reports_drafts(self) -> bool:

@@ -291,5 +291,26 @@ class TokenizedPrompt(TypedDict):
     token_strs: Annotated[list[str] | None, Field(description="Only with return_token_strs.")]
 
 
+class AddedToken(TypedDict):
+    content: str
+    special: bool
+
+
+class TokenizerInfo(TypedDict):
+    """The tokenizer, in the words of a tokenizer_config.json."""
+
+    tokenizer_class: str
+    chat_template: str
+    model_max_length: int
+    bos_token: NotRequired[str]
+    eos_token: NotRequired[str]
+    unk_token: NotRequired[str]
+    sep_token: NotRequired[str]
+    pad_token: NotRequired[str]
+    cls_token: NotRequired[str]
+    mask_token: NotRequired[str]
+    added_tokens_decoder: dict[str, AddedToken]
+
+
 class DetokenizedText(TypedDict):
     prompt: str

@@ -1,7 +1,7 @@
 """Checks bodies of OpenAI's API, and converts them to jobs.
 
-Used by the HTTP routes and by batch files. Every key that affects an answer is obeyed, or refused
-by name; error messages contain no text of users.
+Used by the HTTP routes and by batch files. Every key that affects an answer is obeyed, ignored and
+named, or refused by name; error messages contain no text of users.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from diffuspec.serve.openai.forms import WORDS, read_form
 from diffuspec.serve.openai.jobs import Endpoint, Job
 from diffuspec.serve.openai.message_bodies import plain_message, text_of
 from diffuspec.serve.openai.reading.readers import reads_special_tokens
+from diffuspec.serve.openai.template_hints import read_hints
 from diffuspec.serve.openai.tool_forms import read_tools
-from diffuspec.serve.openai.unsupported import check_rest
+from diffuspec.serve.openai.unread_keys import SAMPLING, check_rest
 from diffuspec.serve.openai.validation import keys_of, validated
 from diffuspec.text.prompt import ChatOptions
 
@@ -34,8 +35,8 @@ _LEAST_TOP_P = 1e-9
 _DEFAULT_TEXT_TOKENS = 16
 # Where an error begins to quote a value that may be a user's text.
 _NO_TEXT = re.compile(", got (?!-?[0-9]|inf|a string of |a list of )")
-# declared parameters that OpenAI defines differently
-_SHAPED = frozenset({"logprobs", "max_tokens"})
+# Parameters whose keys have their own names; OpenAI defines logprobs and max_tokens differently.
+_PLAIN_SAMPLING = SAMPLING - {"logprobs", "max_tokens"} - WORDS
 
 
 def parse(endpoint: Endpoint, body: object, model: ServedModel) -> Job:
@@ -69,6 +70,7 @@ def _chat(body: ChatBody, model: ServedModel) -> Job:
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     sampling = _sampling(body, num_logprobs, max_tokens or model.max_model_len, model)
     conventions = model.conventions
+    hints = read_hints(body, conventions)
     use = read_tools(body, sampling.structured_output, conventions)
     if reads_special_tokens(conventions, has_tools=bool(use.tools)):
         sampling = replace(sampling, skip_special_tokens=False)
@@ -78,19 +80,23 @@ def _chat(body: ChatBody, model: ServedModel) -> Job:
         sampling=replace(sampling, structured_output=use.form),
         max_tokens=max_tokens,
         form_asked_by="tools" if use.tools else _form_key(body),
-        chat=_chat_options(body, use.tools, conventions),
+        chat=_chat_options(body, use.tools, hints.variables, conventions),
         conventions=conventions,
-        hides_reasoning=not body.include_reasoning,
+        hides_reasoning=not body.include_reasoning or hints.hides_reasoning,
         has_whole_form=use.has_messages,
         role="assistant" if body.add_generation_prompt else body.messages[-1].role,
         adds_special_tokens=body.add_special_tokens,
         is_call_named=use.is_named,
+        ignored=hints.ignored + _ignored(body, model),
         **_common(body, max_tokens or 1, model),
     )
 
 
 def _chat_options(
-    body: ChatBody, tools: Sequence[Mapping[str, Any]], conventions: Conventions
+    body: ChatBody,
+    tools: Sequence[Mapping[str, Any]],
+    hints: Mapping[str, Any],
+    conventions: Conventions,
 ) -> ChatOptions:
     if body.continue_final_message:
         if body.add_generation_prompt:
@@ -105,45 +111,10 @@ def _chat_options(
             )
     return ChatOptions(
         tools,
-        _effort(body, conventions)
-        | _verbosity(body, conventions)
-        | (body.chat_template_kwargs or {}),
+        {**hints, **(body.chat_template_kwargs or {})},
         adds_generation_prompt=body.add_generation_prompt,
         continues_final_message=body.continue_final_message,
         allows_markup=conventions.allows_markup,
-    )
-
-
-def _effort(body: ChatBody, conventions: Conventions) -> dict[str, Any]:
-    """Return the chat template's variables that reasoning_effort sets."""
-    effort, template = body.reasoning_effort, conventions.template
-    if effort is None:
-        return {}
-    if "reasoning_effort" in template:
-        return {"reasoning_effort": effort}
-    if "enable_thinking" in template:
-        return {"enable_thinking": effort != "none"}
-    if effort == "none" and conventions.reasoning == "none":
-        return {}
-    raise BadRequestError(
-        "reasoning_effort is not supported by the chat template of this model",
-        "reasoning_effort",
-        "unsupported_parameter",
-    )
-
-
-def _verbosity(body: ChatBody, conventions: Conventions) -> dict[str, Any]:
-    """Return the chat template's variable that verbosity sets."""
-    if body.verbosity is None:
-        return {}
-    if "verbosity" in conventions.template:
-        return {"verbosity": body.verbosity}
-    if body.verbosity == "medium":
-        return {}
-    raise BadRequestError(
-        "verbosity must be medium: the chat template of this model has no such variable",
-        "verbosity",
-        "unsupported_parameter",
     )
 
 
@@ -175,6 +146,7 @@ def _completion(body: CompletionBody, model: ServedModel) -> Job:
         adds_special_tokens=body.add_special_tokens,
         echo=body.echo,
         is_prompt_only=is_prompt_only,
+        ignored=_ignored(body, model),
         **_common(body, max_tokens, model),
     )
 
@@ -224,17 +196,10 @@ def _capped(max_tokens: int | None, model: ServedModel) -> int | None:
 def _sampling(
     body: Body, num_logprobs: int | None, max_tokens: int, model: ServedModel
 ) -> SamplingParams:
-    """Return the sampling parameters of a body, or the model's; refuse unknown keys."""
-    known = {one.name for one in declared(SamplingParams)} - _SHAPED - WORDS
+    """Return the sampling parameters of a body, or the model's."""
     extras = body.model_extra or {}
     form = read_form(extras)
-    extras = {name: value for name, value in extras.items() if name not in WORDS}
-    check_rest(
-        {name: value for name, value in extras.items() if name not in known},
-        body.n,
-        known | WORDS | type(body).model_fields.keys(),
-    )
-    given = {name: value for name, value in extras.items() if name in known}
+    given = {name: value for name, value in extras.items() if name in _PLAIN_SAMPLING}
     if not (body.spaces_between_special_tokens or given.get("skip_special_tokens", True)):
         raise BadRequestError(
             "spaces_between_special_tokens must be true with skip_special_tokens: false",
@@ -249,6 +214,17 @@ def _sampling(
         given["top_p"] = _LEAST_TOP_P
     given |= {"logprobs": num_logprobs, "max_tokens": max_tokens, "structured_output": form}
     return _make(SamplingParams, given)
+
+
+def _ignored(body: Body, model: ServedModel) -> tuple[str, ...]:
+    """Return the ignored keys that the answer is to name. Raises BadRequestError."""
+    read = _PLAIN_SAMPLING | WORDS
+    return check_rest(
+        {name: value for name, value in (body.model_extra or {}).items() if name not in read},
+        read | type(body).model_fields.keys(),
+        num_choices=body.n,
+        is_strict=model.conventions.is_strict,
+    )
 
 
 def _form_key(body: Body) -> str | None:

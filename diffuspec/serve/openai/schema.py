@@ -10,8 +10,9 @@ from pydantic import BaseModel, TypeAdapter
 
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.serve.openai.bodies import Body, ChatBody
+from diffuspec.serve.openai.key_table import LABELS
 from diffuspec.serve.openai.parsing import DEFAULT_TEMPERATURE
-from diffuspec.serve.openai.unsupported import EXTENSIONS, IGNORED
+from diffuspec.serve.openai.unread_keys import EXTENSIONS
 
 _REFERENCE = "#/components/schemas/{model}"
 
@@ -36,7 +37,9 @@ _FORMS: dict[str, Any] = {
     "guided_choice": {"type": "array", "items": {"type": "string"}},
     "guided_grammar": {"type": "string", "description": "Lark or GBNF."},
 }
-_LABELS: dict[str, Any] = {name: {"description": "Taken, without effect."} for name in IGNORED}
+_LABELS: dict[str, Any] = {
+    name: {"description": "Taken, without effect."} for name in sorted(LABELS)
+}
 
 
 def reference(kind: type[Any]) -> dict[str, Any]:

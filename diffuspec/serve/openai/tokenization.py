@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from diffuspec.core.types import TokenIds
 from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.openai.errors import BadRequestError
 from diffuspec.serve.openai.jobs import Job, encode_one
-from diffuspec.serve.openai.objects import DetokenizedText, TokenizedPrompt
+from diffuspec.serve.openai.objects import DetokenizedText, TokenizedPrompt, TokenizerInfo
 from diffuspec.serve.openai.parsing import parse
+from diffuspec.text.chat_template import template_text
 
 _MOST_COUNTED = 1 << 17  # tokens of a prompt; a longer one may be refused uncounted
 _DETOKENIZE_KEYS = ("model", "tokens")
@@ -59,6 +60,23 @@ def tokenize(body: object, tokenizer: Any, model: ServedModel) -> TokenizedPromp
         "tokens": token_ids,
         "token_strs": tokenizer.convert_ids_to_tokens(token_ids) if returns_texts else None,
     }
+
+
+def tokenizer_info(tokenizer: Any) -> TokenizerInfo:
+    """Return the tokenizer's class, chat template and special tokens, without names of files."""
+    special = tokenizer.special_tokens_map.items()
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    info: dict[str, Any] = {
+        "tokenizer_class": type(tokenizer).__name__,
+        "chat_template": template_text(tokenizer),
+        "model_max_length": tokenizer.model_max_length,
+        **{name: str(token) for name, token in special if name in TokenizerInfo.__annotations__},
+        "added_tokens_decoder": {
+            str(token_id): {"content": token.content, "special": token.special}
+            for token_id, token in sorted(added.items())
+        },
+    }
+    return cast(TokenizerInfo, info)
 
 
 def encode_whole(job: Job, tokenizer: Any, model: ServedModel) -> TokenIds:

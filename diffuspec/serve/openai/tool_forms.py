@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diffuspec.core.errors import InvalidRequestError
-from diffuspec.core.params import MAX_FORM_CHARACTERS, StructuredOutput
+from diffuspec.core.params import MAX_GRAMMAR_CHARACTERS, StructuredOutput
 from diffuspec.serve.conventions import Conventions
 from diffuspec.serve.openai.bodies import ChatBody
 from diffuspec.serve.openai.body_parts import AllowedChoice, Function, NamedTool
@@ -22,7 +22,7 @@ from diffuspec.text.schemas.in_lark import json_rule
 _HIDDEN: Any = {"cache_control": True, "function": {"strict", "cache_control"}}
 
 
-_MAX_SCHEMAS = 2 * MAX_FORM_CHARACTERS  # with their descriptions, which a form has not
+_MAX_SCHEMAS = MAX_GRAMMAR_CHARACTERS
 _TOO_LONG = "tools are too many or too long: their"
 
 
@@ -49,7 +49,7 @@ def read_tools(body: ChatBody, form: StructuredOutput | None, conventions: Conve
     tools = tuple(tool.model_dump(exclude_none=True, exclude=_HIDDEN) for tool in body.tools)
     mode = choice.allowed_tools.mode if isinstance(choice, AllowedChoice) else choice
     if mode != "auto":
-        return _demanded(body, tools, form, conventions)
+        return _demanded(body, tools, conventions)
     functions, is_single = _functions(body), not body.parallel_tool_calls
     is_free = form is None and not is_single and not any(one.strict for one in functions)
     parser = conventions.tools
@@ -64,14 +64,12 @@ def read_tools(body: ChatBody, form: StructuredOutput | None, conventions: Conve
 def _demanded(
     body: ChatBody,
     tools: tuple[Mapping[str, Any], ...],
-    form: StructuredOutput | None,
     conventions: Conventions,
 ) -> ToolUse:
-    """Return the tools of a body that demands calls. Raises BadRequestError."""
-    if form is not None:
-        raise BadRequestError(
-            "tool_choice demands a call, which excludes any other form of the answer", "tool_choice"
-        )
+    """Return the tools of a body that demands calls. Raises BadRequestError.
+
+    A form of the answer binds its text, of which there is none.
+    """
     parser, is_named = conventions.tools, isinstance(body.tool_choice, NamedTool)
     if parser == "none":
         raise BadRequestError(

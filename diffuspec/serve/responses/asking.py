@@ -8,13 +8,18 @@ from typing import Any
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.openai.asking import Asked
+from diffuspec.serve.openai.body_parts import NO_TOOLS
 from diffuspec.serve.openai.errors import BadRequestError, renamed
+from diffuspec.serve.openai.jobs import Job
 from diffuspec.serve.openai.parsing import parse
-from diffuspec.serve.openai.unsupported import check_extensions
+from diffuspec.serve.openai.tokenization import encode_whole
+from diffuspec.serve.openai.unread_keys import check_extensions
 from diffuspec.serve.openai.validation import keys_of, validated
 from diffuspec.serve.responses.bodies import AllowedFunctions, FunctionChoice, ResponsesBody
 from diffuspec.serve.responses.items import messages_of
+from diffuspec.serve.responses.objects import InputTokens
 from diffuspec.serve.responses.reply import ResponsesReply
+from diffuspec.serve.responses.tools import FlatTools, flattened
 
 # Keys of a chat, by their names in this API.
 _NAMES = {
@@ -30,15 +35,37 @@ _LOGPROBS = "message.output_text.logprobs"
 def ask_response(body: object, model: ServedModel) -> Asked:
     """Check the body of /v1/responses. Raises BadRequestError."""
     read = validated(ResponsesBody, keys_of(body))
-    extensions = check_extensions(read.model_extra or {}, ResponsesBody.model_fields)
+    tools = flattened(read.tools or ())
+    job = _job(read, tools, model)
+    return Asked(job, partial(ResponsesReply, read, tools.namespaces), names=_NAMES)
+
+
+def count_input(body: object, tokenizer: Any, model: ServedModel) -> InputTokens:
+    """Return the number of tokens of a body's prompt, of any length.
+
+    Tokenising a long prompt takes time, so call it in a thread. Raises InvalidRequestError.
+    """
+    read = validated(ResponsesBody, keys_of(body))
+    job = _job(read, flattened(read.tools or ()), model)
+    num_tokens = len(encode_whole(job, tokenizer, model))
+    return {"object": "response.input_tokens", "input_tokens": num_tokens}
+
+
+def _job(body: ResponsesBody, tools: FlatTools, model: ServedModel) -> Job:
+    is_strict = model.conventions.is_strict
+    if tools.left_out and is_strict:
+        raise BadRequestError(f"tools must be functions: {NO_TOOLS}", "tools")
+    extensions, ignored = check_extensions(
+        body.model_extra or {}, ResponsesBody.model_fields, _NAMES, is_strict=is_strict
+    )
     try:
-        job = parse("/v1/chat/completions", _chat(read) | extensions, model)
+        job = parse("/v1/chat/completions", _chat(body, tools) | extensions, model)
     except InvalidRequestError as error:
         raise renamed(error, _NAMES) from error
-    return Asked(job, partial(ResponsesReply, read), names=_NAMES)
+    return job.ignoring(tools.left_out + ignored, _NAMES)
 
 
-def _chat(body: ResponsesBody) -> dict[str, Any]:
+def _chat(body: ResponsesBody, tools: FlatTools) -> dict[str, Any]:
     """Return the equivalent chat body; None is the same as not given."""
     has_logprobs = _LOGPROBS in (body.include or ())
     if body.top_logprobs and not has_logprobs:
@@ -46,7 +73,7 @@ def _chat(body: ResponsesBody) -> dict[str, Any]:
     return {
         "messages": messages_of(body.input, body.instructions),
         "max_tokens": body.max_output_tokens,
-        "tools": _tools(body),
+        "tools": None if body.tools is None else list(tools.functions),
         "tool_choice": _tool_choice(body),
         "parallel_tool_calls": body.parallel_tool_calls,
         "response_format": _form(body),
@@ -56,15 +83,6 @@ def _chat(body: ResponsesBody) -> dict[str, Any]:
         "top_logprobs": body.top_logprobs,
         "stream": body.stream,
     }
-
-
-def _tools(body: ResponsesBody) -> list[dict[str, Any]] | None:
-    if body.tools is None:
-        return None
-    return [
-        {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
-        for tool in body.tools
-    ]
 
 
 def _tool_choice(body: ResponsesBody) -> Any:

@@ -13,14 +13,12 @@ from diffuspec.serve.openai.body_parts import (
     NO_TOOLS,
     NULL_SCHEMA,
     ChoiceWord,
-    FunctionNamePattern,
-    Ignored,
-    OpenPart,
     Part,
     kind_of_choice,
     only,
 )
 from diffuspec.serve.responses.items import InputItem
+from diffuspec.serve.responses.tools import ResponsesTool
 
 MAX_LABELS = 16
 _Label: TypeAlias = Annotated[str, Field(max_length=512)]
@@ -42,16 +40,6 @@ FunctionType: TypeAlias = Annotated[
     only("function", NO_TOOLS),
     WithJsonSchema({"const": "function"}),
 ]
-
-
-class FunctionTool(OpenPart):
-    """A function that the answer may call."""
-
-    type: FunctionType
-    name: FunctionNamePattern
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool = Field(False, description="Whether arguments must fit the schema.")
 
 
 class FunctionChoice(Part):
@@ -95,8 +83,8 @@ class ReasoningOptions(Part):
     summary: Literal["auto", "concise", "detailed"] | None = Field(
         None, description="Ignored: the answer contains the reasoning itself."
     )
-    context: Literal["auto"] | None = Field(None, description="Ignored: the chat template decides.")
-    mode: Literal["standard"] | None = None
+    context: str | None = Field(None, description="Ignored: the chat template decides.")
+    mode: str | None = Field(None, description="Ignored: the model has one mode.")
     generate_summary: Literal["auto", "concise", "detailed"] | None = Field(
         None, description="Ignored, like `summary`."
     )
@@ -113,8 +101,6 @@ Stateless: TypeAlias = Annotated[
     Any, only(None, f"{_NOTHING_STORED}, so send the whole conversation as input"), NULL_SCHEMA
 ]
 NoPrompt: TypeAlias = Annotated[Any, only(None, "this service stores no prompts"), NULL_SCHEMA]
-NoCompaction: TypeAlias = Annotated[Any, only(None, "conversations are not compacted"), NULL_SCHEMA]
-NoModeration: TypeAlias = Annotated[Any, only(None, "there is no moderation"), NULL_SCHEMA]
 Untruncated: TypeAlias = Annotated[
     Any,
     only("disabled", "no items are dropped; truncate_prompt_tokens cuts prompts"),
@@ -133,7 +119,7 @@ class ResponsesBody(BaseModel):
     max_output_tokens: int | None = Field(
         None, ge=1, description="Maximum length of the answer, including its reasoning, in tokens."
     )
-    tools: list[FunctionTool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: list[ResponsesTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: ResponsesToolChoice | None = Field(
         None, description="Which calls the answer may or must have."
     )
@@ -159,13 +145,9 @@ class ResponsesBody(BaseModel):
     metadata: Annotated[dict[str, _Label], Field(max_length=MAX_LABELS)] | None = Field(
         None, description="Returned with the answer."
     )
-    image: Ignored = None
-    prompt_cache_options: Ignored = None
     store: NotStored = None
     previous_response_id: Stateless = None
     conversation: Stateless = None
     prompt: NoPrompt = None
     background: NotStored = None
     truncation: Untruncated = None
-    context_management: NoCompaction = None
-    moderation: NoModeration = None

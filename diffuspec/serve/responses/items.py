@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from diffuspec.serve.openai.body_parts import MAX_PARTS, NO_TOOLS, OpenPart
+from diffuspec.serve.responses.tools import flat_name
 
 _TEXTS = ("input_text", "output_text", "text")
-_STORED = "this service stores no items: send the item itself"
+_STORED = "this service stores no items: send the item itself (Vercel's SDK: store: false)"
 
 
 class Content(OpenPart):
@@ -45,6 +46,7 @@ class CallItem(OpenPart):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = Field(None, description="The group of the function, if it has one.")
     arguments: str = Field("", description="JSON text.")
 
 
@@ -138,7 +140,7 @@ def _add_to_answer(messages: list[dict[str, Any]], item: InputItem) -> None:
             message["reasoning_content"] = message.get("reasoning_content", "") + thoughts
     elif isinstance(item, CallItem):
         message = _open_answer(messages, set())
-        function = {"name": item.name, "arguments": item.arguments}
+        function = {"name": flat_name(item.name, item.namespace), "arguments": item.arguments}
         call = {"id": item.call_id, "type": "function", "function": function}
         message.setdefault("tool_calls", []).append(call)
     elif isinstance(item, MessageItem):

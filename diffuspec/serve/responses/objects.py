@@ -34,6 +34,9 @@ class OutputCall(TypedDict):
     status: Status
     call_id: str
     name: str
+    namespace: NotRequired[
+        Annotated[str, Field(description="The group of the function, if the request has one.")]
+    ]
     arguments: Annotated[str, Field(description="JSON text.")]
 
 
@@ -197,6 +200,13 @@ class ArgumentsDoneEvent(PlacedEvent):
     type: Literal["response.function_call_arguments.done"]
     name: str
     arguments: str
+
+
+class InputTokens(TypedDict):
+    """The answer of /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class ErrorEvent(TypedDict):

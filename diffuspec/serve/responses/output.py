@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from diffuspec.serve.openai.reading.blocks import Block, Change
 from diffuspec.serve.openai.tool_calls import call_id
-from diffuspec.serve.responses.objects import OutputItem, OutputPart, Status
+from diffuspec.serve.responses.objects import OutputCall, OutputItem, OutputPart, Status
 
 _PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
 _TEXTS = {"reasoning": "response.reasoning_text", "text": "response.output_text"}
@@ -18,23 +19,28 @@ Event: TypeAlias = dict[str, Any]  # an event without its sequence_number
 class Output:
     """Describes the blocks of one answer. `id`: that of the request."""
 
-    def __init__(self, id: str, *, has_short_ids: bool) -> None:
+    def __init__(
+        self, id: str, namespaces: Mapping[str, tuple[str, str]], *, has_short_ids: bool
+    ) -> None:
+        """namespaces: namespace and name of the functions that have one, by their flat name."""
         self._id = id
+        self._namespaces = namespaces
         self._has_short_ids = has_short_ids
 
     def item(self, block: Block, status: Status, *, is_new: bool = False) -> OutputItem:
         """Return a block as an item. `is_new`: omit its content."""
         item_id = self._item_id(block)
         if block.kind == "call":
-            called = call_id(f"{self._id}-{block.place}", is_short=self._has_short_ids)
-            return {
+            namespace, name = self._namespaces.get(block.name, (None, block.name))
+            called: OutputCall = {
                 "type": "function_call",
                 "id": item_id,
                 "status": status,
-                "call_id": called,
-                "name": block.name,
+                "call_id": call_id(f"{self._id}-{block.place}", is_short=self._has_short_ids),
+                "name": name,
                 "arguments": "" if is_new else block.text,
             }
+            return called if namespace is None else {**called, "namespace": namespace}
         parts: list[Any] = [] if is_new else [self._part(block)]
         if block.kind == "reasoning":
             return {
@@ -81,8 +87,8 @@ class Output:
     def _closed(self, block: Block, at: Event, status: Status) -> list[Event]:
         item, place = self.item(block, status), {"output_index": block.place}
         done: Event = {"type": "response.output_item.done", **place, "item": item}
-        if block.kind == "call":
-            event = {**at, "name": block.name, "arguments": block.text}
+        if item["type"] == "function_call":
+            event = {**at, "name": item["name"], "arguments": block.text}
             return [{"type": f"{_ARGUMENTS}.done", **event}, done]
         text: Event = {"type": f"{_TEXTS[block.kind]}.done", **at, "text": block.text}
         if block.kind == "text":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import FinishReason, RequestOutput
@@ -23,6 +24,7 @@ from diffuspec.serve.responses.objects import (
     Status,
 )
 from diffuspec.serve.responses.output import Event, Output
+from diffuspec.serve.responses.tools import NamespaceTool, OtherTool, ResponsesTool
 
 _CUT: IncompleteDetails = {"reason": "max_output_tokens"}
 
@@ -30,7 +32,13 @@ _CUT: IncompleteDetails = {"reason": "max_output_tokens"}
 class ResponsesReply:
     """The reply to one request, as output items or as numbered events."""
 
-    def __init__(self, body: ResponsesBody, exchange: Exchange) -> None:
+    def __init__(
+        self,
+        body: ResponsesBody,
+        namespaces: Mapping[str, tuple[str, str]],
+        exchange: Exchange,
+    ) -> None:
+        """namespaces: see Output."""
         [generation] = exchange.generations
         self._body = body
         self._job = exchange.job
@@ -39,7 +47,9 @@ class ResponsesReply:
         self._texts = TokenTexts(exchange.tokenizer)
         self._blocks = BlockReader(self._job, generation, has_text=True)
         self._answer = self._blocks.answer
-        self._output = Output(self._id, has_short_ids=self._job.conventions.has_short_ids)
+        self._output = Output(
+            self._id, namespaces, has_short_ids=self._job.conventions.has_short_ids
+        )
         self._num_events = 0
 
     def add(self, index: int, output: RequestOutput) -> None:
@@ -158,7 +168,7 @@ def repeated(body: ResponsesBody, sampling: SamplingParams) -> RepeatedParameter
         "top_logprobs": body.top_logprobs or 0,
         "text": _text(body.text or TextOptions()),
         "reasoning": {"effort": reasoning.effort, "summary": None},
-        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "tools": [_repeated(tool) for tool in body.tools or () if not isinstance(tool, OtherTool)],
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
         "truncation": "disabled",
         "previous_response_id": None,
@@ -166,6 +176,15 @@ def repeated(body: ResponsesBody, sampling: SamplingParams) -> RepeatedParameter
         "store": False,
         "service_tier": "default",
     }
+
+
+def _repeated(tool: ResponsesTool) -> dict[str, Any]:
+    """Return a tool as an answer has it: without those of its namespace that are left out."""
+    repeated = tool.model_dump()
+    if isinstance(tool, NamespaceTool):
+        inner = [one for one in tool.tools if not isinstance(one, OtherTool)]
+        repeated["tools"] = [one.model_dump() for one in inner]
+    return repeated
 
 
 def _text(options: TextOptions) -> ResponseText:

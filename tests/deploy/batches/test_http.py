@@ -53,6 +53,13 @@ async def test_a_request_has_the_key_an_id_and_the_served_model():
     assert (await ask(answer, model="other")).body == {"model": "other"}
 
 
+async def test_keys_that_had_no_effect_are_those_of_the_header():
+    headers = {"x-diffuspec-ignored": "colour, tools.web_search"}
+    reply = await ask(lambda _: httpx2.Response(200, json={}, headers=headers))
+    assert reply.ignored == ("colour", "tools.web_search")
+    assert (await ask(lambda _: httpx2.Response(200, json={}))).ignored == ()
+
+
 async def test_what_is_wrong_with_a_request_is_its_reply():
     reply = await ask(lambda _: httpx2.Response(400, json={"error": {"param": "top_p"}}))
     assert (reply.status_code, reply.body) == (400, {"error": {"param": "top_p"}})

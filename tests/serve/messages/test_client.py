@@ -198,7 +198,7 @@ def test_a_text_has_the_form_that_is_asked_for(drafting: Anthropic):
         ({"max_tokens": None}, "max_tokens is missing"),
         ({"messages": []}, "messages must have"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "custm", "name": "web_search"}]}, "tools.0.type"),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
         ({"tool_choice": {"type": "tool"}, "tools": [WEATHER]}, "tool_choice.name"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
