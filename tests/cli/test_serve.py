@@ -53,3 +53,9 @@ def test_a_file_of_the_service_alone_leaves_the_models_to_the_options(diffuspec,
 def test_a_wrong_source_of_sampling_defaults_is_refused_before_models_are_loaded(diffuspec):
     line = error_line(diffuspec("serve", "--generation-config", "nowhere", "--port", "0"))
     assert line.startswith("generation_config must be auto, vllm or a directory")
+
+
+def test_a_service_is_strict_by_an_option_or_its_file():
+    assert serve.ServiceOptions(strict=True).settings({}).strict
+    assert serve.ServiceOptions().settings({"serve": {"strict": True}}).strict
+    assert not serve.ServiceOptions().settings({}).strict

@@ -74,7 +74,7 @@ async def test_the_openapi_document_says_where_a_key_is_asked_for(path: Path):
     async with http_client(fake_engine(), ServeSettings(api_keys=path)) as client:
         paths = (await client.get("/openapi.json")).json()["paths"]
     secured = {path for path, one in paths.items() if "security" in next(iter(one.values()))}
-    others = {"/metrics", "/tokenize", "/detokenize"}
+    others = {"/metrics", "/tokenize", "/detokenize", "/tokenizer_info"}
     assert secured == {path for path in paths if path.startswith("/v1/")} | others
 
 

@@ -87,11 +87,12 @@ def test_calls_and_their_results_may_be_sent_back(client: OpenAI, is_streamed: b
     assert reply.choices[0].finish_reason in ("stop", "length", "tool_calls")
 
 
-def test_a_schema_that_cannot_be_is_refused_by_the_name_of_tools(client: OpenAI):
-    wrong = {"type": "function", "function": {"name": "secret", "parameters": {"type": "x"}}}
+def test_a_schema_that_cannot_be_is_refused_by_tools_and_the_tool_s_name(client: OpenAI):
+    wrong = {"type": "function", "function": {"name": "find", "parameters": {"type": "secret"}}}
     with pytest.raises(BadRequestError) as caught:
         client.chat.completions.create(**HOW | {"tools": [wrong], "tool_choice": "required"})
-    assert caught.value.param == "tools" and "secret" not in caught.value.message
+    assert caught.value.param == "tools" and "tool find cannot be" in caught.value.message
+    assert "secret" not in caught.value.message
 
 
 def test_a_strict_function_lets_the_model_answer_in_words(client: OpenAI):
