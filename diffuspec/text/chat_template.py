@@ -28,6 +28,13 @@ def takes_parts_only(tokenizer: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=8)
+def takes_system_message(tokenizer: Any) -> bool:
+    """Return whether the template writes the text of a system message."""
+    system = {"role": "system", "content": _content(tokenizer, _PROBE)}
+    return _PROBE in _rendered(tokenizer, [system, _user(_content(tokenizer, "Hi"))])
+
+
+@functools.lru_cache(maxsize=8)
 def takes_one_system_message(tokenizer: Any) -> bool:
     """Return whether the template takes a system message, but refuses or drops a second one."""
     first, second, user = (

@@ -6,7 +6,7 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,10 @@ from diffuspec.core.types import Prompt, TokenIds
 from diffuspec.text.chat_template import (
     takes_one_system_message,
     takes_parts_only,
+    takes_system_message,
     template_text,
 )
+from diffuspec.text.described_tools import with_described_tools
 from diffuspec.text.encoding import encode_text
 from diffuspec.text.markup import markup_of
 
@@ -117,6 +119,11 @@ def list_of_prompts(prompts: Iterable[Prompt]) -> list[Prompt]:
 def _render(messages: Sequence[Mapping[str, Any]], tokenizer: Any, chat: ChatOptions) -> _Text:
     """Return a chat in the template's format. Raises InvalidRequestError."""
     _check_chat(messages, tokenizer, chat)
+    if "tools" not in template_text(tokenizer):
+        messages = with_described_tools(
+            messages, chat.tools, takes_system=takes_system_message(tokenizer)
+        )
+        chat = replace(chat, tools=())
     laid_out = [_laid_out(message, takes_parts_only(tokenizer)) for message in messages]
     if takes_one_system_message(tokenizer):
         laid_out = _with_one_system_message(laid_out)
@@ -141,8 +148,6 @@ def _check_chat(messages: Sequence[Mapping[str, Any]], tokenizer: Any, chat: Cha
             raise InvalidRequestError(f"role must be one of {', '.join(ROLES)}, got {role!r:.80}")
     if tokenizer.chat_template is None:
         raise InvalidRequestError("the target's tokenizer has no chat template; send plain text")
-    if chat.tools and "tools" not in template_text(tokenizer):
-        raise InvalidRequestError("the target's chat template takes no tools")
     taken = _TAKEN_OPTIONS | inspect.signature(tokenizer.apply_chat_template).parameters.keys()
     if wrong := sorted(taken & chat.variables.keys()):
         raise InvalidRequestError(f"chat_template_kwargs must not have {', '.join(wrong)}")

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
 from diffuspec.serve.settings import ServeSettings
+from tests.support.chat_models import QWEN, chat_tokenizer
+from tests.support.scripted import scripted_engine
 from tests.support.service import ScriptedService, fake_engine, http_client, named_events
-from tests.support.weather import CITY
+from tests.support.weather import CALL, CITY
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 ASKED: Any = [{"role": "user", "content": "hi"}]
 IGNORED = "x-diffuspec-ignored"
+PLAIN = (  # as that of SmolLM2
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 # The model's call of a function of the namespace `mcp__maps`.
 CALLED = '<tool_call>\n{"name": "mcp__maps__weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
 
@@ -191,6 +199,26 @@ def test_vercel_s_item_references_are_refused_with_the_reason(scripted: Scripted
     response = post(scripted, RESPONSES, input=[{"type": "item_reference", "id": "msg_1"}])
     error = response.json()["error"]
     assert response.status_code == 400 and "store: false" in error["message"]
+
+
+async def test_tools_work_with_a_template_that_has_no_place_for_them(tmp_path: Path):
+    tokenizer = chat_tokenizer(replace(QWEN, template=PLAIN))
+    verifier, engine = scripted_engine(tmp_path, tokenizer, (tokenizer.eos_token_id,))
+    tool = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
+    body: dict[str, Any] = {"messages": ASKED, "tools": [tool], "max_tokens": 200}
+    verifier.say(f"I look.\n{CALL}")
+    async with engine, http_client(engine) as client:
+        response = await client.post(CHAT, json=body)
+        message = response.json()["choices"][0]["message"]
+        [call] = message["tool_calls"]
+        assert message["content"].strip() == "I look."
+        assert call["function"] == {"name": "weather", "arguments": '{"city": "Ulm"}'}
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "Rain."}
+        turns = body | {"messages": [*ASKED, message, result]}
+        tokens = (await client.post("/tokenize", json=turns)).json()["tokens"]
+        prompt = (await client.post("/detokenize", json={"tokens": tokens})).json()["prompt"]
+    assert CALL in prompt and "<tool_response>\nRain.\n</tool_response>" in prompt
+    assert prompt.startswith("<|im_start|>system\nYou can call functions.")
 
 
 async def test_unknown_keys_are_logged_once_and_eight_are_named(caplog: pytest.LogCaptureFixture):

@@ -442,8 +442,11 @@ def test_tools_and_calls_go_into_the_template():
     [generation] = encode(chat(messages=messages, tools=[WEATHER]), tokenizer(template), MODEL)
     text = tokenizer().decode(generation.prompt_token_ids)
     assert text == "[weather]system:a\nb;assistant:(weather Ulm);tool:sun;"
-    with pytest.raises(InvalidRequestError, match="takes no tools"):
-        encode(chat(tools=[WEATHER]), tokenizer(), MODEL)
+    [generation] = encode(chat(tools=[WEATHER]), tokenizer(), MODEL)  # a template without tools
+    text = tokenizer().decode(generation.prompt_token_ids)
+    assert (
+        text.startswith("<|start|>system:You can call functions.") and '"name": "weather"' in text
+    )
 
 
 def test_variables_of_the_template_may_be_set_but_not_what_makes_it_a_chat():
