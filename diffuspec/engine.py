@@ -35,6 +35,7 @@ from diffuspec.core.types import RequestOutput, TokenIds
 from diffuspec.drafters import LocalDrafter, Target, load_drafter
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
 from diffuspec.engine_base import ANOTHER_LOOP, EngineBase
+from diffuspec.preflight import check_files
 from diffuspec.scheduler.coordinator import Coordinator
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.telemetry import context
@@ -287,6 +288,7 @@ def load_parts(config: EngineConfig) -> Parts:
             " or measure several by `diffuspec serve` or `diffuspec bench --load`, or open a"
             " DataParallelEngine"
         )
+    check_files(config)
     verifier = CausalTarget.load(config.target)
     info, tokenizer = verifier.info, load_tokenizer(config.target.path)
     if config.drafter is None:

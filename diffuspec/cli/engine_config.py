@@ -15,7 +15,7 @@ from diffuspec.core.config import EngineConfig, TargetConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import AUTO_DRAFTER
 from diffuspec.pairs import DEFAULT_PAIR, Pair, find_pair, load_config, parse_config
-from diffuspec.text.directory import check_given
+from diffuspec.preflight import check_exist
 
 
 def compose(
@@ -30,8 +30,8 @@ def compose(
     max_sequences: without a file; None: the default. speculation: overrides --draft-length, and
     both override the section. file: the content of `given.config`, if it was read before.
     keeps_drafters: keep all drafters of the file if no option chooses one; they are always kept for
-    the drafter "auto". Raises InvalidRequestError for a wrong parameter, and ConfigError, also for
-    options that have no effect on the drafter or without a drafter.
+    the drafter "auto". Raises InvalidRequestError for a wrong parameter, ConfigError, also for
+    options that have no effect on the drafter or without a drafter, and `check_exist`'s errors.
     """
     given = as_options(given)
     has_file = file is not None or given.config is not None
@@ -54,7 +54,7 @@ def compose(
         raise ConfigError("the drafting options have no effect without a drafter (--drafter DIR)")
     data["speculation"] = asdict(replace(base.speculation, **speculation, drafter=chosen))
     config = parse_config(data)
-    _check_exist(given)
+    check_exist(config)
     return config
 
 
@@ -98,14 +98,6 @@ def _set_ngram(data: dict[str, Any], ngram: str | None) -> None:
         raise ConfigError(f"--ngram has no effect on a drafter of the kind {section['kind']}")
     if ngram is not None:
         data["search"]["ngram"] = None if ngram == NONE else Path(ngram)
-
-
-def _check_exist(given: options.EngineOptions) -> None:
-    """Check that the given files exist. Raises ModelLoadError and ConfigError."""
-    drafter, ngram = (
-        None if path in (None, NONE) else Path(path) for path in (given.drafter, given.ngram)
-    )
-    check_given(models=[given.target, drafter], ngram=ngram)
 
 
 def _pair(name: str | None) -> Pair:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 import uvloop
@@ -16,8 +18,10 @@ from diffuspec.cli.parameters import NOTHING_GIVEN, Given, takes_fields
 from diffuspec.core.addresses import MAX_PORT
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError
+from diffuspec.core.faults import Faults
 from diffuspec.core.validation import read_yaml, validate
 from diffuspec.pairs import parse_file
+from diffuspec.preflight import note_faults
 from diffuspec.telemetry import logs, otel
 
 if TYPE_CHECKING:
@@ -159,6 +163,11 @@ class ServiceOptions:
             ) from error
         return Tls(certificate, key)
 
+    def check_reach(self, is_loopback: bool, settings: ServeSettings) -> None:
+        """Raise ConfigError if others can reach the service and it demands no key."""
+        if settings.api_keys is None and not is_loopback:
+            raise ConfigError(f"{self.host} can be reached by others: give --api-keys FILE.yaml")
+
     def settings(self, data: Mapping[str, object]) -> ServeSettings:
         """Return the settings in a file's data, overridden by options. Raises ConfigError."""
         from diffuspec.serve.conventions import chosen_parsers
@@ -202,32 +211,63 @@ def run(
 
     Prints the URL when it is ready. Ctrl-C or SIGTERM lets running requests finish.
     """
-    from diffuspec.serve.conventions import sampling_defaults
-    from diffuspec.serve.server import bind, is_loopback, name_of, serve_engine
+    from diffuspec.serve.server import name_of, serve_engine
 
     logs.configure(log_format)
     otel.check()
-    given = service.with_model(given)
-    tls = service.tls()
-    data = {} if given.config is None else read_yaml(given.config)
-    settings, config = service.settings(data), service.engine(given, speculation, data)
-    path = config.target.path
-    sampling_defaults(path, settings.generation_config)  # refuses it before models are loaded
-    name = service.model_name or name_of(path)
-    with bind(service.host, service.port) as bound:
-        if settings.api_keys is None and not is_loopback(bound):
-            raise ConfigError(f"{service.host} can be reached by others: give --api-keys FILE.yaml")
+    with contextlib.ExitStack() as stack:
+        checked = _check(service, service.with_model(given), speculation, stack)
+        path, settings = checked.config.target.path, checked.settings
+        name = service.model_name or name_of(path)
         typer.echo(f"loading {path}", err=True)
-        engine = options.open_engines(config, given.threads)
+        engine = options.open_engines(checked.config, given.threads)
 
         def announce(url: str) -> None:
             typer.echo(f"serving {name} on {url}\n\n{_curl(url, settings)}\n")
 
-        uvloop.run(serve_engine(engine, name, settings, bound, announce, tls))
+        uvloop.run(serve_engine(engine, name, settings, checked.bound, announce, checked.tls))
+
+
+class _Checked(NamedTuple):
+    """What was checked before anything is loaded."""
+
+    settings: ServeSettings
+    config: EngineConfig
+    bound: socket.socket
+    tls: Tls | None
+
+
+def _check(
+    service: ServiceOptions,
+    given: options.EngineOptions,
+    speculation: Given,
+    stack: contextlib.ExitStack,
+) -> _Checked:
+    """Check options, files and the port, which `stack` closes. Raises one error with all faults."""
+    from diffuspec.serve.conventions import sampling_defaults
+    from diffuspec.serve.server import bind, is_loopback
+
+    data = {} if given.config is None else read_yaml(given.config)
+    faults = Faults()
+    tls = faults.check("", service.tls)
+    settings = faults.check("", lambda: service.settings(data))
+    config = faults.check("", lambda: service.engine(given, speculation, data))
+    bound = faults.check("", lambda: stack.enter_context(bind(service.host, service.port)))
+    if bound is not None and settings is not None:
+        faults.check("", lambda: service.check_reach(is_loopback(bound), settings))
+    if config is not None:
+        note_faults(config, faults)
+        if settings is not None and config.target.path.exists():
+            source = settings.generation_config
+            faults.check("", lambda: sampling_defaults(config.target.path, source))
+    faults.raise_all()
+    assert settings is not None and config is not None and bound is not None
+    return _Checked(settings, config, bound, tls)
 
 
 def _curl(url: str, settings: ServeSettings) -> str:
-    body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+    message = '{"role": "user", "content": "What is the capital of France?"}'
+    body = f'{{"messages": [{message}], "temperature": 0, "max_tokens": 64}}'
     key = "" if settings.api_keys is None else " -H 'authorization: Bearer KEY'"
     return (
         f"curl {url}/v1/chat/completions -H 'content-type: application/json'{key} \\\n  -d '{body}'"

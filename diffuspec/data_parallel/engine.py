@@ -33,6 +33,7 @@ from diffuspec.data_parallel.connection import EngineConnection
 from diffuspec.data_parallel.member import EngineMember
 from diffuspec.data_parallel.routing import EngineRouter
 from diffuspec.engine_base import ANOTHER_LOOP, EngineBase
+from diffuspec.preflight import check_files
 from diffuspec.resumption import ResumedAnswer
 from diffuspec.rpc.messages.answers import generate_request
 from diffuspec.rpc.messages.status import TransportError
@@ -83,6 +84,7 @@ class DataParallelEngine(EngineBase):
         num_threads: threads of each process; None: one for each processor of its share. Raises the
         errors of `Engine.from_config`.
         """
+        check_files(config)  # once, and with all faults
         form, level = logs.configured() or ("", "")
         load = functools.partial(
             messages.LoadEngine,

@@ -115,9 +115,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> type[FakeEngine]:
     """Replace the engine and the embedded pair; return the class, which knows its last object."""
     fake = type("FakeEngine", (FakeEngine,), {})
     monkeypatch.setattr("diffuspec.engine.Engine", fake)
-    monkeypatch.setattr(
-        "diffuspec.cli.engine_config.check_given", lambda **_: None
-    )  # it reads no file
+    monkeypatch.setattr("diffuspec.cli.engine_config.check_exist", lambda _: None)
     others: dict[str, dict[str, object]] = {"hydra": {"kind": "hydra", "path": Path("tiny/hydra")}}
     tiny = replace(PAIRS["tiny"], load_config=embedded_config, other_drafters=lambda: others)
     monkeypatch.setitem(PAIRS, "tiny", tiny)

@@ -353,7 +353,7 @@ def test_warnings_of_the_library_are_shown(diffuspec, engine, monkeypatch):
 
 
 FILE = parse_config(
-    {"target": {"path": "t"}, "drafter": {"kind": "pld"}, "drafters": {"answers": {"kind": "samd"}}}
+    {"target": {"path": "."}, "drafter": {"kind": "pld"}, "drafters": {"answers": {"kind": "samd"}}}
 )
 
 

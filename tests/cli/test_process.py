@@ -44,8 +44,8 @@ from diffuspec.cli.app import app
 from diffuspec.pairs import PAIRS, parse_config
 from diffuspec.core.types import RequestOutput, StepStats
 
-nowhere = parse_config({"target": {"path": "nowhere"}})
-PAIRS["tiny"] = replace(PAIRS["tiny"], load_config=lambda: nowhere)
+config = parse_config({"target": {"path": "tests"}})  # exists, and is not read
+PAIRS["tiny"] = replace(PAIRS["tiny"], load_config=lambda: config)
 app(args=["generate", "Hi"])
 """
 ROOT = Path(diffuspec.__file__).parents[1]
@@ -87,9 +87,8 @@ def test_wrong_options_are_refused_before_anything_large_is_imported() -> None:
         bench|--pair|other|--pair
         bench|--target|nowhere|model directory nowhere does not exist
         serve|--port|99999|--port must be
-        serve|--host|0.0.0.0|can be reached by others
         serve|--drafter|nowhere|model directory nowhere does not exist
-        serve|--tool-call-parser|nope|tool_call_parser must be
+        serve|--tool-call-parser|nope|--target|nowhere|tool_call_parser must be
         drafter|train|missing option
     """
     lines = "\n".join(line.strip() for line in wrong.strip().splitlines())
@@ -171,7 +170,7 @@ def test_closed_pipe_ends_the_answer():
 
 def test_missing_models_are_usage_errors(diffuspec: Run, tmp_path: Path) -> None:
     result = diffuspec("generate", "Hi", "--target", tmp_path / "nowhere")
-    assert error_line(result) == f"model directory {tmp_path}/nowhere does not exist"
+    assert error_line(result) == f"target.path: model directory {tmp_path}/nowhere does not exist"
 
 
 def test_version_and_help(diffuspec: Run) -> None:

@@ -1,6 +1,7 @@
 """`diffuspec serve`: what is refused before anything is loaded."""
 
 import logging
+import socket
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_a_file_of_the_service_alone_leaves_the_models_to_the_options(diffuspec,
     file.write_text("serve: {playground: false}\n")
     result = diffuspec("serve", "--config", str(file), "--target", "nowhere", "--port", "0")
     assert result.exit_code == 2
-    assert result.stderr.endswith("error: model directory nowhere does not exist\n")
+    assert result.stderr.endswith("error: target.path: model directory nowhere does not exist\n")
 
 
 def test_a_wrong_source_of_sampling_defaults_is_refused_before_models_are_loaded(diffuspec):
@@ -59,3 +60,20 @@ def test_a_service_is_strict_by_an_option_or_its_file():
     assert serve.ServiceOptions(strict=True).settings({}).strict
     assert serve.ServiceOptions().settings({"serve": {"strict": True}}).strict
     assert not serve.ServiceOptions().settings({}).strict
+
+
+def test_all_that_can_be_checked_is_told_at_once_before_models_are_loaded(diffuspec, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        file = tmp_path / "serve.yaml"
+        file.write_text(
+            "preset: tiny\ndrafter: {path: nowhere}\nsearch: {ngram: mine.bin}\n"
+            "serve: {tool_call_parser: unheard}\n"
+        )
+        words = ("--config", str(file), "--port", str(port), "--tls-key", "k.pem")
+        result = diffuspec("serve", *words)
+    assert result.exit_code == 2
+    line = result.stderr.splitlines()[-1]
+    wrong = ("--tls-certificate and --tls-key belong", "unheard", str(port))
+    wrong += ("drafter.path: model directory nowhere", "search.ngram: n-gram model mine.bin")
+    assert all(text in line for text in wrong), line

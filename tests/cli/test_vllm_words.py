@@ -42,7 +42,7 @@ def test_serve_takes_the_model_as_argument_or_option(diffuspec, tmp_path):
     for arguments in ([nowhere], ["--model", nowhere], [f"--model={nowhere}"]):
         words = ("--max-num-seqs", "4", "--served-model-name", "m", "--port", "0")
         line = error_line(diffuspec("serve", *arguments, *words))
-        assert line == f"model directory {nowhere} does not exist"
+        assert line == f"target.path: model directory {nowhere} does not exist"
     both = error_line(diffuspec("serve", nowhere, "--target", nowhere))
     assert both == "give the target as the argument or by --target, not both"
 
