@@ -151,10 +151,10 @@ def _instructions(url: str, service: ServiceConfig) -> str:
     return (
         f"serving {service.model_name} on {url}\n\n"
         f"curl {url}/v1/chat/completions -H 'content-type: application/json'{header} \\\n"
-        f"  -d '{{\"messages\": {question}}}'\n\n"
+        f'  -d \'{{"messages": {question}, "temperature": 0, "max_tokens": 64}}\'\n\n'
         f'python -c \'from openai import OpenAI; print(OpenAI(base_url="{url}/v1", '
         f'api_key="{key}").chat.completions.create(model="{service.model_name}", '
-        f"messages={question}).choices[0].message.content)'\n\n"
+        f"messages={question}, temperature=0, max_tokens=64).choices[0].message.content)'\n\n"
         "Ctrl-C stops it."
     )
 

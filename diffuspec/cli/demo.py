@@ -66,8 +66,8 @@ def _show_answer(
     console.print(f"> {question}\n", markup=False, soft_wrap=True)
     prompt = [{"role": "user", "content": question}]
     sampling = SamplingParams(max_tokens=max_tokens)
-    stats = asyncio.run(display.stream_answer(engine, prompt, sampling))
-    display.show_statistics(stats)
+    answer = asyncio.run(display.stream_answer(engine, prompt, sampling))
+    display.show_statistics(answer.stats)
     console.print()
 
 

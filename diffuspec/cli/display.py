@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn
@@ -15,11 +16,12 @@ from diffuspec.telemetry.request_stats import RequestStats, summarize
 if TYPE_CHECKING:
     from diffuspec.completion import Completion
     from diffuspec.core.params import SamplingParams
-    from diffuspec.core.types import Prompt, RequestOutput, StepStats, TokenLogprobs
+    from diffuspec.core.types import FinishReason, Prompt, RequestOutput, StepStats, TokenLogprobs
     from diffuspec.engine import Engine
 
 _ACCEPTED_STYLE = "green"
 _OWN_STYLE = "bold yellow"
+_FEW_STEPS = 3  # a shorter answer says little about drafts
 _LEGEND = Text.assemble(
     ("green", _ACCEPTED_STYLE),
     ": drafted and accepted; ",
@@ -42,15 +44,22 @@ def progress_bar(*columns: ProgressColumn) -> Progress:
     return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
+class Shown(NamedTuple):
+    """The statistics of an answer that was printed, and how it ended."""
+
+    stats: RequestStats
+    finish_reason: FinishReason | None
+
+
 async def stream_answer(
     engine: Engine, prompt: Prompt, sampling: SamplingParams, *, at_once: bool = False
-) -> RequestStats:
-    """Print an answer on stdout as it arrives, or `at_once`; return its statistics."""
+) -> Shown:
+    """Print an answer on stdout as it arrives, or `at_once`."""
     console = stdout_console()
     token_ids = engine.encode(prompt).tolist()
     steps: list[StepStats] = []
     held: list[RequestOutput] = []
-    last = ""
+    last, finish_reason = "", None
     async for increment in engine.stream(token_ids, sampling):
         if at_once:
             held.append(increment)
@@ -58,12 +67,31 @@ async def stream_answer(
             _show(increment, console)
         steps.append(increment.step)
         last = increment.text or last
+        finish_reason = increment.finish_reason
     for increment in held:
         _show(increment, console)
     if not last.endswith("\n"):
         console.file.write("\n")
     console.file.flush()
-    return summarize(steps, len(token_ids))
+    return Shown(summarize(steps, len(token_ids)), finish_reason)
+
+
+def notes_on(shown: Shown, max_tokens: int, has_drafts: bool) -> list[str]:
+    """Return what a user may miss: why there were few drafts, and that the answer was cut off.
+
+    has_drafts: there is a drafter, and the scheduler decides when it drafts.
+    """
+    stats, notes = shown.stats, []
+    if stats.num_fallbacks:
+        notes.append(f"drafting failed in {stats.num_fallbacks} of {stats.num_steps} steps")
+    num_undrafted = stats.num_steps - stats.num_drafts - stats.num_fallbacks
+    if has_drafts and stats.num_steps > _FEW_STEPS and num_undrafted * 2 > stats.num_steps:
+        notes.append("drafts paused: plain decoding is faster at the moment")
+    if shown.finish_reason == "length":
+        is_own = stats.num_output_tokens >= max_tokens
+        limit = f"--max-tokens {max_tokens}" if is_own else "the end of the context"
+        notes.append(f"cut off at {limit}")
+    return notes
 
 
 def _show(increment: RequestOutput, console: Console) -> None:
@@ -83,10 +111,12 @@ def _styled(increment: RequestOutput) -> Text:
     return styled
 
 
-def show_statistics(stats: RequestStats, seed: int | None = None) -> None:
+def show_statistics(
+    stats: RequestStats, seed: int | None = None, notes: Sequence[str] = ()
+) -> None:
     """Print a line of statistics to stderr; on a terminal also the meaning of the colours.
 
-    seed: the seed with which a sampled answer can be repeated.
+    seed: the seed with which a sampled answer can be repeated. notes: for the end of the line.
     """
     total = stats.total_seconds or 1.0
     steps = "step" if stats.num_steps == 1 else "steps"
@@ -98,6 +128,7 @@ def show_statistics(stats: RequestStats, seed: int | None = None) -> None:
         f"search {stats.search_seconds / total:.0%}",
         f"verify {stats.verify_seconds / total:.0%}",
         *([] if seed is None else [f"seed {seed}"]),
+        *notes,
     ]
     console = Console(stderr=True, highlight=False)
     console.print(" · ".join(parts), style="dim", soft_wrap=True)

@@ -96,9 +96,11 @@ def run(
             typer.echo(display.as_json(completion))
         else:
             work = display.stream_answer(engine, request, how, at_once=explain_schedule)
-            stats = asyncio.run(work)
+            shown = asyncio.run(work)
             if not quiet:
-                display.show_statistics(stats, None if how.is_greedy else how.seed)
+                decides = settings.drafter is not None and settings.speculation.policy != "off"
+                notes = display.notes_on(shown, how.max_tokens, has_drafts=decides)
+                display.show_statistics(shown.stats, None if how.is_greedy else how.seed, notes)
 
 
 def _prompt(text: str, chat: bool, system: str | None) -> Prompt:
