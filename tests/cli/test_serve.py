@@ -74,6 +74,6 @@ def test_all_that_can_be_checked_is_told_at_once_before_models_are_loaded(diffus
         result = diffuspec("serve", *words)
     assert result.exit_code == 2
     line = result.stderr.splitlines()[-1]
-    wrong = ("--tls-certificate and --tls-key belong", "unheard", str(port))
-    wrong += ("drafter.path: model directory nowhere", "search.ngram: n-gram model mine.bin")
+    wrong = ["--tls-certificate and --tls-key belong", "unheard", str(port)]
+    wrong += ["drafter.path: model directory nowhere", "search.ngram: n-gram model mine.bin"]
     assert all(text in line for text in wrong), line
