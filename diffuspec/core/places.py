@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 from diffuspec.core.errors import OverloadedError, ShuttingDownError
 from diffuspec.core.turns import Turns
@@ -11,20 +12,25 @@ from diffuspec.core.turns import Turns
 class Places:
     """Places for a number of tasks at a time; a bounded number waits. Belongs to one event loop."""
 
-    def __init__(self, number: int, max_waiting: int, name: str) -> None:
+    def __init__(
+        self, number: int, max_waiting: int, name: str, max_each: int | None = None
+    ) -> None:
         """`max_waiting`: beyond it, only clients with less than an equal share may wait.
 
-        name: what waits, for errors, such as "prompts wait to be tokenised".
+        name: what waits, for errors, such as "prompts wait to be tokenised". max_each: places that
+        one client may have; None: all.
         """
         self._num_free = number
         self._max_waiting = max_waiting
         self._name = name
+        self._max_each = number if max_each is None else max_each
+        self._taken: Counter[str] = Counter()
         self._waiting: Turns[asyncio.Future[None]] = Turns()
 
     async def take(self, client: str) -> None:
         """Wait for a place, which belongs to the caller until `free`. Raises OverloadedError."""
-        if self._num_free:
-            self._num_free -= 1
+        if self._num_free and self._may_take(client):
+            self._give(client)
             return
         is_full = len(self._waiting) >= self._max_waiting
         if is_full and not self._waiting.has_share_left(client, self._max_waiting):
@@ -36,17 +42,20 @@ class Places:
         except asyncio.CancelledError:
             self._waiting.remove(client, turn)
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.free()  # it had been given a place
+                self.free(client)  # it had been given a place
             raise
 
-    def free(self) -> None:
-        """Give a place back, or to the next client."""
-        while self._waiting:
-            turn = self._waiting.take()
-            if not turn.done():  # its task was cancelled in this turn of the loop
-                turn.set_result(None)
-                return
+    def free(self, client: str) -> None:
+        """Give a client's place back, and on to the next one that may have it."""
         self._num_free += 1
+        self._taken[client] -= 1
+        if not self._taken[client]:
+            del self._taken[client]
+        while self._num_free and (waiting := self._waiting.take_if(self._may_take)) is not None:
+            next_client, turn = waiting
+            if not turn.done():  # else its task was cancelled in this turn of the loop
+                self._give(next_client)
+                turn.set_result(None)
 
     def refuse_waiting(self) -> None:
         """End all waiting with ShuttingDownError."""
@@ -54,3 +63,10 @@ class Places:
             turn = self._waiting.take()
             if not turn.done():
                 turn.set_exception(ShuttingDownError("the service is shutting down"))
+
+    def _may_take(self, client: str) -> bool:
+        return self._taken[client] < self._max_each
+
+    def _give(self, client: str) -> None:
+        self._num_free -= 1
+        self._taken[client] += 1

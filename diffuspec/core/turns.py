@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -29,7 +29,18 @@ class Turns(Generic[T]):
 
     def take(self) -> T:
         """Remove and return the next item. There must be one."""
-        client, items = next(iter(self._by_client.items()))
+        return self._take_of(next(iter(self._by_client)))
+
+    def take_if(self, is_allowed: Callable[[str], bool]) -> tuple[str, T] | None:
+        """Remove and return the next item of an allowed client, after its name; None: none waits.
+
+        Other clients keep their turns.
+        """
+        client = next(filter(is_allowed, self._by_client), None)
+        return None if client is None else (client, self._take_of(client))
+
+    def _take_of(self, client: str) -> T:
+        items = self._by_client[client]
         item = items.popleft()
         self._by_client.move_to_end(client)
         if not items:

@@ -17,7 +17,8 @@ from diffuspec.text.grammars import Grammars
 from diffuspec.text.trial_messages import Setup, TrialLimits, Verdict
 from diffuspec.text.trial_process import COMMAND, TrialProcess
 
-_MAX_AT_ONCE = 2
+_MAX_AT_ONCE = 3
+_MAX_EACH = 2  # of a client: another one finds a place at once
 _MAX_VERDICTS = 4096
 _DIGEST_BYTES = 16
 _LIMITS = TrialLimits()
@@ -44,9 +45,9 @@ class GrammarQueue:
         """
         self._grammars = grammars
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
-        self._places = Places(_MAX_AT_ONCE, max_waiting, "grammars wait to be tried")
+        self._places = Places(_MAX_AT_ONCE, max_waiting, "grammars wait to be tried", _MAX_EACH)
         self._trials: set[asyncio.Future[Verdict]] = set()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._thread = ThreadPoolExecutor(_MAX_AT_ONCE, thread_name_prefix="grammars")
         self.trials = TrialProcess(
             lambda: Setup(read_tokenizer().to_str(), grammars.info, limits), command
         )
@@ -71,7 +72,7 @@ class GrammarQueue:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._thread, self._grammars.compile, form)
         finally:
-            self._places.free()
+            self._places.free(client)
 
     def prepare(self) -> None:
         """Read the tokenizer, which takes seconds if it is large, and start the helper."""

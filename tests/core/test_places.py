@@ -13,8 +13,8 @@ from diffuspec.core.places import Places
 class Callers:
     """Callers that take places, and end one after another."""
 
-    def __init__(self, number: int, max_waiting: int) -> None:
-        self.places = Places(number, max_waiting, "grammars wait")
+    def __init__(self, number: int, max_waiting: int, max_each: int | None = None) -> None:
+        self.places = Places(number, max_waiting, "grammars wait", max_each)
         self.begun: list[str] = []
         self.ends: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -34,7 +34,7 @@ class Callers:
         await self.places.take(name[0])
         self.begun.append(name)
         await self.ends[name].wait()
-        self.places.free()
+        self.places.free(name[0])
 
 
 async def settled() -> None:
@@ -49,6 +49,17 @@ async def test_clients_take_turns():
     for name in ("a1", "a2", "a3", "b1", "c1"):
         await callers.end(name)
     assert callers.begun == ["a1", "a2", "a3", "b1", "c1", "a4", "b2"]
+
+
+async def test_a_client_with_all_that_it_may_have_leaves_a_place_to_others():
+    callers = Callers(3, 10, max_each=2)
+    await callers.add("a1", "a2", "a3", "a4")
+    assert callers.begun == ["a1", "a2"]
+    await callers.add("b1", "b2", "c1")
+    assert callers.begun == ["a1", "a2", "b1"]
+    for name in ("b1", "b2", "a1", "c1", "a2", "a3", "a4"):
+        await callers.end(name)
+    assert callers.begun == ["a1", "a2", "b1", "b2", "c1", "a3", "a4"]
 
 
 async def test_a_caller_that_leaves_takes_no_turn():

@@ -23,9 +23,12 @@ class SharedThreads:
     """
 
     def __init__(self, num_threads: int, max_waiting: int, name: str) -> None:
-        """`num_threads`: for short bodies, and as many for long ones; so with `max_waiting`."""
+        """`num_threads`: for short bodies, and half as many for long ones, at least one.
+
+        `max_waiting`: for either.
+        """
         self._short = _Threads(num_threads, max_waiting, name)
-        self._long = _Threads(num_threads, max_waiting, f"{name} long")
+        self._long = _Threads(max(num_threads // 2, 1), max_waiting, f"{name} long")
 
     async def run(self, work: Callable[[], T], num_bytes: int) -> T:
         """Return the result of `work` for a body of this size. Raises OverloadedError.
@@ -43,11 +46,12 @@ class _Threads:
 
     async def run(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
-        await self._places.take(context.key_name.get())
+        client = context.key_name.get()
+        await self._places.take(client)
 
         def free(_: object) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._places.free)
+                loop.call_soon_threadsafe(self._places.free, client)
 
         running = self._executor.submit(work)
         running.add_done_callback(free)
