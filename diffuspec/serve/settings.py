@@ -111,8 +111,9 @@ class ServeSettings(Section):
         2,
         ge=1,
         le=64,
-        description="Threads that render chats and tokenise prompts of bodies up to 16 KiB, and as "
-        "many for longer ones; API keys take turns.",
+        description="Threads that render chats and tokenise prompts of bodies up to 16 KiB, and "
+        "half as many, at least one, for longer ones, which others notice less; API keys take "
+        "turns.",
     )
 
 

@@ -121,7 +121,13 @@ def test_an_answer_has_the_form_that_is_asked_for(client: OpenAI):
 def test_a_form_that_takes_too_long_or_ends_its_process_is_refused_by_its_name(client: OpenAI):
     patterns = [{"pattern": f".*a.{{{count}}}b.*"} for count in range(20)]
     grammar = f"start: %json {json.dumps({'allOf': patterns})}"
-    for schema, asked in ({"const": -(2**63)}, "guided_json"), (grammar, "guided_grammar"):
+    deadly = {"const": -(2**63)}
+    inner = f"start: a\na: %json {json.dumps(deadly)}"
+    for schema, asked in (
+        (deadly, "guided_json"),
+        (inner, "guided_grammar"),
+        (grammar, "guided_grammar"),
+    ):
         with pytest.raises(openai.BadRequestError, match="cannot be used") as caught:
             client.completions.create(model=MODEL, prompt="x", extra_body={asked: schema})
         assert caught.value.param == asked

@@ -118,6 +118,8 @@ _ANSWERS: dict[type[BaseException], ErrorAnswer] = {
         headers=_NO_RETRY,
     ),
 }  # fmt: skip
+# How errors of schemas within a grammar begin.
+_OF_A_GRAMMAR = ("%json on line ", "a schema of the grammar ")
 _UNKNOWN = ErrorAnswer(500, "internal error", _SERVER, "internal_error", headers=_NO_RETRY)
 
 
@@ -138,6 +140,8 @@ def answer_to(error: BaseException) -> ErrorAnswer:
 def in_words_of(error: InvalidRequestError, asked_by: str | None) -> InvalidRequestError:
     """Return an error about the format of an answer, with the client's name for it."""
     name, _, problem = str(error).partition(" ")
+    if asked_by is not None and str(error).startswith(_OF_A_GRAMMAR):
+        return BadRequestError(f"{asked_by}: {error}", asked_by)
     if asked_by is None or name not in ("structured_output", "json_schema"):
         return error
     return BadRequestError(f"{asked_by} {problem}", asked_by)
