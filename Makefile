@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscop
 TOOLS := $(PYTHON) -m venv build/tools && build/tools/bin/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve check test quick-tests all-tests serve-test soak schemas chaos models-test vllm engines-test peers lint format matrix release changelog release-notes sdist wheels proto docs bench smollm2 clean
+.PHONY: help setup demo serve check test quick-tests all-tests serve-test soak abuse schemas chaos models-test vllm engines-test peers lint format matrix release changelog release-notes sdist wheels proto docs bench smollm2 clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -55,6 +55,9 @@ serve-test: $(STAMP)  # before the others: Ray gives a node 30 s to start, few b
 
 soak: $(STAMP) ## Mixed load for MINUTES (15) on serve and Ray Serve, 8 and 32 clients: right answers, no leaks
 	$(BIN)/python -m benchmarks.soak $(MINUTES) $(ARGS)
+
+abuse: $(STAMP) ## Hostile clients of serve and Ray Serve, twice: their answers, what others wait for meanwhile, memory
+	$(BIN)/python -m benchmarks.abuse $(ARGS)
 
 schemas: $(STAMP) ## 10,000 random JSON Schemas, obeyed as the jsonschema package understands them, or refused
 	$(BIN)/python -m pytest tests/text/schemas/test_meaning.py --schemas 10000 --timeout 1800 -s $(ARGS)

@@ -26,7 +26,7 @@ _OF_GCC = [
 _BESIDE = ("actors", "deploy")
 _BESIDE_LEFT_OUT = ignore_patterns(
     *("__pycache__", "docker", "kuberay", "grafana"),
-    *("abuse.py", "bench.py", "chaos.py", "demo.py", "recoveries.py", "rested.py", "step_cost.py"),
+    *("bench.py", "chaos.py", "demo.py", "recoveries.py", "rested.py", "step_cost.py"),
 )
 
 

@@ -17,10 +17,10 @@ import typer
 import uvloop
 from rich.console import Console
 
-from benchmarks.soak.progress import progress
+from benchmarks.progress import progress
+from benchmarks.service import ServiceKind
 from benchmarks.soak.report import failures, tables, to_json
 from benchmarks.soak.run import Plan, Run, soak
-from benchmarks.soak.service import ServiceKind
 from diffuspec.bench.output import make_folder
 from diffuspec.command import Command
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import httpx2
 
+from benchmarks.service import Service, ServiceKind, started
 from benchmarks.soak import sample, series
 from benchmarks.soak.client import Client, End, Outcome, connected
 from benchmarks.soak.kills import RECOVERY_SECONDS, Kill, Kills
 from benchmarks.soak.mixture import Mixture, Request
 from benchmarks.soak.oracle import Oracle
 from benchmarks.soak.sample import Sample
-from benchmarks.soak.service import Service, ServiceKind, started
 from benchmarks.soak.slots import lost_slots
 from deploy import chaos
 from diffuspec.bench.http_client import HttpClient

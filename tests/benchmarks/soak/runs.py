@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.service import ServiceKind
 from benchmarks.soak.client import End, Outcome
 from benchmarks.soak.mixture import Kind
 from benchmarks.soak.run import Plan, Run
 from benchmarks.soak.series import Verifications
-from benchmarks.soak.service import ServiceKind
 
 
 def outcome(kind: Kind = Kind.STREAM, **changes: Any) -> Outcome:

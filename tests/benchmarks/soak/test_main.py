@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.soak import service
+from benchmarks import service
+from benchmarks.service import ServiceKind
 from benchmarks.soak.__main__ import app
 from benchmarks.soak.run import Plan, soak
-from benchmarks.soak.service import ServiceKind
 from diffuspec.core.errors import WorkerError
 
 pytestmark = pytest.mark.process

@@ -5,12 +5,12 @@ from io import StringIO
 
 from rich.console import Console
 
+from benchmarks.service import ServiceKind
 from benchmarks.soak.client import End
 from benchmarks.soak.kills import Kill, Kills
 from benchmarks.soak.mixture import Kind
 from benchmarks.soak.report import failures, tables, to_json
 from benchmarks.soak.run import Run
-from benchmarks.soak.service import ServiceKind
 from tests.benchmarks.soak.runs import good_run, outcome
 
 

@@ -17,7 +17,7 @@ import httpx2
 from deploy.ports import reserved_port
 from diffuspec.core.errors import WorkerError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 _START_SECONDS = 300.0
 _END_SECONDS = 150.0  # it lets requests finish
 _POLL_SECONDS = 0.2
@@ -74,11 +74,16 @@ class Service:
 
 
 @contextlib.asynccontextmanager
-async def started(kind: ServiceKind, log: Path) -> AsyncIterator[Service]:
-    """Enter when the service is ready. Nothing of it is left after the end. Raises WorkerError."""
+async def started(
+    kind: ServiceKind, log: Path, options: Sequence[str] = ()
+) -> AsyncIterator[Service]:
+    """Enter when the service is ready. Nothing of it is left after the end. Raises WorkerError.
+
+    `options`: further ones of its command.
+    """
     with reserved_port() as port, log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, *COMMANDS[kind], "--port", str(port)),
+            *(sys.executable, *COMMANDS[kind], "--port", str(port), *options),
             cwd=ROOT,
             env={**os.environ, "RAY_AUTH_MODE": "disabled"},
             stdin=asyncio.subprocess.DEVNULL,
