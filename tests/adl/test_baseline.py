@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -266,3 +268,24 @@ def test_plain_decoding_is_measured_more_often_at_first_where_that_is_asked_for(
             baseline.observe(Interval(1, PLAIN, PLAIN, PLAIN))
         found.append(num_drafted)
     assert found == [0, 16, 32, 64, 128, 256]
+
+
+@pytest.mark.parametrize("plain_seconds", [1e-9, 0.01, 1e3])
+def test_its_accounts_are_bounded_whatever_is_measured(plain_seconds):
+    baseline, rng = Baseline([NAME]), random.Random(0)
+    for _ in range(20_000):
+        number = rng.choice([1, 2, 8, 32])
+        seconds = rng.lognormvariate(-4, 3)
+        interval = Interval(number, seconds, plain_seconds, plain_seconds)
+        if rng.random() < 0.8:
+            interval.cost_seconds = {NAME: rng.lognormvariate(-5, 3)}
+            interval.accepted = {NAME: rng.choice([0.0, 5.0, 300.0])}
+            interval.reading = {NAME: rng.choice([0.0, seconds])}
+            interval.surprise = rng.gauss(0, 2)
+        baseline.observe(interval)
+        if baseline.allows_trial(NAME, number, 1.0):
+            baseline.take_trial(NAME, number, rng.choice([0.1, 1.0, 1e9]))
+    for account in baseline._accounts.values():
+        assert abs(account.balance) <= 60 and -60 <= account.credit <= 8
+        assert 0 <= account.debt < math.inf
+    assert all(len(plain.held) < 1000 for plain in baseline._plain.values())
