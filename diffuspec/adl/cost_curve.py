@@ -30,7 +30,7 @@ class _PlainSteps:
     """The mean time of plain steps of about one number of requests."""
 
     seconds: float  # on a machine with a slowness of 1
-    count: int = 3  # the first one counts as three: most of a surprise is the machine's
+    count: int
 
 
 @dataclass(slots=True)
@@ -45,9 +45,9 @@ class Speed:
     num_unmeasured: int = 0  # steps since the latest measurement
     _plain: dict[int, _PlainSteps] = field(default_factory=dict)  # keys: ranges of requests
 
-    def expect(self, num_requests: int, seconds: float) -> None:
-        """Use the time of a step like a plain one for comparison, if there is no other yet."""
-        new = _PlainSteps(max(seconds, MIN_SECONDS) / self.slowness)
+    def expect(self, num_requests: int, seconds: float, count: int = 1) -> None:
+        """Use a time for comparison, if there is none yet; it counts as `count` measurements."""
+        new = _PlainSteps(max(seconds, MIN_SECONDS) / self.slowness, count)
         self._plain.setdefault(bucket_of(num_requests), new)
 
     def observe(self, num_requests: int, seconds: float) -> None:
@@ -56,7 +56,7 @@ class Speed:
         A share of what is unexpected, which falls with their number, belongs to plain steps of
         about as many requests; the rest to the machine.
         """
-        self.expect(num_requests, seconds)
+        self.expect(num_requests, seconds)  # a first step says nothing of the machine
         plain = self._plain[bucket_of(num_requests)]
         weight = 1 - (1 - SMOOTHING) ** (1 + self.num_unmeasured)
         surprise = weight * _surprise(seconds, plain.seconds * self.slowness)

@@ -24,6 +24,8 @@ from diffuspec.adl.cost_curve import (
 )
 
 _LEAST_ROWS = 64
+# A measured step like a plain one counts as three predictions of it.
+_MEASURED_COUNT = 3
 # Share of a plain step's surprise for its size: the machine's slowness is learnt from it as well.
 _PLAIN_SHARE = 0.5
 
@@ -300,7 +302,9 @@ class CostModel:
         self._speed.num_unmeasured += not is_plain
         seconds = max(seconds - self.lost_seconds(beside), 0.0)  # by what has just been learnt
         if is_plain:
+            if self.verification.curve.is_known_near(num_requests):  # else there is no prediction
+                self._speed.expect(num_requests, self.verify_seconds(num_requests, num_requests))
             self._speed.observe(num_requests, seconds)
         elif num_rows == num_requests and not beside:
-            self._speed.expect(num_requests, seconds)
+            self._speed.expect(num_requests, seconds, _MEASURED_COUNT)
         self.verification.observe(num_rows, num_requests, seconds, is_plain=is_plain, reads=reads)
