@@ -16,6 +16,7 @@ from diffuspec.cli.drafter_section import Section, with_block_size
 from diffuspec.cli.parameters import takes_fields
 from diffuspec.core.addresses import MAX_PORT, parse_listen_address
 from diffuspec.core.errors import ConfigError
+from diffuspec.core.memory import share_heaps
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.validation import read_yaml, validate
 from diffuspec.drafters import KINDS
@@ -224,6 +225,7 @@ def run(
     from diffuspec.draft_server.service import load_service
     from diffuspec.rpc.server.server import check_address
 
+    share_heaps()
     logs.configure(log_format)
     host, port = parse_listen_address("--listen", listen)
     security = secured.security()

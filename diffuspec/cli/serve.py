@@ -19,6 +19,7 @@ from diffuspec.core.addresses import MAX_PORT
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.faults import Faults
+from diffuspec.core.memory import share_heaps
 from diffuspec.core.validation import read_yaml, validate
 from diffuspec.pairs import parse_file
 from diffuspec.preflight import note_faults
@@ -213,6 +214,7 @@ def run(
     """
     from diffuspec.serve.server import name_of, serve_engine
 
+    share_heaps()
     logs.configure(log_format)
     otel.check()
     with contextlib.ExitStack() as stack:

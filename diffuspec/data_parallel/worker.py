@@ -21,6 +21,7 @@ import uvloop
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import WorkerError
 from diffuspec.core.losses import on_begin
+from diffuspec.core.memory import share_heaps
 from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import RequestOutput
 from diffuspec.data_parallel.connection import MAX_UNREAD_OUTPUTS
@@ -246,6 +247,7 @@ def own_gpu(index: int, num_gpus: int, visible: str) -> str | None:
 
 
 def main() -> None:
+    share_heaps()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
