@@ -165,7 +165,7 @@ def _fused_norm(module: nn.Module) -> FusedNorm | None:
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor):
         return None
-    if len(inspect.signature(module.forward).parameters) > 1:  # a gate, for example
+    if weight.dim() != 1 or len(inspect.signature(module.forward).parameters) > 1:  # a gate
         return None
     norm = FusedNorm(weight, epsilon)
     inputs = torch.linspace(-1, 2, 3 * len(weight)).view(3, -1).to(weight)

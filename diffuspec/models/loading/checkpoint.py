@@ -31,6 +31,7 @@ from diffuspec.text.gguf_directory import WEIGHTS, model_directory
 from diffuspec.text.gguf_file import inspect_gguf
 
 _DIFFUSION_KEYS = ("mask_token_id", "diffusion_attention")  # some families have their own mask
+_WITH_ALIBI = ("bloom", "mpt")  # always; a falcon says so in its config.json
 _MAX_LAYERS = 10_000
 _STORED_MEMORY = 1.2  # memory per byte of files while quantised weights are being read
 # Files that older directories have besides config.json, and the quantisation method of each.
@@ -79,8 +80,14 @@ class Checkpoint:
     @property
     def max_positions(self) -> int:
         """Length in tokens of the longest sequence it was trained for. Raises ModelLoadError."""
-        name = _own_name(self.config["model_type"], "max_position_embeddings")
+        model_type = self.config["model_type"]
+        name = _own_name(model_type, "max_position_embeddings")
         value = self.config.get(name)
+        if value is None:
+            raise ModelLoadError(
+                f"{self.path}: its config.json lacks {name}, without which {model_type} is not "
+                "supported: add the number of positions that it was trained for"
+            )
         if not isinstance(value, int) or value < 2:
             raise ModelLoadError(f"{self.path}: {name} must be 2 or more, got {value!r}")
         return value
@@ -177,6 +184,11 @@ def _check_family(path: Path, config: dict[str, Any]) -> None:
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise ModelLoadError(f"{path}: config.json has no model_type")
+    if model_type in _WITH_ALIBI or config.get("alibi"):
+        raise ModelLoadError(
+            f"{path}: model_type {model_type!r} is not supported: it biases its attention by the "
+            "distance of tokens (ALiBi), and ours does not"
+        )
     if find_family(config) is None and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         if (reason := why_refused(path, config)) is not None:
             raise ModelLoadError(f"{path}: model_type {model_type!r} is not supported: {reason}")

@@ -139,7 +139,13 @@ BAD_DIRECTORIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a drafter": (configure(diffusion_attention="block_causal"), "is a diffusion LM"),
     "a drafter without layout": (configure(mask_token_id=5), "is a diffusion LM: it can draft"),
     "Dream": (configure(model_type="Dream"), "is a diffusion LM"),
-    "no positions": (configure(max_position_embeddings=None), "max_position_embeddings must be"),
+    "no positions": (
+        configure(max_position_embeddings=None), "lacks max_position_embeddings, without"
+    ),
+    "one position": (configure(max_position_embeddings=1), "must be 2 or more, got 1"),
+    "bloom": (write("config.json", '{"model_type": "bloom"}'), r"'bloom' is not .* \(ALiBi\)"),
+    "mpt": (write("config.json", '{"model_type": "mpt"}'), r"'mpt' is not .* \(ALiBi\)"),
+    "a falcon with ALiBi": (configure(model_type="falcon", alibi=True), r"'falcon' is not .*ALiBi"),
     "no weights": (remove(WEIGHTS), "has no model.safetensors"),
     "pickled weights": (pickle_weights, "pickled weights only, which are never loaded"),
     "truncated weights": (
@@ -183,7 +189,7 @@ BAD_DIRECTORIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "unknown angles": (configure(rope_parameters=None, rope_scaling=MROPE), "type 'mrope' is not"),
     "length-dependent angles": (replace_by_longrope, "must be at most 128, got 256"),
     "unsupported attention": (replace_by_gpt_neo, "the attention of gpt_neo is not supported"),
-    "no positions, GPT-2": (write("config.json", '{"model_type": "gpt2"}'), "n_positions must be"),
+    "no positions, GPT-2": (write("config.json", '{"model_type": "gpt2"}'), "lacks n_positions"),
     "missing weight": (tensors(lambda x: x.pop(UP)), f"1 missing weights .* {UP}"),
     "unexpected weight": (tensors(lambda x: x.update(stray=ONE)), "1 unexpected weights .* stray"),
     "misshapen weight": (tensors(lambda x: x.update({NORM: ONE})), "cannot load its weights"),

@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
     MambaConfig,
     MambaForCausalLM,
     MixtralConfig,
@@ -237,6 +239,19 @@ async def decode_until_eos(target: CausalTarget) -> list[int]:
         answer += verdict.token_ids
     target.close()
     return answer
+
+
+def test_norms_with_a_weight_for_each_head_compute_what_transformers_does(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = CohereForCausalLM(CohereConfig(**SHAPE, use_qk_norm=True)).eval()
+    for name, weight in model.named_parameters():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            torch.nn.init.normal_(weight, 1.0)
+    model.save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    token_ids = random_tokens(9)
+    runner = load_model(tmp_path, device="cpu", dtype="float32", num_slots=1).runner
+    assert_same_logits(runner.forward([segment(0, 0, token_ids)]), reference(model, token_ids))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
