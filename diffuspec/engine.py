@@ -290,7 +290,7 @@ def load_parts(config: EngineConfig) -> Parts:
         )
     check_files(config)
     verifier = CausalTarget.load(config.target)
-    info, tokenizer = verifier.info, load_tokenizer(config.target.path)
+    info, tokenizer = verifier.info, load_tokenizer(config.target.path, config.target.chat_template)
     if config.drafter is None:
         return Parts(verifier, None, tokenizer, (verifier,))
     drafters: dict[str, LocalDrafter] = {}

@@ -12,6 +12,7 @@ from diffuspec.core.drafter_config import DrafterConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.faults import Faults
 from diffuspec.drafters import kind_of
+from diffuspec.text.chat_template import read_template
 from diffuspec.text.directory import check_directory, read_json
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def note_faults(config: EngineConfig, faults: Faults) -> None:
         return
     path = config.target.path
     target = faults.check("target.path", lambda: _inspect(path))
+    if (template := config.target.chat_template) is not None:
+        faults.check("target.chat_template", lambda: read_template(template))
     vocabulary = None
     if target is not None:
         vocabulary = faults.check("target.path", lambda: _Vocabulary(path, target))
@@ -58,7 +61,7 @@ def note_faults(config: EngineConfig, faults: Faults) -> None:
 def _note_missing(config: EngineConfig, faults: Faults) -> bool:
     """Note the files that do not exist. Return whether there are any."""
     models = {"target.path": config.target.path}
-    others: dict[str, Path | None] = {}
+    others: dict[str, Path | None] = {"target.chat_template": config.target.chat_template}
     for name, section in config.named_drafters.items():
         key = config.section_of(name)
         if path := getattr(section, "path", None):

@@ -42,6 +42,16 @@ def test_files_that_are_right_pass() -> None:
     check_files(parse_config({**TINY, "drafters": others, "search": {"ngram": NGRAM}}))
 
 
+def test_a_wrong_chat_template_is_told_by_its_key(tmp_path: Path) -> None:
+    file = tmp_path / "a.jinja"
+    target = {"path": TARGET, "chat_template": file}
+    with pytest.raises(ConfigError, match=r"target\.chat_template: the file .* does not exist"):
+        check_files(parse_config(TINY | {"target": target}))
+    file.write_text("{% if %}")
+    with pytest.raises(ConfigError, match=r"target\.chat_template: .* is wrong in line 1"):
+        check_files(parse_config(TINY | {"target": target}))
+
+
 def test_all_faults_are_told_at_once_each_by_its_key(tmp_path: Path) -> None:
     (tmp_path / "mine.bin").write_bytes(b"\0" * 64)
     (tmp_path / "empty").mkdir()

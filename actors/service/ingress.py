@@ -43,8 +43,9 @@ class Ingress:
         _check_access(config)
         self._config = config
         self._directory = directory
-        path = config.pipeline.engine.target.path
-        tokenizer = await asyncio.to_thread(load_tokenizer, path)
+        target = config.pipeline.engine.target
+        path = target.path
+        tokenizer = await asyncio.to_thread(load_tokenizer, path, target.chat_template)
         node_id: str = ray.get_runtime_context().get_node_id()
         self._pool = PipelinePool(config.pipeline, self._list_pipelines, node_id)
         conventions = read_conventions(path, tokenizer, config.http)

@@ -137,7 +137,7 @@ class _PipelineBackend:
         if actor is None:
             raise VerifierUnavailableError(pipeline.coordinator.problem)
         info, path = actor.ready.info, config.engine.target.path
-        self.tokenizer: Any = load_tokenizer(path)
+        self.tokenizer: Any = load_tokenizer(path, config.engine.target.chat_template)
         self.model = ServedModel(
             name,
             int(time.time()),

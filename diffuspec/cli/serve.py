@@ -109,7 +109,14 @@ GenerationConfig = Annotated[
         rich_help_panel=_CHATS,
     ),
 ]
-
+ChatTemplate = Annotated[
+    Path | None,
+    typer.Option(
+        help="Chat template in Jinja, instead of the target's own.",
+        metavar="FILE",
+        rich_help_panel=_CHATS,
+    ),
+]
 Strict = Annotated[
     bool,
     typer.Option(
@@ -136,6 +143,7 @@ class ServiceOptions:
     tool_call_parser: ToolCallParser = None
     reasoning_parser: ReasoningParser = None
     generation_config: GenerationConfig = None
+    chat_template: ChatTemplate = None
     strict: Strict = False
 
     def with_model(self, given: options.EngineOptions) -> options.EngineOptions:
@@ -194,6 +202,9 @@ class ServiceOptions:
         config = engine_config.compose(
             given, speculation, self.max_sequences, configured, keeps_drafters=True
         )
+        if self.chat_template is not None:
+            target = config.target.model_copy(update={"chat_template": self.chat_template})
+            config = config.model_copy(update={"target": target})
         if self.data_parallel_size is None:
             return config
         return config.model_copy(update={"data_parallel_size": self.data_parallel_size})

@@ -31,6 +31,10 @@ class TargetConfig(Section):
     path: FilePath = Field(
         description="Directory of a causal LM in the layout of transformers, or a GGUF file."
     )
+    chat_template: FilePath | None = Field(
+        None,
+        description="File with a chat template in Jinja, instead of the checkpoint's own.",
+    )
     device: Device = Field("auto", description=DEVICE_HELP)
     dtype: DType = Field("auto", description=DTYPE_HELP)
     max_model_len: int | None = Field(

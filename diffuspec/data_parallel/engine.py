@@ -98,7 +98,7 @@ class DataParallelEngine(EngineBase):
         try:
             for index in range(config.data_parallel_size):
                 members.append(EngineMember(str(index), load(index=index)))
-            tokenizer = load_tokenizer(config.target.path)
+            tokenizer = load_tokenizer(config.target.path, config.target.chat_template)
         except BaseException:
             for member in members:
                 member.close()

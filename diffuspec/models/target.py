@@ -59,7 +59,7 @@ class CausalTarget:
     @classmethod
     def load(cls, config: TargetConfig, num_ranks: int = 1) -> Self:
         """Load the target, or one rank's share of it. Raises ModelLoadError."""
-        tokenizer = load_tokenizer(config.path)
+        tokenizer = load_tokenizer(config.path, config.chat_template)
         eos_token_ids = read_eos_token_ids(config.path, tokenizer)
         loaded = load_model(
             config.path,

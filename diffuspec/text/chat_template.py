@@ -3,11 +3,45 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateSyntaxError
+
+from diffuspec.core.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
 _CHANNEL_ENDS = ("<|return|>", "<|call|>")
+_MAX_TEMPLATE_CHARACTERS = 2**20
 _PROBE, _OTHER_PROBE = "Qzx7probe", "Wvk4probe"  # texts that occur in no template
+
+
+def read_template(path: Path) -> str:
+    """Return the chat template in a file. Raises ConfigError, with the line of wrong syntax."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MAX_TEMPLATE_CHARACTERS + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"cannot read the chat template {path}: {reason}") from error
+    if not 0 < len(text) <= _MAX_TEMPLATE_CHARACTERS:
+        raise ConfigError(
+            f"the chat template {path} must have 1 to {_MAX_TEMPLATE_CHARACTERS} characters"
+        )
+    from transformers.utils.chat_template_utils import render_jinja_template  # imports slowly
+
+    try:
+        render_jinja_template([[_user("Hi")]], chat_template=text, add_generation_prompt=True)
+    except TemplateSyntaxError as error:
+        raise ConfigError(
+            f"the chat template {path} is wrong in line {error.lineno}: {error.message}"
+        ) from error
+    except Exception:  # a template may raise anything, such as for a conversation without a system
+        logger.debug("%s: it refuses a conversation of one message", path)
+    return text
 
 
 def template_text(tokenizer: Any) -> str:

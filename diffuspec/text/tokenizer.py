@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from diffuspec.core.errors import ModelLoadError, VocabularyError
 from diffuspec.core.types import TokenIds
+from diffuspec.text.chat_template import read_template
 from diffuspec.text.directory import check_directory, check_is_no_pointer
 from diffuspec.text.encoding import is_panic
 from diffuspec.text.gguf_directory import model_directory
@@ -24,9 +25,16 @@ logger = logging.getLogger(__name__)
 _MAX_NAMED = 5  # tokens in a warning
 
 
-def load_tokenizer(path: Path) -> Any:
-    """Load the tokenizer of a model directory or a GGUF file. Raises ModelLoadError."""
-    return load_saved_tokenizer(model_directory(path))
+def load_tokenizer(path: Path, chat_template: Path | None = None) -> Any:
+    """Load the tokenizer of a model directory or a GGUF file.
+
+    chat_template: a file whose chat template replaces its own. Raises ModelLoadError, and
+    ConfigError for that file.
+    """
+    tokenizer = load_saved_tokenizer(model_directory(path))
+    if chat_template is not None:
+        tokenizer.chat_template = read_template(chat_template)
+    return tokenizer
 
 
 def unknown_token_id(token_ids: TokenIds, vocab_size: int) -> int | None:

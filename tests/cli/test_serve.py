@@ -5,7 +5,8 @@ import socket
 
 import pytest
 
-from diffuspec.cli import serve
+from diffuspec.cli import options, serve
+from diffuspec.cli.parameters import NOTHING_GIVEN
 from diffuspec.core.errors import ConfigError
 from tests.cli.conftest import error_line
 
@@ -77,3 +78,10 @@ def test_all_that_can_be_checked_is_told_at_once_before_models_are_loaded(diffus
     wrong = ["--tls-certificate and --tls-key belong", "unheard", str(port)]
     wrong += ["drafter.path: model directory nowhere", "search.ngram: n-gram model mine.bin"]
     assert all(text in line for text in wrong), line
+
+
+def test_a_chat_template_of_a_file_replaces_that_of_the_target(tmp_path):
+    file = tmp_path / "a.jinja"
+    service = serve.ServiceOptions(chat_template=file, data_parallel_size=2)
+    config = service.engine(options.NO_OPTIONS, NOTHING_GIVEN, {})
+    assert config.target.chat_template == file and config.data_parallel_size == 2

@@ -1,4 +1,4 @@
-"""Chats whose template takes a single system message."""
+"""Chat templates: of files, and those that take a single system message."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
-from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.errors import ConfigError, InvalidRequestError
+from diffuspec.pairs.tiny import TARGET
 from diffuspec.serve.settings import ServeSettings
+from diffuspec.text.chat_template import read_template
 from diffuspec.text.prompt import encode_prompt
+from diffuspec.text.tokenizer import load_tokenizer
 from tests.support.chat_models import QWEN, chat_tokenizer
 from tests.support.service import fake_engine, http_client
 
@@ -88,3 +91,28 @@ async def test_the_instructions_and_developer_messages_of_codex_are_answered():
             json={"messages": [said("system", "a"), said("system", "b"), said("user", "c")]},
         )
         assert counted.json()["count"] == len("[system]a\n\nb[user]c")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{% for m in messages %}\n{{ m.role }}\n{% endif %}", "is wrong in line 3: "),
+        ("", "must have 1 to 1048576 characters"),
+        (b"\xff", "it is not UTF-8"),
+        (None, "No such file"),
+    ],
+)
+def test_a_file_that_holds_no_chat_template_is_refused_with_the_place(tmp_path, text, problem):
+    path = tmp_path / "a.jinja"
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError, match=problem) as caught:
+        read_template(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_may_replace_the_template_of_a_model_even_if_it_refuses_some_chats(tmp_path):
+    path = tmp_path / "a.jinja"
+    path.write_text("{{ raise_exception('a system message is needed') }}")
+    assert load_tokenizer(TARGET, path).chat_template == path.read_text()
+    assert load_tokenizer(TARGET).chat_template != path.read_text()
