@@ -219,7 +219,7 @@ def test_no_two_routes_have_the_same_description(document: Document):
     }
     assert described.keys() >= {
         "Describe the served model.",
-        "Return 200 while the process is alive.",
+        "Return 200 while the process is alive, 503 when it should be started again.",
     }
     assert len(described) == len(document.paths) - 1  # /ping is another name of /health
 

@@ -263,4 +263,4 @@ async def test_the_schema_has_what_clients_of_openai_and_vllm_send(extra: dict[s
     async with fake_engine() as engine, http_client(engine) as client:
         answer = await client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
-    jsonschema.validate(body, body_schema(ChatBody))
+    jsonschema.validate(body, body_schema(ChatBody) | {"additionalProperties": False})

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from diffuspec.serve.http import openapi
 from diffuspec.serve.http.completions import Completions
+from diffuspec.serve.http.ignored_keys import HEADER
 from diffuspec.serve.messages.asking import ask_message
 from diffuspec.serve.messages.bodies import MessagesBody
 from diffuspec.serve.messages.objects import (
@@ -32,6 +33,10 @@ from diffuspec.serve.responses.asking import ask_response
 from diffuspec.serve.responses.bodies import ResponsesBody
 from diffuspec.serve.responses.objects import EVENTS as RESPONSE_EVENTS, ResponseObject
 
+_IGNORED = {
+    "description": "Up to 8 keys of the body that had no effect, separated by commas.",
+    "schema": {"type": "string"},
+}
 # FastAPI.add_api_route, with the arguments that these routes share
 Add: TypeAlias = Callable[..., None]
 
@@ -57,6 +62,7 @@ def add_answers(add: Add, completions: Completions) -> None:
             chunks=route.chunks,
             is_anthropics=is_anthropics(route.path),
         )
+        responses[200]["headers"] = responses[200]["headers"] | {HEADER: _IGNORED}
         add(
             route.path,
             _answering(route.ask, completions),

@@ -62,7 +62,7 @@ def body_schema(kind: type[Body]) -> dict[str, Any]:
     schema = _inlined(kind.model_json_schema())
     properties = {**_sampling(), **_FORMS, **schema["properties"], **_LABELS}
     properties["speculation"] = _speculation(properties["speculation"]["description"])
-    return _closed(schema, properties)
+    return _described(schema, properties)
 
 
 @functools.cache
@@ -70,16 +70,19 @@ def extended_schema(kind: type[BaseModel]) -> dict[str, Any]:
     """Return the schema of another API's body, with the keys that it shares with chats."""
     chat, schema = body_schema(ChatBody)["properties"], _inlined(kind.model_json_schema())
     extensions = {name: one for name, one in chat.items() if name in EXTENSIONS}
-    return _closed(schema, {**extensions, **_LABELS, **schema["properties"]})
+    return _described(schema, {**extensions, **_LABELS, **schema["properties"]})
 
 
-def _closed(schema: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[str, Any]:
-    description = f"{schema['description']} A key that is null is the same as one not given."
+def _described(schema: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[str, Any]:
+    description = (
+        f"{schema['description']} A key that is null is the same as one not given. Unknown keys "
+        "are ignored, and named in the header x-diffuspec-ignored of the answer."
+    )
     return {
         **schema,
         "description": description,
         "properties": properties,
-        "additionalProperties": False,
+        "additionalProperties": True,
     }
 
 

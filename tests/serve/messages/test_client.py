@@ -219,6 +219,23 @@ def test_what_is_wrong_is_refused_by_its_name(
     assert named in (caught.value.api_message or "")
 
 
+def test_the_sdk_s_runner_of_tools_goes_on_without_a_thread(
+    scripted: ScriptedService, anthropic: Any, client: Anthropic
+):
+    cities = []
+
+    def weather(city: str) -> str:
+        """Tells the weather of a city."""
+        cities.append(city)
+        scripted.say("It rains.")
+        return "Rain."
+
+    scripted.say(SAID)
+    how = {**HOW, "tools": [anthropic.beta_tool(weather)]}
+    *_, last = client.beta.messages.tool_runner(**how)
+    assert cities == ["Ulm", "Ulm"] and last.content[0].text == "It rains."
+
+
 def test_the_model_is_listed(client: Anthropic):
     [model] = client.models.list()
     assert (model.id, model.type, model.display_name) == (MODEL, "model", MODEL)
