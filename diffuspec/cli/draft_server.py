@@ -41,7 +41,7 @@ EXAMPLES = """[bold]Examples[/bold]
 An engine finds it by its address, vLLM by the environment:
 
   DIFFUSPEC_DRAFT_SERVER=unix:/tmp/drafts.sock vllm serve MODEL --speculative-config \\
-      '{"model": "diffuspec_client.vllm.Proposer", "num_speculative_tokens": 16}'
+      '{"model": "diffuspec_client.vllm.Proposer", "num_speculative_tokens": 12}'
 """
 
 _SERVICE, _TLS = "Service", "Security"

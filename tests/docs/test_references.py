@@ -12,6 +12,7 @@ import pytest
 import typer.main
 from typer.core import TyperGroup
 
+from diffuspec.vllm_words import ALIASES
 from tests.support.documents import DOCUMENTS, ROOT, anchors, blocks, code_spans, links, prose
 
 TOP_LEVEL = ("actors", "benchmarks", "clients", "deploy", "diffuspec", "docs", "protos", "tests")
@@ -152,7 +153,8 @@ def test_every_command_has_the_options_that_are_shown(path: Path):
 @everywhere
 def test_every_option_that_is_named_alone_belongs_to_a_command(path: Path):
     programs = [["diffuspec"], *(["python", "-m", f"deploy.{one}"] for one in DEPLOY)]
-    known = {"--help"} | {one for words in programs for one in options(entry_point(words)[0])}
+    own = {one for words in programs for one in options(entry_point(words)[0])}
+    known = {"--help", *ALIASES} | own
     for span in current_code_spans(path):
         if span.startswith("--"):
             assert span.split()[0] in known, span
