@@ -31,10 +31,15 @@ class Backend:
     quantizes_activations: bool = False
 
     def __str__(self) -> str:
-        dtype = str(self.dtype).removeprefix("torch.")
         exactness = "exact" if self.is_exact else "not exact"
+        return f"{self.arithmetic}; {exactness}: {self.reason}"
+
+    @property
+    def arithmetic(self) -> str:
+        """The type, the device and the kernels, in words."""
+        dtype = str(self.dtype).removeprefix("torch.")
         kernels = self.kernels + ", activations in 8 bits" * self.quantizes_activations
-        return f"{dtype} on {self.device}, kernels: {kernels}; {exactness}: {self.reason}"
+        return f"{dtype} on {self.device}, kernels: {kernels}"
 
     def of(self, runner: ModelRunner) -> Backend:
         """Return the backend of a runner, with the result of its exactness trial."""

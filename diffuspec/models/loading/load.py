@@ -101,7 +101,8 @@ def load_model(
         raise ModelLoadError(f"{path}: {name} is not supported: {what}") from error
     release_freed()
     backend = backend.of(runner)
-    logger.info("%s: %s", path, backend)
+    needs_exactness = is_target or is_exact is not False  # a drafter's rows change no answer
+    logger.info("%s: %s", path, backend if needs_exactness else backend.arithmetic)
     return LoadedModel(runner, checkpoint.max_positions, backend)
 
 
