@@ -106,7 +106,7 @@ async def test_every_line_has_the_request_id_and_none_a_users_text(caplog):
         {**ASKED, "prompt": CANARY, "user": CANARY, "stop": [CANARY]},
         {**ASKED, "prompt": CANARY, "stream": True, "logprobs": 2},
         {**ASKED, "prompt": [CANARY]},
-        {**ASKED, "prompt": CANARY, CANARY: CANARY},
+        {**ASKED, "prompt": CANARY, "a_key": CANARY},  # which is named in the log
         {**ASKED, "prompt": CANARY, "temperature": CANARY},
         {**ASKED, "prompt": CANARY * 20_000},
         {**ASKED, "prompt": CANARY, "model": CANARY},
