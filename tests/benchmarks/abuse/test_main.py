@@ -15,6 +15,7 @@ pytestmark = pytest.mark.process
 
 def test_a_service_with_keys_stands_an_attack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(run, "_IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(run, "_REST_SECONDS", 0.1)
     chosen = ("trailer", "deadly", "template", "guessed")
     only = [argument for name in chosen for argument in ("--only", name)]
     result = CliRunner().invoke(app, ["--service", "serve", *only, "--out", str(tmp_path)])
