@@ -288,6 +288,7 @@ async def test_a_backend_that_is_not_ready_answers_503_and_stays_alive():
             raise VerifierUnavailableError("starting")
 
         tokenizer = model
+        is_alive = True
 
         async def status(self):
             raise VerifierUnavailableError("starting")
