@@ -1,1 +1,1 @@
-"""What only we run: long tests of a service, on the checkout."""
+"""Long tests of a service, which run on a checkout and are not in the wheel."""

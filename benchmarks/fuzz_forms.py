@@ -1,4 +1,4 @@
-"""Sends a running service random forms of answers, and checks that it lives through all of them.
+"""Sends a running service random forms of answers, and checks that it survives all of them.
 
     diffuspec serve --port 8000 &
     python -m benchmarks.fuzz_forms http://127.0.0.1:8000           20,000 forms
@@ -25,10 +25,10 @@ from diffuspec.command import Command
 
 _CLIENTS = 8
 _SECONDS = 120.0  # for one request
-_HEALTH_SECONDS = 0.2  # between two questions
+_HEALTH_SECONDS = 0.2  # between two requests
 _MAX_SHOWN = 10  # failures printed
-_MAX_CHARACTERS = 500  # of a form that is printed
-_NUM_WORDS = 6  # of a reason
+_MAX_CHARACTERS = 500  # a printed form is cut to these
+_NUM_WORDS = 6  # last words of a refusal by which refusals are counted
 _CRASHES = "what compiles it fails"
 _RETRIED = (429, 503)
 _FINE = (200, 400)
@@ -39,7 +39,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass(slots=True)
 class Results:
-    """What came of the forms."""
+    """The results of a run."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
@@ -113,7 +113,7 @@ def _summary(reply: httpx2.Response) -> str:
     """Return a reply's status, and the last words of a refusal, without numbers and places."""
     if reply.status_code == 200:
         return "200"
-    words = [one for one in reply.json()["error"]["message"].split() if "/" not in one]
+    words = [word for word in reply.json()["error"]["message"].split() if "/" not in word]
     return f"{reply.status_code} {re.sub('[0-9]+', 'N', ' '.join(words[-_NUM_WORDS:]))}"
 
 
@@ -136,7 +136,10 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of the forms.")] = 0,
     api_key: Annotated[str | None, typer.Option(help="API key of the service.")] = None,
 ) -> None:
-    """Send random forms; print what came of them. Exit status 1: the service failed at one."""
+    """Send random forms; print how many were answered or refused, and why.
+
+    Exit status 1: the service failed at a form.
+    """
     results = asyncio.run(_fuzz(url, forms, seed, api_key))
     console = Console(soft_wrap=True, highlight=False, markup=False)
     for summary, count in results.statuses.most_common():

@@ -1,4 +1,4 @@
-"""Random forms of answers, made to find what native code cannot bear.
+"""Random forms of answers, made to find those at which native code crashes.
 
 Huge and tiny numbers, bounds that nothing fits, deep nesting, references in circles, odd Unicode.
 """

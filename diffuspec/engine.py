@@ -54,7 +54,7 @@ class Closable(Protocol):
 
 
 class Parts(NamedTuple):
-    """What `Engine` takes over."""
+    """The parts of an engine that `Engine` owns and closes."""
 
     verifier: Verifier
     drafters: Mapping[str, Drafter] | None

@@ -57,7 +57,7 @@ class EngineBase(ABC):
 
     @property
     def is_alive(self) -> bool:
-        """Whether requests make progress, or wait for what may end; False: start it again."""
+        """Whether requests make progress, or may make progress later; False: start it again."""
         return True
 
     @property

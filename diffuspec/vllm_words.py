@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-ALIASES = {  # of commands that have the option
+ALIASES = {  # our options by vLLM's names; a command has the aliases of its options
     "--model": "--target",
     "--max-num-seqs": "--max-sequences",
     "--served-model-name": "--model-name",
@@ -23,7 +23,7 @@ _RANKS = (
 _SERVED = "engines beside each other are served, by `diffuspec serve --data-parallel-size N`"
 _BY_REQUEST = "requests set it, and the options of `diffuspec generate`"
 
-HINTS = {  # what to do instead
+HINTS = {  # advice, by options that have no counterpart
     "--api-key": "other users can read arguments in the list of processes: `diffuspec keys add"
     " keys.yaml NAME` writes a key to a file for --api-keys, and clients such as `diffuspec load`"
     " read it from the environment variable DIFFUSPEC_API_KEY",

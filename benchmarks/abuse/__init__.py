@@ -1,1 +1,1 @@
-"""Hostile clients of a service: what they are answered, and what others wait for meanwhile."""
+"""Hostile clients of a service: the answers that they get, and how long others wait meanwhile."""

@@ -1,4 +1,4 @@
-"""Attacks services as hostile clients would, twice, while others ask; says what others noticed.
+"""Attacks services twice while other clients ask, and measures how long these wait.
 
     python -m benchmarks.abuse                     diffuspec serve, then make serve
     python -m benchmarks.abuse --service serve --only forms --only prompts
@@ -44,7 +44,7 @@ Out = Annotated[Path, typer.Option(help="Folder for logs and tables.", metavar="
 
 @app.command(cls=Command)
 def main(service: Services = None, only: Only = None, out: Out = Path("runs/abuse")) -> None:
-    """Attack services; print what came back. Exit status 1: an answer or a bound was missed."""
+    """Attack services; print the answers. Exit status 1: a wrong answer, or a bound not kept."""
     chosen = _chosen(only or [""])
     make_folder(out)
     console, printed, reasons = Console(stderr=True), Console(), []

@@ -1,4 +1,4 @@
-"""An attack, and what came of it."""
+"""Attacks, and their results."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Answers: TypeAlias = Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The service as clients with different API keys see it; all the same without keys."""
+    """Clients of the service, each with its own API key; without keys all are the same."""
 
     attacker: Target
     limited: Target  # its key has max_requests 1
-    other: Target  # whom the others must not disturb
+    other: Target  # the client whose waits are measured
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
     """One kind of abuse.
 
-    `send` gets a number that differs from attempt to attempt, so that nothing is remembered from
-    the attempt before where that would make it cheap.
+    `send` gets the number of the attempt, from which it makes new requests: the service remembers
+    those of earlier attempts, and would answer them at no cost.
     """
 
     name: str
@@ -39,16 +39,17 @@ class Attack:
     is_slow: bool = False  # waits for the limits of the service, with the other slow ones
 
     def unexpected(self, answers: Answers) -> list[str]:
-        """Return the distinct ones of some answers that it should not have got."""
-        return [one for one in dict.fromkeys(answers) if not re.fullmatch(self.expected, one)]
+        """Return the distinct answers that are not the expected ones."""
+        distinct = dict.fromkeys(answers)
+        return [answer for answer in distinct if not re.fullmatch(self.expected, answer)]
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt of an attack. `waits` and `growth_mib` are of all that were made with it."""
+    """One attempt of an attack. `waits` and `growth_mib` include attacks made at the same time."""
 
     attack: Attack
-    number: int  # of the pass, from 0
+    number: int  # number of the pass, from 0
     answers: Answers
     seconds: float
     waits: Waits

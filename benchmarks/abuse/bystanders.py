@@ -21,11 +21,11 @@ _NUMBERS = itertools.count()  # make each form and prompt a new one, in all runs
 
 
 class Request(StrEnum):
-    """What others ask for, each again and again."""
+    """The kinds of requests that bystanders repeat."""
 
     PLAIN = "plain"  # four tokens
     COUNT = "count"  # the tokens of a short text
-    FORM = "new form"  # an answer whose form nobody has asked for
+    FORM = "new form"  # an answer in a form that the service has not tried
 
 
 @dataclass(slots=True)

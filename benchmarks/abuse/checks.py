@@ -1,4 +1,4 @@
-"""What a run is judged by."""
+"""The bounds that a run must keep."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from benchmarks.abuse.attack import Attempt
 from benchmarks.abuse.bystanders import Request
 from benchmarks.abuse.run import Run
 
-MAX_MORE_SECONDS = {Request.PLAIN: 1.0, Request.COUNT: 1.0, Request.FORM: 2.0}  # than without
+MAX_MORE_SECONDS = {
+    Request.PLAIN: 1.0,
+    Request.COUNT: 1.0,
+    Request.FORM: 2.0,
+}  # longer waits than without attacks
 MAX_MORE_MIB = 64.0  # after the second pass than after the first; allocators keep some
 _MAX_CHARACTERS = 300
-_MAX_FAILURES = 3  # of others in one attempt that are listed
+_MAX_FAILURES = 3  # failed requests of bystanders that are listed for an attempt
 
 
 def failures(run: Run, max_end_seconds: float) -> list[str]:
@@ -26,7 +30,7 @@ def failures(run: Run, max_end_seconds: float) -> list[str]:
 
 
 def more_seconds(run: Run, attempt: Attempt, request: Request) -> float | None:
-    """Return how much longer others waited than without an attack; None: nobody asked."""
+    """Return the seconds that others waited longer than without an attack; None: no answer."""
     if request not in attempt.waits.longest:
         return None
     return attempt.waits.longest[request] - run.idle.longest.get(request, 0.0)

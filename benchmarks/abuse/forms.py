@@ -51,7 +51,12 @@ def costly_forms(number: int) -> Sequence[Mapping[str, Any]]:
         names = _NAMES[variant : variant + _NUM_REQUIRED]
         terminal = " & ".join(f"/.*a.{{{shift}}}b.*/" for shift in shifts)
         forms += [
-            {"guided_json": {"type": "string", "allOf": [{"pattern": one} for one in patterns]}},
+            {
+                "guided_json": {
+                    "type": "string",
+                    "allOf": [{"pattern": pattern} for pattern in patterns],
+                }
+            },
             {"guided_json": {"type": "integer", "multipleOf": 1_000_003 + 2 * variant}},
             {"guided_json": {"type": "object", "required": names}},
             {"guided_grammar": f"start: A\nA: {terminal}"},

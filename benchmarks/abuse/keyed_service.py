@@ -59,5 +59,5 @@ def _options(kind: ServiceKind, keys: Path) -> Sequence[str]:
     data: Any = read_yaml(_SERVE_FILE)
     data["applications"][0]["args"]["http"] = {"api_keys": str(keys)}
     config = keys.with_name("serve.yaml")
-    config.write_text(json.dumps(data), encoding="utf-8")  # which is YAML, too
+    config.write_text(json.dumps(data), encoding="utf-8")  # JSON is YAML, too
     return ("--config", str(config))

@@ -11,12 +11,15 @@ from benchmarks.abuse.target import TEXT, Target, summary
 _NUM_PROMPTS, _PROMPT_TOKENS = 64, 1_200
 _NUM_BODIES, _BODY_CHARACTERS = 24, 1_000_000
 _FIRST_ID, _NUM_IDS = 16, 1_000  # ids of usual tokens
-_SHARED_TOKENS, _SECRET_TOKENS = 200, 400  # of a prompt before its secret, and from there on
+_SHARED_TOKENS, _SECRET_TOKENS = (
+    200,
+    400,
+)  # tokens of a prompt before its secret digit, and from it on
 _NUM_DIGITS, _SECRET = 10, 7
 _CHAT = "/v1/chat/completions"
 _MARKS = ("<|im_end|>", "<|im_start|>")
 _NUM_MARKS = 8
-_ATTEMPTS = 3  # of a prompt that others push out of the cache
+_ATTEMPTS = 3  # attempts, for other requests may push a prompt out of the cache
 
 
 def prompt_attacks() -> Sequence[Attack]:

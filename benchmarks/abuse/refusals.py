@@ -15,7 +15,7 @@ _TOO_LONG = "400 context_length_exceeded"
 
 
 def refusals() -> Sequence[Attack]:
-    """Return an attack for each of them."""
+    """Return an attack for each kind of request."""
     return [*_bodies(), *_requests()]
 
 

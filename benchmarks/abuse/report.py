@@ -40,7 +40,7 @@ def to_markdown(run: Run) -> str:
 
 
 def lines(run: Run) -> Iterator[str]:
-    """Yield what the table does not say."""
+    """Yield a line for memory, and one for the end under attack if it was measured."""
     memory = ", ".join(f"{mib:,.0f}" for mib in run.memory_mib)
     yield f"memory before and after each pass: {memory} MiB"
     if run.end_seconds is not None:
@@ -60,7 +60,7 @@ def _row(name: str, attempts: list[Attempt]) -> tuple[str, ...]:
 
 def _waits(waits: list[Waits]) -> Iterator[str]:
     for request in Request:
-        longest = [one.longest.get(request) for one in waits]
+        longest = [measured.longest.get(request) for measured in waits]
         yield _both("-" if seconds is None else f"{seconds:.2f}" for seconds in longest)
 
 

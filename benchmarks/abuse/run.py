@@ -17,19 +17,19 @@ from benchmarks.abuse.prompts import prompt_attacks
 from benchmarks.abuse.refusals import refusals
 
 NUM_PASSES = 2
-_IDLE_SECONDS = 8.0  # in which the service is not attacked, before each pass
+_IDLE_SECONDS = 8.0  # without attacks, before each pass
 _REST_SECONDS = 1.0  # after an attempt: helpers' children end
 
 
 @dataclass(slots=True)
 class Run:
-    """What came of all attacks."""
+    """The results of all attacks on one service."""
 
-    name: str  # of the service
+    name: str  # name of the service
     idle: Waits = field(default_factory=Waits)
     attempts: list[Attempt] = field(default_factory=list)
     memory_mib: list[float] = field(default_factory=list)  # before, and after each pass
-    end_seconds: float | None = None  # from SIGTERM under attack; None: it was not ended so
+    end_seconds: float | None = None  # from SIGTERM under attack to the end; None: not measured
     end_problem: str | None = None
 
 
@@ -82,7 +82,7 @@ async def _attempt(
         began = time.monotonic()
         try:
             answers = await attack.send(clients, number)
-        except Exception as error:  # the table says it
+        except Exception as error:  # shown in the table as an unexpected answer
             answers = [repr(error)]
         return answers, time.monotonic() - began
 
@@ -100,8 +100,8 @@ async def _attempt(
 
 @contextlib.asynccontextmanager
 async def under_attack(clients: Clients, chosen: Sequence[Attack]) -> AsyncIterator[None]:
-    """Enter soon after attacks have begun; at the end wait for what comes of them."""
-    number = NUM_PASSES  # forms that are new
+    """Enter soon after attacks have begun; at the end cancel them and wait for them."""
+    number = NUM_PASSES  # no pass had this number, so its forms are new
     sending = [asyncio.ensure_future(attack.send(clients, number)) for attack in chosen]
     await asyncio.sleep(_REST_SECONDS)
     try:

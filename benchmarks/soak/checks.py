@@ -1,4 +1,4 @@
-"""What a run is judged by."""
+"""The bounds that a run must keep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.soak.sample import Sample
 
 MAX_TIMES_MEDIAN = 10
 MAX_GROWTH_MIB = 1.0  # per 1,000 requests
-MAX_MORE_DESCRIPTORS = 8  # of a process
+MAX_MORE_DESCRIPTORS = 8  # in a process
 MIN_VERIFICATIONS = 25_000
 FULL_SECONDS = 15 * 60.0
 # Below these a run says nothing about memory and descriptors: caches and pools still fill.
@@ -32,7 +32,7 @@ class Check:
 
     name: str
     measured: str
-    reasons: tuple[str, ...] = ()  # why it failed; (): it did not
+    reasons: tuple[str, ...] = ()  # why the check failed; (): it passed
 
     @property
     def has_passed(self) -> bool:
@@ -54,8 +54,10 @@ def checks(run: Run) -> list[Check]:
 
 
 def _answers(run: Run) -> Check:
-    failures, num_answered = run.failures, sum(one.end is End.ANSWERED for one in run.outcomes)
-    shown = [f"{one.end}: {one.name}: {one.reason}"[:_MAX_CHARACTERS] for one in failures]
+    num_answered = sum(outcome.end is End.ANSWERED for outcome in run.outcomes)
+    failures = run.failures
+    shown = [f"{failure.end}: {failure.name}: {failure.reason}" for failure in failures]
+    shown = [line[:_MAX_CHARACTERS] for line in shown]
     if len(shown) > _MAX_REASONS:
         shown[_MAX_REASONS:] = [f"and {len(shown) - _MAX_REASONS} more"]
     measured = f"{num_answered:,} right, {len(failures)} failed"
@@ -102,7 +104,7 @@ def _judged(run: Run) -> list[Sample] | None:
     warm_up = max(WARM_UP_SHARE * total, MIN_WARM_UP)
     if total - warm_up < MIN_JUDGED:
         return None
-    return [one for one in run.samples if one.num_requests >= warm_up]
+    return [point for point in run.samples if point.num_requests >= warm_up]
 
 
 def _memory(run: Run) -> Check:

@@ -1,4 +1,4 @@
-"""Clients that send one request after the other, and what came of each."""
+"""Clients that send one request after the other, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class End(StrEnum):
     """How a request ended."""
 
     ANSWERED = "answered"  # with the right answer
-    LEFT = "left"  # by its client, after the beginning of the right answer
+    LEFT = "left"  # closed by its client, after the beginning of the right answer
     REFUSED = "refused"  # rightly
     WRONG = "wrong"  # another answer than plain decoding's, or a bad request answered
     BROKEN = "broken"  # an error, or no connection
@@ -37,14 +37,14 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one request. Times are time.monotonic()."""
+    """The outcome of one request. Times are time.monotonic()."""
 
     kind: Kind
     name: str
     began: float
     ended: float
     end: End
-    reason: str = ""  # of a failure
+    reason: str = ""  # why it failed; "": it did not
 
     @property
     def seconds(self) -> float:
@@ -59,7 +59,7 @@ class Client:
         self._http, self._slow_http, self._oracle = http, slow_http, oracle
 
     async def send(self, request: Request) -> Outcome:
-        """Send a request; return what came of it after MAX_SECONDS at the latest."""
+        """Send a request; return its outcome after MAX_SECONDS at the latest."""
         began, answer = time.monotonic(), Answer()
         try:
             async with asyncio.timeout(MAX_SECONDS):
@@ -69,7 +69,7 @@ class Client:
         return Outcome(request.kind, request.name, began, time.monotonic(), end, reason)
 
     async def _send(self, request: Request, answer: Answer) -> tuple[End, str]:
-        """Return the end and the reason of a failure. `answer` takes what comes."""
+        """Return the end and the reason of a failure; collect the answer in `answer`."""
         try:
             is_whole = await self._receive(request, answer)
         except RefusedError as error:
@@ -88,7 +88,7 @@ class Client:
         return (End.ANSWERED if is_whole else End.LEFT), ""
 
     async def _receive(self, request: Request, answer: Answer) -> bool:
-        """Add what comes to `answer`. Return False if the client leaves before the end."""
+        """Collect the answer in `answer`. Return False if the client leaves before the end."""
         if not request.is_streamed:
             answer.add((await self._http.answer(request.body))["choices"])
             return True

@@ -15,7 +15,7 @@ from deploy.chaos import Kind, Service
 ROLES = (Kind.VERIFIER, Kind.DRAFTER, Kind.PATH_SCORER, Kind.COORDINATOR, Kind.PIPELINE)
 RECOVERY_SECONDS = 120.0  # within which all roles serve again
 _PAUSE_SECONDS = (20.0, 60.0)  # between a recovery and the next kill
-_AFTERMATH_SECONDS = 10.0  # in which requests that have waited are answered
+_AFTERMATH_SECONDS = 10.0  # after the recovery, while requests that have waited are answered
 _POLL_SECONDS = 0.2
 
 

@@ -45,9 +45,9 @@ class Oracle:
             raise failures.exceptions[0] from None
 
     def problem(self, request: Request, answer: Answer, *, is_whole: bool) -> str | None:
-        """Return how an answer differs from the right one; None: it does not.
+        """Return how an answer differs from the right one; None: they are equal.
 
-        is_whole: it came to its end; otherwise the right one must begin with it.
+        is_whole: the answer ended; otherwise it must be the beginning of the right one.
         """
         expected = self._answers[request.name]
         if expected == answer if is_whole else answer.is_beginning_of(expected):

@@ -74,23 +74,26 @@ def _run_json(run: Run) -> dict[str, Any]:
             for check in checks(run)
         ],
         "requests": {
-            kind.value: Counter(one.end.value for one in run.outcomes if one.kind is kind)
+            kind.value: Counter(
+                outcome.end.value for outcome in run.outcomes if outcome.kind is kind
+            )
             for kind in Kind
         },
         "seconds_by_kind": {
             kind.value: {
-                "median": statistics.median(one.seconds for one in outcomes),
-                "longest": max(one.seconds for one in outcomes),
+                "median": statistics.median(outcome.seconds for outcome in outcomes),
+                "longest": max(outcome.seconds for outcome in outcomes),
             }
             for kind, outcomes in undisturbed(run).items()
             if outcomes
         },
         "memory": [
-            {"requests": one.num_requests, "mib": round(one.resident_mib, 1)} for one in run.samples
+            {"requests": sample.num_requests, "mib": round(sample.resident_mib, 1)}
+            for sample in run.samples
         ],
         "descriptors": [
-            {process.name: process.num_descriptors for process in one.processes.values()}
-            for one in run.samples[:: max(1, len(run.samples) // _MAX_LISTED)]
+            {process.name: process.num_descriptors for process in sample.processes.values()}
+            for sample in run.samples[:: max(1, len(run.samples) // _MAX_LISTED)]
         ],
         "kills": [
             {"role": kill.role, "seconds": kill.ended and kill.ended - kill.began}

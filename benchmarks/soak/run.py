@@ -64,9 +64,9 @@ class Run:
     verifications: series.Verifications = field(default_factory=series.Verifications)
     kills: Kills = field(default_factory=Kills)
     left_over: dict[str, float] = field(default_factory=dict)  # gauges at rest that are not zero
-    problems: list[str] = field(default_factory=list)  # of the service as a whole
+    problems: list[str] = field(default_factory=list)  # faults of the service as a whole
     lost_slots: str | None = None
-    seconds: float = 0.0  # of load
+    seconds: float = 0.0  # duration of the load
 
     def record(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
@@ -100,7 +100,7 @@ async def soak(plan: Plan, folder: Path, say: Callable[[str], None]) -> Run:
 
 
 class _StandsStill(Exception):
-    """The service does not answer any more, which is noted."""
+    """The service does not answer any more; `Run.problems` says so."""
 
 
 class _Soak:

@@ -24,7 +24,7 @@ _MIN_POINTS = 8
 class ProcessSample:
     """One process."""
 
-    name: str  # what it is; several may have one name
+    name: str  # title or program; several processes may have the same
     resident_bytes: int
     num_descriptors: int
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from prometheus_client.parser import text_string_to_metric_families
 
-Values: TypeAlias = Mapping[tuple[str, frozenset[tuple[str, str]]], float]  # by name and labels
+Values: TypeAlias = Mapping[tuple[str, frozenset[tuple[str, str]]], float]  # keys: name and labels
 
 VERIFIED = ("diffuspec_step_seconds_count", ("stage", "step"))
 MAX_RUNNING = "diffuspec_max_requests_running"
@@ -37,8 +37,8 @@ def total(values: Values, name: str) -> float:
 
 def left_over(values: Values) -> dict[str, float]:
     """Return the gauges of load that are not back at their values at rest."""
-    found = {name: total(values, name) for name in LOAD}
-    return {name: value for name, value in found.items() if value > LOAD[name]}
+    totals = {name: total(values, name) for name in LOAD}
+    return {name: value for name, value in totals.items() if value > LOAD[name]}
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ class Losses:
         """Count a loss for the reported requests if the connection has had another one."""
         if num_losses > self._num_seen:
             self._counts.update(self._reported)
-            barred = [one for one in self._reported if self._counts[one] == _MAX_LOSSES]
+            barred = [name for name in self._reported if self._counts[name] == _MAX_LOSSES]
             if barred:
                 message = "diffuspec: draft servers were lost at %d requests: no drafts for them"
                 logger.warning(message, len(barred))

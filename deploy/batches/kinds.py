@@ -1,10 +1,10 @@
-"""Tells what a file is that cannot hold JSON lines, by its first bytes."""
+"""Names the format of a file that holds no JSON lines, by its first bytes."""
 
 from __future__ import annotations
 
 import codecs
 
-_BEGINNINGS = {  # of files by which rows are sent by mistake
+_BEGINNINGS = {  # first bytes of files that users give by mistake
     b"\x1f\x8b": "compressed (gzip)",
     b"\x28\xb5\x2f\xfd": "compressed (zstd)",
     b"BZh": "compressed (bzip2)",
@@ -15,13 +15,13 @@ _BEGINNINGS = {  # of files by which rows are sent by mistake
 }
 _BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)  # 32-LE begins as 16-LE
 _WIDE = ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
-_NUM_BYTES = 16  # that are looked at
-_MAX_HEADER_BYTES = 100_000_000  # of safetensors
+_NUM_BYTES = 16  # checked at the start of a file
+_MAX_HEADER_BYTES = 100_000_000  # largest header of a safetensors file
 _CONTROLS = frozenset(range(32)) - frozenset(b"\t\n\r")  # bytes that occur in no JSON
 
 
 def other_kind(head: bytes) -> str:
-    """Return what begins with these bytes, if they cannot begin a line of JSON; otherwise ""."""
+    """Return the format of a file that begins with these bytes; "" if it may hold JSON lines."""
     for beginning, kind in _BEGINNINGS.items():
         if head.startswith(beginning):
             return kind

@@ -13,10 +13,10 @@ def proxy_of(url: str) -> str | None:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
-    except ValueError:  # which who uses the URL will refuse
+    except ValueError:  # the client of the URL raises a better error
         return None
     proxies = getproxies()
-    found = proxies.get(parts.scheme) or proxies.get("all")
-    if not found or is_loopback(host) or proxy_bypass(host if port is None else f"{host}:{port}"):
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if not proxy or is_loopback(host) or proxy_bypass(host if port is None else f"{host}:{port}"):
         return None
-    return found if "://" in found else f"http://{found}"
+    return proxy if "://" in proxy else f"http://{proxy}"

@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 
 
 class Turns:
-    """Lets attempts at rows begin. A row that must be alone waits for the others, then they for it.
+    """Lets attempts at rows begin, many at a time, or one alone.
 
+    A row that must be alone waits until no row is in flight; no other row begins meanwhile.
     Belongs to one event loop.
     """
 

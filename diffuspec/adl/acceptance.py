@@ -28,7 +28,7 @@ _SMOOTHING = 0.4  # weight of a draft in its request's averages: easy stretches 
 _USUAL_SMOOTHING = 0.1
 # weight of a draft in the averages of all requests: answers have about a dozen steps
 _SHARED_SMOOTHING = 0.04
-_LEAST_SQUARES = 1e-6  # drafts that are all alike leave nothing to divide by
+_LEAST_SQUARES = 1e-6  # least variance to divide by: drafts may all be alike
 _PRIOR_DRAFTS = 4  # weight of the prior in the averages of all requests, in drafts
 
 

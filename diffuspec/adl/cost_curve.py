@@ -46,17 +46,20 @@ class Speed:
     _plain: dict[int, _PlainSteps] = field(default_factory=dict)  # keys: ranges of requests
 
     def expect(self, num_requests: int, seconds: float, count: int = 1) -> None:
-        """Use a time for comparison, if there is none yet; it counts as `count` measurements."""
+        """Set the seconds with which steps are compared first, as the mean of `count` measurements.
+
+        Has no effect once there is a time for about as many requests.
+        """
         new = _PlainSteps(max(seconds, MIN_SECONDS) / self.slowness, count)
         self._plain.setdefault(bucket_of(num_requests), new)
 
     def observe(self, num_requests: int, seconds: float) -> None:
         """Learn from a plain step, which also represents the steps since the latest measurement.
 
-        A share of what is unexpected, which falls with their number, belongs to plain steps of
-        about as many requests; the rest to the machine.
+        A share of the unexpected seconds is attributed to plain steps of about as many requests,
+        the rest to the machine. The share falls with the number of these steps.
         """
-        self.expect(num_requests, seconds)  # a first step says nothing of the machine
+        self.expect(num_requests, seconds)  # after this, a first step is as expected
         plain = self._plain[bucket_of(num_requests)]
         weight = 1 - (1 - SMOOTHING) ** (1 + self.num_unmeasured)
         surprise = weight * _surprise(seconds, plain.seconds * self.slowness)
@@ -67,9 +70,9 @@ class Speed:
         self.num_unmeasured = 0
 
     def size_share(self, same_speed_steps: float) -> float:
-        """Share of the surprise of a step that is no plain one, for its size and not the machine.
+        """Share of a drafted step's unexpected seconds that its size explains, not the machine.
 
-        same_speed_steps: steps without a measurement after which either is as likely.
+        same_speed_steps: number of unmeasured steps after which the share is one half.
         """
         return 1 / (1 + self.num_unmeasured / same_speed_steps)
 
@@ -161,12 +164,12 @@ class CostCurve:
         if not self._lines:
             self._draw()
         starts, lines, slowness = self._starts, self._lines, self._speed.slowness
-        found = []
+        costs = []
         for size in sizes:
             place = bisect_right(starts, size) - 1
             seconds, slope = lines[place]
-            found.append(slowness * (seconds + slope * (size - starts[place])) + more)
-        return found
+            costs.append(slowness * (seconds + slope * (size - starts[place])) + more)
+        return costs
 
     def _corners(self) -> list[tuple[float, float]]:
         """Return ascending sizes and seconds: the isotonic regression of the points.

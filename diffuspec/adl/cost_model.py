@@ -24,9 +24,9 @@ from diffuspec.adl.cost_curve import (
 )
 
 _LEAST_ROWS = 64
-# A measured step like a plain one counts as three predictions of it.
+# Measurements of the speed for which a step with the rows of a plain one counts; a prediction: one.
 _MEASURED_COUNT = 3
-# Share of a plain step's surprise for its size: the machine's slowness is learnt from it as well.
+# Share of a plain step's unexpected seconds that its size explains; the machine explains the rest.
 _PLAIN_SHARE = 0.5
 
 
@@ -61,7 +61,7 @@ class RequestTerm:
         longest = max(MAX_JUMP, (1 + others) / (1 + usual.others)) * usual.seconds
         seconds = min(max(seconds, usual.seconds / MAX_JUMP), longest)
         more, slower = others - usual.others, seconds - usual.seconds
-        if abs(more) >= 0.5:  # less is what is left of an earlier number
+        if abs(more) >= 0.5:  # a smaller difference is the tail of the moving average
             # Small deviations among many requests say little, and so replace little.
             decay = 1 - OWN_SMOOTHING * (more / (others + usual.others)) ** 2
             self._products = decay * self._products + more * slower
@@ -113,9 +113,8 @@ class CallCosts:
     ) -> None:
         """Learn from a call: the curve gets what the term of its requests does not explain.
 
-        is_plain: whether the machine's slowness, which has been learnt from it, explains most of
-        it. reads: whether most of its time may be spent on prompts, which says little about
-        requests.
+        is_plain: the call is a plain step, from which the machine's slowness was learnt already.
+        reads: most of its seconds may be for prompts, so the term of requests learns nothing.
         """
         others = num_requests - 1
         if not reads:

@@ -97,7 +97,7 @@ class HttpClient:
     async def chunks(self, body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any]]:
         """Yield the chunks of a chat with `stream: true`. Raises RefusedError and WorkerError.
 
-        Whoever stops reading early must close it, which closes the connection.
+        A caller that stops reading early must close it, which closes the connection.
         """
         is_whole = False
         try:

@@ -45,7 +45,7 @@ def progress_bar(*columns: ProgressColumn) -> Progress:
 
 
 class Shown(NamedTuple):
-    """The statistics of an answer that was printed, and how it ended."""
+    """The statistics of a printed answer, and its finish reason."""
 
     stats: RequestStats
     finish_reason: FinishReason | None
@@ -77,7 +77,7 @@ async def stream_answer(
 
 
 def notes_on(shown: Shown, max_tokens: int, has_drafts: bool) -> list[str]:
-    """Return what a user may miss: why there were few drafts, and that the answer was cut off.
+    """Return notes: why there were few drafts, and whether the answer was cut off.
 
     has_drafts: there is a drafter, and the scheduler decides when it drafts.
     """
@@ -116,7 +116,7 @@ def show_statistics(
 ) -> None:
     """Print a line of statistics to stderr; on a terminal also the meaning of the colours.
 
-    seed: the seed with which a sampled answer can be repeated. notes: for the end of the line.
+    seed: the seed with which a sampled answer can be repeated. notes: end of the line.
     """
     total = stats.total_seconds or 1.0
     steps = "step" if stats.num_steps == 1 else "steps"

@@ -242,7 +242,7 @@ def run(
 
 
 class _Checked(NamedTuple):
-    """What was checked before anything is loaded."""
+    """Options and files that were checked before anything is loaded."""
 
     settings: ServeSettings
     config: EngineConfig

@@ -11,13 +11,13 @@ T = TypeVar("T")
 
 
 class Faults:
-    """Collects what is wrong, so that a user learns all of it at once."""
+    """Collects the errors of checks, so that a user sees all of them at once."""
 
     def __init__(self) -> None:
-        self._errors: dict[str, DiffuspecError] = {}  # by message
+        self._errors: dict[str, DiffuspecError] = {}  # keys: messages
 
     def check(self, key: str, check: Callable[[], T]) -> T | None:
-        """Return the result of a check; on an error note it, under a key that it may lack."""
+        """Return the result of a check; if it fails, note the error with `key` before it."""
         try:
             return check()
         except DiffuspecError as error:
@@ -27,7 +27,7 @@ class Faults:
         return None
 
     def raise_all(self) -> None:
-        """Raise what was noted: the error of a single check, or a ConfigError with all."""
+        """Raise the noted error if there is one, or a ConfigError that joins several."""
         errors = [*self._errors.values()]
         if len(errors) == 1:
             raise errors[0]

@@ -15,8 +15,8 @@ from contextvars import ContextVar
 
 from diffuspec.core.errors import FatalRequestError
 
-# Called when the request that a task serves leaves the queue. Whoever counts its losses in another
-# process is told by this that it is in flight.
+# Called when the request that a task serves leaves the queue: the process that counts its losses
+# has to know that it is in flight.
 on_begin: ContextVar[Callable[[], None] | None] = ContextVar("on_begin", default=None)
 
 SUSPECT_LOSSES = 2  # losses after which a request runs alone

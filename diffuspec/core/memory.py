@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 
-_M_ARENA_MAX, _NUM_HEAPS = -8, 2  # the parameter's number in malloc.h; its value
+_M_ARENA_MAX, _NUM_HEAPS = -8, 2  # M_ARENA_MAX of malloc.h, and its value
 
 
 def release_freed() -> None:
-    """Return freed memory to the system that the C library would keep."""
+    """Return to the system the freed memory that the C library keeps."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

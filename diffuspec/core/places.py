@@ -1,4 +1,4 @@
-"""A few places, which clients take by turns."""
+"""A bounded number of places for tasks; waiting clients take turns."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from diffuspec.core.turns import Turns
 
 
 class Places:
-    """Places for a number of tasks at a time; a bounded number waits. Belongs to one event loop."""
+    """Lets `number` tasks run at a time and a bounded number wait. Belongs to one event loop."""
 
     def __init__(
         self, number: int, max_waiting: int, name: str, max_each: int | None = None
     ) -> None:
         """`max_waiting`: beyond it, only clients with less than an equal share may wait.
 
-        name: what waits, for errors, such as "prompts wait to be tokenised". max_each: places that
-        one client may have; None: all.
+        name: end of the error when too many wait, such as "prompts wait to be tokenised", after
+        their number. max_each: maximum number of places of one client; None: all places.
         """
         self._num_free = number
         self._max_waiting = max_waiting
@@ -46,7 +46,7 @@ class Places:
             raise
 
     def free(self, client: str) -> None:
-        """Give a client's place back, and on to the next one that may have it."""
+        """Give back a place of a client; waiting clients that may have it get it."""
         self._num_free += 1
         self._taken[client] -= 1
         if not self._taken[client]:

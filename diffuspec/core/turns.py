@@ -24,7 +24,7 @@ class Turns(Generic[T]):
             yield from items
 
     def put(self, client: str, item: T) -> None:
-        """Add an item at the end of its client's."""
+        """Add an item behind the other items of its client."""
         self._by_client.setdefault(client, deque()).append(item)
 
     def take(self) -> T:
@@ -32,7 +32,7 @@ class Turns(Generic[T]):
         return self._take_of(next(iter(self._by_client)))
 
     def take_if(self, is_allowed: Callable[[str], bool]) -> tuple[str, T] | None:
-        """Remove and return the next item of an allowed client, after its name; None: none waits.
+        """Remove the next item of an allowed client; return it after the client, or None.
 
         Other clients keep their turns.
         """

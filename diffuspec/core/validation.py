@@ -210,7 +210,7 @@ _BOOL, _STRING = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:str"
 class _Loader(yaml.SafeLoader):
     """Rejects duplicate keys of a mapping; reads 1e-3 as a number, as YAML 1.2 does.
 
-    Aliases may stand for _MAX_YAML_VALUES values in all, and not for what contains them.
+    Aliases may stand for _MAX_YAML_VALUES values in all. A node must not contain its own alias.
 
     The value of a key `policy` may be off without quotes, which YAML 1.1 takes for false.
     """
@@ -239,7 +239,7 @@ class _Loader(yaml.SafeLoader):
 def _num_values(node: Any, known: dict[int, float]) -> float:
     """Return the number of values in a node, with those that its aliases stand for."""
     if id(node) not in known:
-        known[id(node)] = math.inf  # of a node that contains itself
+        known[id(node)] = math.inf  # the result for a node that contains its own alias
         parts: Sequence[Any] = ()
         if isinstance(node, yaml.SequenceNode):
             parts = node.value

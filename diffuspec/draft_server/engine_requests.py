@@ -52,14 +52,14 @@ class EngineRequests:
         self._hello = hello
         self._info = info
         self._weight = drafter_weight
-        # Not one salt for each tenant: that is only a name, which any engine may give itself.
+        # The salt is the engine's, not the tenant's: any engine may name any tenant.
         self._sampling = SamplingParams(cache_salt=name)
         self._forget = forget
         self._shared = SharedExpectation(hello.max_draft_tokens)
         self._outcomes = OutcomeModel()
         self._by_id: dict[str, EngineRequest] = {}
-        self._lengths: dict[str, int] = {}  # in tokens, of requests that are not drafted for
-        self._without_drafts = self._make("", 0)  # stands for all of these
+        self._lengths: dict[str, int] = {}  # tokens of requests that are not drafted for, by id
+        self._without_drafts = self._make("", 0)  # in answers, in place of each of these requests
         self._held_tokens = held_tokens
         held_tokens.add(self)
 
@@ -91,7 +91,7 @@ class EngineRequests:
         if request_id is None:
             return False
         request = self._by_id[request_id]
-        request.max_draft_tokens = 0  # a step that is being answered may still name it
+        request.max_draft_tokens = 0  # a step in progress may still refer to it
         self.end([request_id])
         self._lengths[request_id] = request.num_tokens
         return True
@@ -160,7 +160,7 @@ class EngineRequests:
     def _bound(self, request: EngineRequest, row: RequestRow) -> None:
         """Update how much may be drafted for a request."""
         limits = (row.max_draft_tokens, self._hello.max_draft_tokens)
-        request.max_draft_tokens = min(one for one in limits if one)
+        request.max_draft_tokens = min(limit for limit in limits if limit)
         left = min(self._hello.max_model_len, self._info.max_model_len) - request.num_tokens
         request.num_left = min(row.max_tokens_left or left, left)
         request.priority = row.priority

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-# What a request takes besides its tokens, in their memory: its statistics and drafts.
+# A request's statistics and drafts take as much memory as this number of tokens.
 TOKENS_PER_REQUEST = 1024
 
 
@@ -19,7 +19,7 @@ class Holder(Protocol):
 
 
 class HeldTokens:
-    """Makes room for the tokens of one engine at the cost of those that hold the most."""
+    """Bounds the tokens of all engines: those that hold the most give up requests for others."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -39,11 +39,11 @@ class HeldTokens:
     def make_room(self, holder: Holder, number: int) -> bool:
         """Return whether an engine may hold this many tokens more.
 
-        If there are too many then, the engine that holds the most gives up requests. No engine
-        holds fewer than others because of what those have.
+        Until there is room, the engine that would hold the most gives up requests: this engine, if
+        no other holds more than it would.
         """
         while self.number + number > self._most:
-            largest = max(self._holders, key=lambda one: one.num_held)
+            largest = max(self._holders, key=lambda other: other.num_held)
             if largest.num_held <= holder.num_held + number:
                 largest = holder
             if not largest.give_up_one():

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LEAST_SILENT_SECONDS = 1.0  # before that an engine keeps its place, for it may be starting
-_MANY_TOKENS = 2**17  # of an engine after which freed memory is returned to the system
+_MANY_TOKENS = 2**17  # freed memory is returned to the system after an engine with more
 
 
 class DraftService:
@@ -128,7 +128,7 @@ class DraftService:
         Raises OverloadedError if all engines have requests or have just connected.
         """
         now = time.monotonic()
-        silent = [(one.silent_seconds(now) or 0.0, one) for one in self.sessions]
+        silent = [(session.silent_seconds(now) or 0.0, session) for session in self.sessions]
         seconds, session = max(silent, key=lambda pair: pair[0])
         if seconds < _LEAST_SILENT_SECONDS:
             limit = self.config.max_engines

@@ -218,10 +218,10 @@ class CausalTarget:
             return
         salt = request.sampling.cache_salt
         shared = [
-            num_shared_tokens(one.request.prefix[:-1], request.prefix[:-1])
-            if one.asked.sampling.cache_salt == salt
+            num_shared_tokens(other.request.prefix[:-1], request.prefix[:-1])
+            if other.asked.sampling.cache_salt == salt
             else 0
-            for one in reading
+            for other in reading
         ]
         end = max(shared)
         plan = reading[shared.index(end)]

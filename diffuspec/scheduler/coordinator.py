@@ -297,8 +297,8 @@ class Coordinator:
     def _on_break(self, error: Exception) -> None:
         """End all requests after a failure of the loop, and free what they hold.
 
-        Requests in flight count it as a loss, so that whoever asks for one again elsewhere learns
-        whether it is the cause. Give up after _MAX_BREAKS without such a cause.
+        Requests in flight count it as a loss: one that causes it is a suspect when it is sent
+        again. Give up after _MAX_BREAKS failures within _BREAK_SECONDS without a suspect in flight.
         """
         lost = {*self.loop.verifications.latest}
         self.loop.clear()
@@ -340,7 +340,7 @@ class Coordinator:
     def _abort_all(self, error: DiffuspecError, lost: Collection[Request] = ()) -> None:
         """End all requests; `lost`: those in flight, or just answered, when the loop failed."""
         for request in list(self.admission):
-            with contextlib.suppress(Exception):  # the bug may be in here
+            with contextlib.suppress(Exception):  # the failure may have its cause in here
                 if not request.is_finished:
                     self._abort(request, _loss_of(request, error) if request in lost else error)
                 elif not request.is_in_verifier:

@@ -125,7 +125,7 @@ class DrafterPool:
         """Yield trials of failed drafters whose pause is over, with copies of requests' drafts."""
         for lane in self.lanes:
             if lane.is_idle and lane.breaker.is_trial_due(now):
-                fit = (one for one in requests if one.room > 0 and not one.kills_drafters)
+                fit = (each for each in requests if each.room > 0 and not each.kills_drafters)
                 request = next(fit, None)
                 if request is not None:
                     lane.held_request_ids.add(request.request_id)

@@ -1,4 +1,4 @@
-"""Isolation: a request at which workers were lost repeatedly has them to itself."""
+"""Isolation: a request at which workers were lost repeatedly is alone in their calls."""
 
 from __future__ import annotations
 

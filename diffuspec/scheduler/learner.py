@@ -33,13 +33,13 @@ class Learner:
     ) -> None:
         """`busy`: by drafter, a timer that runs while it drafts.
 
-        count_failure: called for each failure while deciding or learning, with what was done.
+        count_failure: called for each failure, with the name of the attempt that failed.
         """
         self.costs = costs
         self.baseline = baseline
         self.busy = busy
         self.must_decode_plainly = False  # the next plan has to be plain decoding
-        self._start = copy.deepcopy((costs, baseline))  # the models with which to start anew
+        self._start = copy.deepcopy((costs, baseline))  # the models after a failure
         self._count_failure = count_failure
         self._logged: set[tuple[str, type[Exception]]] = set()
         self._ended_at = 0.0  # end of the latest verification, by time.monotonic()
@@ -47,19 +47,19 @@ class Learner:
         self._busy_at_end: dict[str, float] = {}  # the drafters' total busy seconds at that time
 
     def keep(self) -> None:
-        """After a failure, start anew with the present models: those of a profile."""
+        """Make the present models those to which a failure resets: called after a profile."""
         self._start = copy.deepcopy((self.costs, self.baseline))
 
     @contextlib.contextmanager
     def attempt(self, what: str) -> Iterator[None]:
-        """Run code that only decides or learns; see `fail`."""
+        """Run code that only decides or learns; an exception in it is passed to `fail`."""
         try:
             yield
         except Exception as error:
             self.fail(what, error)
 
     def fail(self, what: str, error: Exception) -> None:
-        """Start anew after a failure, which is counted. Each kind of error is logged once."""
+        """Count a failure, and reset the models. Each type of error is logged once for `what`."""
         if (what, type(error)) not in self._logged:
             self._logged.add((what, type(error)))
             logger.error("%s failed; requests go on without it", what, exc_info=error)

@@ -221,4 +221,4 @@ def _num_held(ready: Collection[Request], chosen: Sequence[Request]) -> int:
     """Return how many decoding requests are ready but not chosen."""
     if len(ready) == len(chosen):
         return 0
-    return sum([not one.prefill.is_long for one in ready if one not in chosen])
+    return sum([not request.prefill.is_long for request in ready if request not in chosen])

@@ -1,8 +1,8 @@
 """The pulse: whether the scheduler's loop takes its events.
 
 The event loop may be alive while the scheduler's loop is not: a call in it that does not return, or
-a task that has ended. So a timer's event passes through the loop's own queue. Long verifications,
-outages and readers that are held do not stop the loop from taking events.
+a task that has ended. So a timer puts an event into the loop's own queue. Long verifications,
+outages and slow readers do not stop the loop from taking events.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Pulse:
 
     def __init__(self, put: Callable[[Callable[[], None]], None]) -> None:
         self._put = put
-        self._put_at: float | None = None  # time.monotonic() of an event that was not taken yet
+        self._put_at: float | None = None  # time.monotonic() of the event in the queue; None: taken
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def is_beating(self) -> bool:
-        """Whether the last event was taken, or has not waited for MAX_SILENCE_SECONDS yet."""
+        """Whether the latest event was taken, or has waited for MAX_SILENCE_SECONDS at most."""
         return self._put_at is None or time.monotonic() - self._put_at <= MAX_SILENCE_SECONDS
 
     def start(self) -> None:

@@ -98,7 +98,7 @@ class Request:
         self._prefix = Prefix(
             prompt_token_ids, committed_token_ids, sampling, eos_token_ids, detokenizer
         )
-        self.losses = Losses(num_losses, self.num_tokens)  # of coordinator or verifier
+        self.losses = Losses(num_losses, self.num_tokens)  # losses of coordinators and verifiers
         self.on_begin = on_begin.get()
         self.kills_drafters = False  # drafters were lost repeatedly while they drafted for it
         self._num_draft_losses = 0

@@ -245,7 +245,7 @@ class Verifications:
         has_waited = now - (request.stalled_since or now)
         if not request.is_finished and has_waited < self._config.max_verifier_outage_seconds:
             return None
-        # whoever sends it elsewhere has to know that a verifier was lost at it
+        # a caller that sends it elsewhere has to count this loss
         return VerifierLostError(str(error)) if request.losses.has_grown else error
 
     def clear(self) -> None:

@@ -17,7 +17,7 @@ class WaitingRequests:
 
     def __init__(self) -> None:
         self._resumed: deque[Request] = deque()
-        self._turns: Turns[Request] = Turns()  # of keys, by their names
+        self._turns: Turns[Request] = Turns()  # clients: names of API keys
 
     def __len__(self) -> int:
         return len(self._resumed) + len(self._turns)

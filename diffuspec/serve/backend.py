@@ -63,7 +63,7 @@ class Backend(Protocol):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process can answer; False: whoever supervises it should start it again."""
+        """Whether the process can answer; False: its supervisor should start it again."""
         ...
 
     async def metrics(self) -> str:

@@ -39,7 +39,7 @@ def _client(address: str) -> str | None:
     """Return the client of an address; None if it is not limited."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:  # of a Unix socket
+    except ValueError:  # a Unix socket has no address
         return None
     parsed = getattr(parsed, "ipv4_mapped", None) or parsed
     if parsed.is_loopback:

@@ -62,7 +62,7 @@ class BoundedProtocol(HttpToolsProtocol):
             data, self._held_back = _without_upgrade(self._held_back + data)
         super().data_received(data)
         if self._is_idle and self._timer is None and self.timeout_keep_alive_task is None:
-            self._await_head()  # the bytes begin no request, as those of an empty line
+            self._await_head()  # the bytes began no request: an empty line
         if self._num_framing_bytes > _MAX_HEAD_BYTES:
             self.transport.abort()
 

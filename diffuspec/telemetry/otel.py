@@ -112,7 +112,7 @@ def _direct_session() -> requests.Session | None:
     endpoint = next(filter(None, given), _DEFAULT_ENDPOINT)
     if not is_loopback(urlsplit(endpoint).hostname or ""):
         return None
-    import requests  # which the exporter needs, too
+    import requests  # the exporter needs it, too
 
     session = requests.Session()
     session.trust_env = False

@@ -18,7 +18,7 @@ from diffuspec.text.trial_messages import Setup, TrialLimits, Verdict
 from diffuspec.text.trial_process import COMMAND, TrialProcess
 
 _MAX_AT_ONCE = 3
-_MAX_EACH = 2  # of a client: another one finds a place at once
+_MAX_EACH = 2  # places for one client; one is left for another client
 _MAX_VERDICTS = 4096
 _DIGEST_BYTES = 16
 _LIMITS = TrialLimits()

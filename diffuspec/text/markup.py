@@ -35,7 +35,7 @@ class HiddenTexts:
 
     messages: list[dict[str, Any]]
     tools: list[Any]
-    texts: tuple[str, ...]  # by the number of their placeholder
+    texts: tuple[str, ...]  # index: number of the placeholder
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,9 @@ class Markup:
 
     def __init__(self, tokenizer: Any) -> None:
         backend: Tokenizer = tokenizer.backend_tokenizer
-        declared = getattr(tokenizer, "chat_control_tokens", None) or ()  # in its configuration
+        declared = (
+            getattr(tokenizer, "chat_control_tokens", None) or ()
+        )  # from tokenizer_config.json
         written = "\0".join([template_text(tokenizer), sample_chat(tokenizer), *declared])
         added = sorted(backend.get_added_tokens_decoder().items())
         names = [token.content for _, token in added if _is_markup(token, written)]
@@ -92,7 +94,9 @@ class Markup:
         Raises InvalidRequestError if the template has changed a placeholder; it may drop them.
         """
         num_whole = sum(1 for _ in self._placeholder.finditer(rendered))
-        beginning = self._head[:9].casefold()  # is left of a placeholder that is cut
+        beginning = self._head[
+            :9
+        ].casefold()  # the least that a template leaves of a cut placeholder
         if rendered.casefold().count(beginning) != num_whole:
             raise InvalidRequestError(
                 f"a text contains {texts[0]!r}, a token of the chat template, where the template "
@@ -109,7 +113,9 @@ class Markup:
         """Return the ids of a restored chat. Raises InvalidRequestError."""
         encoding = encode_text(self._renamed, restored, adds_special_tokens)
         ids = np.array(encoding.ids, np.int32)
-        is_of_chat = np.array(encoding.special_tokens_mask) == 0  # not a BOS added to it
+        is_of_chat = (
+            np.array(encoding.special_tokens_mask) == 0
+        )  # without a BOS that the tokenizer adds
         if np.isin(ids[is_of_chat], self._markup_ids).any():
             raise InvalidRequestError(
                 "a text contains a token of the chat template that this tokenizer cannot encode as "
@@ -140,7 +146,7 @@ class Markup:
                     parts.append(f"{self._head}h{len(hidden)}Z")
                     hidden.append(text[first - begin : last - begin])
                     place = last
-                if spans[rest].end > end:  # goes on in the next text
+                if spans[rest].end > end:  # the rest of the token is in the next text
                     break
                 rest += 1
             yield "".join([*parts, text[place - begin :]])
@@ -153,7 +159,10 @@ class Markup:
         scanner.normalizer = backend.normalizer
         kept = [token for token in added if token.content in self._aliases]
         scanner.add_tokens(
-            [AddedToken(one.content, normalized=one.normalized, special=False) for one in kept]
+            [
+                AddedToken(token.content, normalized=token.normalized, special=False)
+                for token in kept
+            ]
         )
         return scanner
 

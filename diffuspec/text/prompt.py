@@ -202,10 +202,10 @@ def _laid_out(message: Mapping[str, Any], has_parts: bool) -> dict[str, Any]:
 
 def _with_one_system_message(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return messages with the leading ones of the roles system and developer joined into one."""
-    leading = [*itertools.takewhile(lambda one: one["role"] in _SYSTEM_ROLES, messages)]
+    leading = [*itertools.takewhile(lambda message: message["role"] in _SYSTEM_ROLES, messages)]
     if len(leading) < 2:
         return messages
-    contents = [one["content"] for one in leading if one["content"]]
+    contents = [message["content"] for message in leading if message["content"]]
     has_parts = any([isinstance(content, list) for content in contents])
     joined = {
         **leading[0],

@@ -3,7 +3,7 @@
 Run as a script, with the directory, seconds of computing and bytes of memory, which it limits. It
 writes the name of each file before it tries it, and then what is wrong with it, as lines of JSON.
 A tokenizer's rules for texts are tried on a vocabulary of one word, which is quick, and templates
-on short chats. A file that is merely invalid passes: who loads it reports that better.
+on short chats. A file that is merely invalid passes: loading it raises a better error.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def main(path: Path, cpu_seconds: int, memory_bytes: int) -> None:
             _refuse(f"a trial of it needed more than {memory_bytes // 2**20} MiB of memory")
         except RecursionError:
             _refuse("it is nested too deeply")
-        except Exception:  # an invalid file, reported by who loads it
+        except Exception:  # an invalid file, which loading it reports
             continue
         except BaseException as error:
             if type(error).__name__ != "PanicException":
@@ -96,7 +96,7 @@ def main(path: Path, cpu_seconds: int, memory_bytes: int) -> None:
 
 
 class _Refused(Exception):
-    """What is wrong with a file."""
+    """A file is refused; the message says why."""
 
 
 def _try_tokenizer(data: dict[str, Any]) -> None:
@@ -124,9 +124,9 @@ def _templates(file: Path) -> Iterator[str]:
     if file.suffix != ".json":
         yield text
         return
-    found = json.loads(text).get("chat_template")
-    for one in found if isinstance(found, list) else [found]:
-        template = one.get("template") if isinstance(one, Mapping) else one
+    given = json.loads(text).get("chat_template")
+    for entry in given if isinstance(given, list) else [given]:
+        template = entry.get("template") if isinstance(entry, Mapping) else entry
         if isinstance(template, str):
             yield template
 

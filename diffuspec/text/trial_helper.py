@@ -2,10 +2,10 @@
 
     python -m diffuspec.text.trial_helper      with a socket as standard input
 
-Native code compiles what strangers wrote: it may crash, take minutes or gigabytes. It does so in a
-process that nobody else needs. This one has a single thread, so that it can be forked at any time.
-It ends when the other end of its standard input is closed, however that happens, and ignores
-signals meant for the process that started it.
+Native code compiles forms of unknown clients: it may crash, or take minutes or gigabytes. So it
+runs in a child process for each form. The helper has a single thread, so that it can be forked at
+any time. It ends when the other end of its standard input is closed, and ignores SIGINT and
+SIGTERM, which are meant for the process that started it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Child:
     """A forked process, which tries the form on the socket that it is sent."""
 
     pid: int
-    link: socket.socket  # at its end once the child is
+    link: socket.socket  # closed by the child when it exits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +70,7 @@ class Helper:
     """
 
     def __init__(self, control: socket.socket, setup: Setup) -> None:
-        """`control`: brings the sockets of trials. The tokenizer is read here, once for all."""
+        """`control`: receives the sockets of trials. Reads the tokenizer, once for all trials."""
         self._control = control
         self._limits = setup.limits
         self._grammars = Grammars(lambda: Tokenizer.from_str(setup.tokenizer), setup.info)
@@ -116,7 +116,7 @@ class Helper:
             _answer(client, _LATE)
             client.close()
             return True
-        with contextlib.suppress(OSError):  # it has died: its end says how
+        with contextlib.suppress(OSError):  # it has died: `_wait` sees the end of its link
             socket.send_fds(child.link, [READY], [client.fileno()])
         deadline = time.monotonic() + self._limits.wall_seconds
         self._trials.append(_Trial(child, client, deadline))
@@ -133,7 +133,7 @@ class Helper:
             pid = -1
         if pid == 0:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != helper:  # it has ended already
+            if os.getppid() != helper:  # the helper has ended already
                 os._exit(_FAILED)
             link.close()
             self._serve(theirs)
@@ -141,7 +141,7 @@ class Helper:
         return _Child(pid, link) if pid > 0 else None
 
     def _end(self, trial: _Trial, verdict: Verdict | None = None, is_over: bool = False) -> None:
-        """End a trial's child, and answer with the verdict; is_over: with that of how it ended."""
+        """End a trial's child, and send the verdict; is_over: the child has exited."""
         if not is_over:
             os.kill(trial.child.pid, signal.SIGKILL)
         _, status = os.waitpid(trial.child.pid, 0)
@@ -161,7 +161,7 @@ class Helper:
             for other in self._trials:
                 other.client.close()
                 other.child.link.close()
-            self._grammars.admit(_ANY_FORM)  # takes its memory before somebody waits
+            self._grammars.admit(_ANY_FORM)  # allocates its memory before a client waits
             _limit(self._limits)
             [client] = socket.recv_fds(link, 1, 1)[1]
             self._try(socket.socket(fileno=client))
@@ -182,7 +182,7 @@ class Helper:
 
 
 def _limit(limits: TrialLimits) -> None:
-    """Limit this process, and hide what it prints, which may hold a user's text."""
+    """Limit this process, and discard its output, which may hold a user's text."""
     sink = os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 1)
     os.dup2(sink, 2)
@@ -196,11 +196,11 @@ def _limit(limits: TrialLimits) -> None:
 
 def _verdict_of(code: int, limits: TrialLimits) -> Verdict:
     """Return the verdict on a form by a child's exit code, or minus the signal that killed it."""
-    if code == -signal.SIGKILL:  # by the system, which has no memory for anybody
+    if code == -signal.SIGKILL:  # killed by the system, which is out of memory
         return _LATE
     if code == -signal.SIGXCPU:
         why = f"it is too complex: it takes more than {limits.cpu_seconds} s to compile and try"
-    elif code in (_OUT_OF_MEMORY, -signal.SIGABRT):  # Rust aborts where there is no memory
+    elif code in (_OUT_OF_MEMORY, -signal.SIGABRT):  # Rust aborts when it gets no memory
         size = limits.num_bytes // 2**20
         why = f"it is too complex: it takes more than {size} MiB of memory to compile and try"
     else:
@@ -210,7 +210,7 @@ def _verdict_of(code: int, limits: TrialLimits) -> Verdict:
 
 
 def _answer(client: socket.socket, verdict: Verdict) -> None:
-    with contextlib.suppress(OSError):  # the client has gone
+    with contextlib.suppress(OSError):  # the client has left
         client.sendall(verdict.to_bytes())
 
 

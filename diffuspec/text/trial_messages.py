@@ -1,7 +1,7 @@
-"""What the service and its trial helper say to each other: JSON behind its length, on sockets.
+"""Messages between the service and its trial helper: JSON after its length, on sockets.
 
 The helper gets a `Setup` on its standard input, answers one byte, and then receives one socket for
-each trial: a form on it, and its verdict back. Nothing that it says is more than text.
+each trial: a form on it, and its verdict back. The service treats all that it receives as text.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Outcome: TypeAlias = Literal["passed", "refused", "late"]
 
 @dataclass(frozen=True, slots=True)
 class TrialLimits:
-    """What one trial may cost."""
+    """The limits of one trial."""
 
     cpu_seconds: int = 1
-    num_bytes: int = 128 * 2**20  # beyond those of the helper
+    num_bytes: int = 128 * 2**20  # beyond the helper's own memory
     wall_seconds: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a helper needs to know about the target."""
+    """The parts of the target that a helper needs, and the limits of its trials."""
 
-    tokenizer: str  # a tokenizer.json
+    tokenizer: str  # content of a tokenizer.json
     info: TargetInfo
     limits: TrialLimits = TrialLimits()
 
@@ -46,9 +46,9 @@ class Setup:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        found = json.loads(data)
-        info = found["info"] | {"eos_token_ids": tuple(found["info"]["eos_token_ids"])}
-        return cls(found["tokenizer"], TargetInfo(**info), TrialLimits(**found["limits"]))
+        values = json.loads(data)
+        info = values["info"] | {"eos_token_ids": tuple(values["info"]["eos_token_ids"])}
+        return cls(values["tokenizer"], TargetInfo(**info), TrialLimits(**values["limits"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ def form_to_bytes(form: StructuredOutput) -> bytes:
 
 
 def form_from_bytes(data: bytes) -> StructuredOutput:
-    found = json.loads(data)
-    return StructuredOutput(**found | {"choice": tuple(found["choice"])})
+    values = json.loads(data)
+    return StructuredOutput(**values | {"choice": tuple(values["choice"])})
 
 
 def _framed(message: Mapping[str, Any]) -> bytes:

@@ -20,14 +20,14 @@ COMMAND: tuple[str, ...] = (sys.executable, "-m", "diffuspec.text.trial_helper")
 # numpy's libraries would start threads, which do not survive a fork
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _START_SECONDS = 60.0
-_GRACE_SECONDS = 5.0  # beyond the limit of a trial, until the helper itself is taken for dead
+_GRACE_SECONDS = 5.0  # after the limit of a trial, before the helper is taken for dead
 _NUM_ATTEMPTS = 2  # helpers that may die at one trial
 _MAX_READ = 65_536
 _LATE = Verdict("late", "the process that tries new forms has failed")
 
 
 class TrialProcess:
-    """Tries forms in a helper process. Belongs to any event loop, and to several in turn."""
+    """Tries forms in a helper process. May be used in several event loops, one after the other."""
 
     def __init__(self, read_setup: Callable[[], Setup], command: Sequence[str] = COMMAND) -> None:
         """read_setup: called in a thread whenever a helper is started."""
@@ -50,7 +50,7 @@ class TrialProcess:
         return self._starting
 
     async def try_form(self, form: StructuredOutput) -> Verdict:
-        """Try a form; the trial ends with this call, however the call ends."""
+        """Try a form. The trial is over when this returns, raises or is cancelled."""
         for _ in range(_NUM_ATTEMPTS):
             if self._is_closed:
                 break

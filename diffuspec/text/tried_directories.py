@@ -1,7 +1,7 @@
 """Directories whose tokenizer and templates are tried, within limits, before they are used here.
 
-Rules for texts and templates are programs of their authors: they can loop, or fill the memory. What
-a process of its own could run on samples is remembered, by its contents, in the user's cache.
+A tokenizer's rules for texts, and templates, can loop or fill the memory. They are tried on samples
+in a separate process; the user's cache remembers directories that passed, by a hash of their files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from diffuspec.text import tokenizer_trial
 from diffuspec.text.directory import cache_directory
 from diffuspec.text.tokenizer_trial import tried_files
 
-_FORM = 1  # version of the trial: what another version has tried is tried again
+_FORM = 1  # version of the trial: a new version tries all directories again
 _CPU_SECONDS = 5
 _MEMORY_BYTES = 2 * 2**30
 _WALL_SECONDS = 60  # for a trial on a busy machine
@@ -36,7 +36,7 @@ def try_directory(path: Path) -> None:
 
     Raises ModelLoadError if they take too much time or memory, or fail on ordinary texts.
     """
-    if path.resolve().is_relative_to(_OWN):  # of the embedded pair
+    if path.resolve().is_relative_to(_OWN):  # a directory of the embedded pair
         return
     digest = _digest(path)
     # Without a cache, or a home directory for it, it is tried again.
@@ -50,12 +50,15 @@ def try_directory(path: Path) -> None:
 
 
 def _mark(digest: str) -> Path:
-    """Return the file that says that this was tried. Raises RuntimeError without a home."""
+    """Return the file whose existence says that a directory passed.
+
+    Raises RuntimeError if the user has no home directory.
+    """
     return cache_directory() / "tokenizers" / digest
 
 
 def _digest(path: Path) -> str:
-    """Return a hash of all that is tried, and of the programs that run it."""
+    """Return a hash of the tried files and of the versions of the packages that run them."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(repr((_FORM, version("tokenizers"), version("jinja2"))).encode())
     for file in tried_files(path):
@@ -94,7 +97,7 @@ def _try(path: Path) -> None:
 
 
 def _reason(code: int, said: bytes) -> str:
-    """Return why a trial did not end by itself. `said`: what it wrote to its standard error."""
+    """Return why a trial did not end by itself. `said`: its standard error."""
     if code in (-signal.SIGXCPU, -signal.SIGKILL):
         return f"a trial of it took more than {_CPU_SECONDS} seconds of computing"
     if code == -signal.SIGALRM:

@@ -45,7 +45,7 @@ class Slot:
     length: int = 0
     request_id: str | None = None  # None: free, but its rows may still serve another request
     last_step: int = -1
-    salt: str | None = None  # of the request that wrote the rows
+    salt: str | None = None  # salt of the request that wrote the rows
 
     def common_prefix(self, prefix: TokenIds, salt: str | None) -> int:
         """Return the number of leading prefix tokens that are cached in this slot for a salt."""

@@ -34,7 +34,7 @@ class _Sequence:
     token_ids: TokenIds
     first: int
     table: torch.Tensor  # [rows, D]; it has spare rows to grow
-    salt: str | None  # of the requests that share it
+    salt: str | None  # cache_salt of the requests that share the states
 
     def num_shared(self, token_ids: TokenIds, salt: str | None) -> int:
         """Return the number of leading tokens in common; none with another salt."""
@@ -116,7 +116,7 @@ class FeatureStore:
         """Return the number of leading tokens with known states."""
         with self._lock:
             whole = (one for one in self._sequences if one.first == 0)
-            return max((one.num_shared(token_ids, salt) for one in whole), default=0)
+            return max((sequence.num_shared(token_ids, salt) for sequence in whole), default=0)
 
     def _continued(
         self, token_ids: TokenIds, start: int, states: torch.Tensor, salt: str | None
@@ -125,8 +125,8 @@ class FeatureStore:
 
         A stored one is removed from the store. states: those of the tokens from `start` on.
         """
-        shared = [one for one in self._sequences if one.salt == salt]
-        lengths = [(one.num_shared(token_ids, salt), one) for one in shared]
+        shared = [sequence for sequence in self._sequences if sequence.salt == salt]
+        lengths = [(sequence.num_shared(token_ids, salt), sequence) for sequence in shared]
         known = [(num, one) for num, one in lengths if one.first <= start <= num]
         if not known:
             return _Sequence(token_ids[:0], start, states[:0], salt), states

@@ -1,6 +1,6 @@
 """The checksum beside an n-gram model: FILE.sha256, as the program sha256sum writes it.
 
-KenLM trusts what it reads: a byte changed in the middle of a file changes scores silently, and may
+KenLM does not check its files: a byte changed in the middle of one changes scores silently, and may
 crash the process. The checksum finds files damaged by chance, not those changed with intent.
 """
 

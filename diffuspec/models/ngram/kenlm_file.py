@@ -51,7 +51,7 @@ def read_num_ngrams(path: str | Path) -> tuple[int, ...]:
     order that KenLM cannot load.
     """
     try:
-        if Path(path).is_fifo():  # which may have no end
+        if Path(path).is_fifo():  # a pipe may have no end
             raise NgramError(f"{path} is not a file")
         with open(path, "rb") as file:
             num_ngrams = _read(file, path)

@@ -108,12 +108,12 @@ def take_request(
 
     `speculation` holds the defaults of the message's speculation. Raises InvalidRequestError.
     """
-    found = None
+    chosen = None
     if request.HasField("speculation"):
-        found = parameters_from_proto(request.speculation, speculation)
+        chosen = parameters_from_proto(request.speculation, speculation)
     sampling = sampling_from_proto(request.sampling)
     committed, request_id = list(request.committed_token_ids), request.request_id or None
-    return take_prompt(request), sampling, found, request_id, committed, request.num_losses
+    return take_prompt(request), sampling, chosen, request_id, committed, request.num_losses
 
 
 def take_prompt(request: coordinator_pb2.GenerateRequest) -> Prompt:

@@ -81,7 +81,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
         async def stream(context: Any) -> None:
             request = await self._request(context)
-            if method != _GENERATE:  # which has something to say in its metadata
+            if method != _GENERATE:  # Generate sends metadata of its own
                 await begin_response(context)
             await handler.unary_stream(request, context)
 

@@ -21,7 +21,7 @@ _FULL_SECONDS = 1.0  # time for the client to take an output when the maximum is
 
 
 class _News(Enum):
-    """What a queue has besides outputs and errors."""
+    """Entries of a queue besides outputs and errors."""
 
     BEGUN = "the request has left the coordinator's queue"
     END = "there are no more outputs"

@@ -43,7 +43,9 @@ class Completions:
         self._backend = backend
         self._settings = settings
         self._ignored = IgnoredKeys()
-        most = settings.max_requests  # which bounds all requests in progress: none is refused here
+        most = (
+            settings.max_requests
+        )  # this bounds all requests in progress, so that none is refused here
         self._threads = SharedThreads(settings.max_tokenizing, most, "tokenize")
 
     async def answer(self, ask: Ask, request: Request) -> Response:
@@ -94,7 +96,7 @@ class Completions:
         places = allowance.one_answer
         stream = outputs(self._backend, generations, request_id, seconds, places)
         prompts = (one.prompt_token_ids for one in generations[:: job.num_choices])
-        lengths = (one.sampling.max_tokens for one in generations)
+        lengths = (generation.sampling.max_tokens for generation in generations)
         expected = sum(min(length, _MAX_EXPECTED_TOKENS) for length in lengths)
         return _charged(stream, allowance, sum(map(len, prompts)), expected)
 

@@ -1,4 +1,4 @@
-"""Tells which keys of a body were ignored: clients in a header, operators in the log."""
+"""Names ignored keys of bodies, to clients in a header and to operators in the log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class IgnoredKeys:
         self._logged: set[str] = set()
 
     def tell(self, keys: Sequence[str], response: Response) -> None:
-        """Add the header to an answer, unless there are no keys. They are of plain characters."""
+        """Add the header to an answer, if there are `keys`, which are ASCII."""
         if not keys:
             return
         response.headers[HEADER] = ", ".join(keys[:MAX_NAMED])

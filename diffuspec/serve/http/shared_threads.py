@@ -19,13 +19,13 @@ _SHORT_BYTES = 16 * 1024  # tokenised in some 10 ms
 class SharedThreads:
     """Runs work for the bodies of requests; long bodies wait for threads of their own.
 
-    So a short body never waits for a long one. Of the requests that wait, API keys take turns.
+    A short body never waits for a long one. Among the requests that wait, API keys take turns.
     """
 
     def __init__(self, num_threads: int, max_waiting: int, name: str) -> None:
         """`num_threads`: for short bodies, and half as many for long ones, at least one.
 
-        `max_waiting`: for either.
+        `max_waiting`: of short bodies, and of long ones.
         """
         self._short = _Threads(num_threads, max_waiting, name)
         self._long = _Threads(max(num_threads // 2, 1), max_waiting, f"{name} long")

@@ -106,7 +106,8 @@ def _form(body: CountBody) -> JsonFormat | None:
 
 def _left_out(body: CountBody) -> tuple[str, ...]:
     """Return the types of the tools that are not the client's own, as keys that are ignored."""
-    types = (f"tools.{shown(one.type)}" for one in body.tools or () if isinstance(one, ServerTool))
+    server_tools = (tool for tool in body.tools or () if isinstance(tool, ServerTool))
+    types = (f"tools.{shown(tool.type)}" for tool in server_tools)
     return tuple(dict.fromkeys(types))
 
 

@@ -54,14 +54,14 @@ UNUSED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a key is refused, unless it has the one value that asks for nothing."""
+    """Why a key is refused, and the neutral value, with which it is ignored instead."""
 
     reason: str
-    neutral: object = None  # None, which is the same as not given: every value is refused
+    neutral: object = None  # None is the same as no key: every value is refused
 
 
 def _unsupported(**neutral: object) -> dict[str, Refused]:
-    """Return keys without our own word, each with its neutral value."""
+    """Return refusals of keys with their neutral values; this service has no word for them."""
     return {
         name: Refused(f"{name} is not supported: leave it out", value)
         for name, value in neutral.items()
@@ -75,7 +75,7 @@ _SAMPLERS = (
     "penalties"
 )
 
-# Other servers' words, each with ours: a chat's, which other APIs may call otherwise.
+# Keys of other servers, with our words for them in chats; our other APIs may have other words.
 OTHER_WORDS: Mapping[str, str] = {
     "adapter_id": "model, which has one model without adapters",
     "ebnf": _GRAMMAR,
@@ -111,13 +111,13 @@ OTHER_WORDS: Mapping[str, str] = {
 }
 REFUSED: Mapping[str, Refused] = {
     **_unsupported(
-        add_generation_prompt=True,  # of completions: a text has no chat template
+        add_generation_prompt=True,  # completions only: a text has no chat template
         bootstrap_host=None,
         bootstrap_port=None,
         bootstrap_room=None,
         chat_template="",
-        chat_template_kwargs={},  # of completions
-        continue_final_message=False,  # of completions
+        chat_template_kwargs={},  # completions only
+        continue_final_message=False,  # completions only
         custom_logit_processor=None,
         custom_params={},
         decoder_input_details=False,
@@ -140,12 +140,12 @@ REFUSED: Mapping[str, Refused] = {
         n_indent=0,
         n_keep=0,
         no_stop_trim=False,
-        parallel_tool_calls=True,  # of completions: a text has no tools
+        parallel_tool_calls=True,  # completions only: a text has no tools
         parse_tool_calls=True,
         post_sampling_probs=False,
         prompt_embeds=None,
         raw=False,
-        reasoning_effort="none",  # of completions
+        reasoning_effort="none",  # completions only
         reasoning_format="auto",
         repetition_detection=None,
         response_fields=[],
@@ -156,11 +156,11 @@ REFUSED: Mapping[str, Refused] = {
         t_max_predict_ms=0,
         template="",
         thinking_forced_open=False,
-        tool_choice="none",  # of completions
+        tool_choice="none",  # completions only
         tool_prompt=None,
-        tools=[],  # of completions
+        tools=[],  # completions only
         use_beam_search=False,
-        verbosity="medium",  # of completions
+        verbosity="medium",  # completions only
         vllm_xargs={},
         watermark=False,
     ),

@@ -1,4 +1,4 @@
-"""What a chat asks of the model's template: how much to think, and how much to say."""
+"""Hints of a chat to the model's template: how long to reason, and how long to answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Hints:
 
 
 def read_hints(body: ChatBody, conventions: Conventions) -> Hints:
-    """Return the hints of a body. Raises BadRequestError for an ignored one if that is strict."""
+    """Return the hints of a body. Raises BadRequestError if a strict service would ignore one."""
     variables: dict[str, Any] = {}
     ignored = []
     thinking = body.thinking
@@ -32,9 +32,9 @@ def read_hints(body: ChatBody, conventions: Conventions) -> Hints:
         ("reasoning_effort", body.reasoning_effort, _effort),
         ("verbosity", body.verbosity, _verbosity),
     ):
-        found = {} if given is None else read(given, conventions)
-        if found is not None:
-            variables |= found
+        set_by_key = {} if given is None else read(given, conventions)
+        if set_by_key is not None:
+            variables |= set_by_key
         elif conventions.is_strict:
             raise BadRequestError(
                 f"{name} is not supported by the chat template of this model, and a strict service "
@@ -49,7 +49,7 @@ def read_hints(body: ChatBody, conventions: Conventions) -> Hints:
 
 
 def _thinking(given: str, conventions: Conventions) -> dict[str, Any] | None:
-    """Return the variables of `thinking`; None if the model reasons, or not, in spite of it."""
+    """Return the variables of `thinking`; None if the model cannot follow it."""
     if given == "adaptive":
         return {}
     is_wanted = given == "enabled"

@@ -19,7 +19,7 @@ _MAX_SHOWN = 64  # characters of a key in messages
 _MAX_UNKNOWN = 64  # unknown keys of a body: each is compared with all known ones
 _OTHER = re.compile(r"[^A-Za-z0-9._-]")
 _SHAPED = frozenset({"logprobs", "max_tokens", "prompt_logprobs", "structured_output"})
-SAMPLING = frozenset(one.name for one in declared(SamplingParams))
+SAMPLING = frozenset(parameter.name for parameter in declared(SamplingParams))
 # Keys of a chat that other APIs lack, and that mean the same in them.
 EXTENSIONS = SAMPLING - _SHAPED | {
     "chat_template_kwargs",
@@ -69,11 +69,11 @@ def check_rest(
     num_choices: int = 1,
     is_strict: bool,
 ) -> tuple[str, ...]:
-    """Return the keys, of those that nothing else has read, that are ignored and to be named.
+    """Return the ignored keys that the answer has to name. `rest`: the keys that are not read.
 
     known: the keys that the body may have. names: an API's words for keys of a chat. is_strict:
-    refuse them. Raises BadRequestError naming a
-    key that is refused, or nearly a known one.
+    refuse keys that are to be named. Raises BadRequestError naming a key that is refused, or that
+    is nearly a known one.
     """
     ignored = []
     for name, value in rest.items():
@@ -97,11 +97,10 @@ def check_rest(
 
 
 def _is_neutral(name: str, listed: str, value: object, names: Mapping[str, str]) -> bool:
-    """Return whether a key of the table asks for nothing; False for a key that is in no table.
+    """Return whether a key has its neutral value in the table; False for a key that is not in it.
 
-    listed: the key as the table writes it.
-
-    Raises BadRequestError for one that asks for something.
+    listed: the key as the table writes it. Raises BadRequestError for any other value, and for
+    another server's word.
     """
     if (ours := OTHER_WORDS.get(listed)) is not None:
         raise BadRequestError(

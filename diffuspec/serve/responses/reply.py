@@ -182,8 +182,8 @@ def _repeated(tool: ResponsesTool) -> dict[str, Any]:
     """Return a tool as an answer has it: without those of its namespace that are left out."""
     repeated = tool.model_dump()
     if isinstance(tool, NamespaceTool):
-        inner = [one for one in tool.tools if not isinstance(one, OtherTool)]
-        repeated["tools"] = [one.model_dump() for one in inner]
+        inner = [member for member in tool.tools if not isinstance(member, OtherTool)]
+        repeated["tools"] = [member.model_dump() for member in inner]
     return repeated
 
 

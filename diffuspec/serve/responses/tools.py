@@ -72,10 +72,12 @@ ResponsesTool: TypeAlias = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class FlatTools:
-    """The functions of a request, as a chat has them."""
+    """The functions of a request, in the form that chats have."""
 
     functions: tuple[dict[str, Any], ...] = ()
-    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # by a function's name
+    namespaces: Mapping[str, tuple[str, str]] = field(
+        default_factory=dict
+    )  # namespace and name, by the flat name
     left_out: tuple[str, ...] = ()  # types of tools, as keys that are ignored
 
 
@@ -86,14 +88,14 @@ def flattened(tools: Iterable[ResponsesTool]) -> FlatTools:
     left_out: dict[str, None] = {}
     for tool in tools:
         namespace = tool.name if isinstance(tool, NamespaceTool) else None
-        for one in tool.tools if isinstance(tool, NamespaceTool) else [tool]:
-            if isinstance(one, OtherTool):
-                left_out[f"tools.{shown(one.type)}"] = None
+        for member in tool.tools if isinstance(tool, NamespaceTool) else [tool]:
+            if isinstance(member, OtherTool):
+                left_out[f"tools.{shown(member.type)}"] = None
                 continue
-            name = flat_name(one.name, namespace)
-            functions.append(_described(one, name))
+            name = flat_name(member.name, namespace)
+            functions.append(_described(member, name))
             if namespace is not None:
-                namespaces[name] = (namespace, one.name)
+                namespaces[name] = (namespace, member.name)
     return FlatTools(tuple(functions), namespaces, tuple(left_out))
 
 

@@ -23,7 +23,7 @@ def json_rule(name: str, schema: str, owner: str) -> str:
 
 
 def owner_of_line(grammar: str, number: int) -> str | None:
-    """Return who owns the rule on a line of a grammar, counted from 1, if `json_rule` wrote it."""
+    """Return the owner of the rule on a line, counted from 1, if `json_rule` wrote the rule."""
     lines = grammar.split("\n")
     line = lines[number - 1] if 0 < number <= len(lines) else ""
     return line.rpartition(_OWNER)[2] if _OWNER in line else None

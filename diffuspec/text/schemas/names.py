@@ -39,7 +39,7 @@ def _of_names(names: Any, schema: Mapping[str, Any], place: str) -> dict[str, An
     others, known = schema.get("additionalProperties", True), schema.get("properties", {})
     patterns = schema.get("patternProperties", {})
     constants = constants_of(names)
-    if constants is not None and all(isinstance(one, str) for one in constants):
+    if constants is not None and all(isinstance(constant, str) for constant in constants):
         if patterns:
             raise RefusedSchemaError(place, "is supported beside patternProperties as pattern only")
         allowed = {name: known.get(name, others) for name in constants}

@@ -16,8 +16,10 @@ LEAST_WHOLE: Final = -(2**63) + 1024  # the smallest float above -2^63, of which
 MOST_WHOLE: Final = 2**63 - 1  # 2^63 as a float, which becomes the largest 64-bit integer
 MOST: Final = Decimal(9223372036854775000)  # the largest float below 2^63, as it is written
 _LEAST_FRACTION: Final = Decimal("1e-22")  # smaller powers of ten are not read exactly
-MAX_STEP: Final = 2048  # of multipleOf, without its decimal point: it takes as many states
-_POWERS: Final = 308  # of ten, in the table by which decimals are read
+MAX_STEP: Final = (
+    2048  # largest multipleOf, without its decimal point: the grammar has as many states
+)
+_POWERS: Final = 308  # largest power of ten by which llguidance scales decimals
 
 
 def is_number(value: object) -> bool:
@@ -51,7 +53,7 @@ def written(value: Decimal) -> Number | None:
     if exact(number) != value or _is_tie(value, number):
         return None
     near = (number, math.nextafter(number, math.inf), math.nextafter(number, -math.inf))
-    return next((one for one in near if _read(one) == number), None)
+    return next((neighbour for neighbour in near if _read(neighbour) == number), None)
 
 
 def just_above(whole: Decimal) -> Decimal:
@@ -71,13 +73,13 @@ def is_step(value: Decimal) -> bool:
     if written(value) is None:
         return False
     digits = 0
-    while number % 1:  # as llguidance looks for the decimal places
+    while number % 1:  # counts decimal places as llguidance does
         number, digits = number * 10, digits + 1
     return number <= MAX_STEP and Decimal(number).scaleb(-digits) == value
 
 
 def _is_tie(value: Decimal, number: float) -> bool:
-    """Return whether two decimals are equally short and near: llguidance may write the other."""
+    """Return whether another decimal is as short and as near, so that llguidance may write that."""
     exponent = value.normalize().as_tuple().exponent
     assert isinstance(exponent, int)
     return 2 * abs(Decimal(number) - value) == Decimal(1).scaleb(exponent)

@@ -25,11 +25,11 @@ _LIMITS: Final = (
 
 
 class Possibilities:
-    """What the parts of one whole schema may allow. Each part is looked at once."""
+    """The values that parts of one whole schema may allow. Reads each part once."""
 
     def __init__(self, whole: Any) -> None:
         self._whole = whole
-        self._types: dict[int, frozenset[str]] = {}  # by id: the whole keeps its parts alive
+        self._types: dict[int, frozenset[str]] = {}  # keys: id() of parts
         self._constants: dict[int, frozenset[Hashable] | None] = {}
         self._num_left = _MAX_COMPARED
 
@@ -40,12 +40,12 @@ class Possibilities:
         if not isinstance(schema, Mapping):
             return TYPES
         if id(schema) not in self._types:
-            self._types[id(schema)] = TYPES  # within a circle of references
+            self._types[id(schema)] = TYPES  # the result for a part within a circle of references
             self._types[id(schema)] = self._possible(schema)
         return self._types[id(schema)]
 
     def exclude_each_other(self, one: Any, other: Any, within: frozenset[str] = TYPES) -> bool:
-        """Return whether no value of these types fits both parts, as far as is plain."""
+        """Return whether certainly no value of these types fits both parts."""
         self._num_left -= 1
         types = within & self.types(one) & self.types(other)
         if not types or self._num_left < 0:
@@ -77,7 +77,7 @@ class Possibilities:
         types = listed_types(schema)
         constants = constants_of(schema)
         if constants is not None:
-            types &= {type_of(one) for one in constants if _may_be_whole(one, schema)}
+            types &= {type_of(value) for value in constants if _may_be_whole(value, schema)}
         if "$ref" in schema:
             types &= self.types(target(schema["$ref"], self._whole))
         for part in _list(schema, "allOf"):
@@ -127,7 +127,7 @@ def listed_types(schema: Mapping[str, Any]) -> frozenset[str]:
     if types is None:
         return TYPES
     named = types if isinstance(types, list) else [types]
-    return frozenset("number" if one == "integer" else one for one in named) & TYPES
+    return frozenset("number" if name == "integer" else name for name in named) & TYPES
 
 
 def _may_be_whole(value: Any, schema: Mapping[str, Any]) -> bool:

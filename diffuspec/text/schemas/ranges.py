@@ -40,7 +40,7 @@ _TOO_FINE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """An end of a range; `key`: the schema's key that sets it, empty at the end of what can be."""
+    """An end of a range; `key`: the schema's key that sets it, empty for the limit of numbers."""
 
     value: Decimal
     is_inclusive: bool
@@ -81,15 +81,15 @@ def alternatives(schema: Mapping[str, Any], place: str, *, is_whole: bool) -> li
         if limits.is_empty:
             return []
         if (listed := _multiples(limits)) is not None:
-            return [_single(one, limits, place) for one in listed]
+            return [_single(number, limits, place) for number in listed]
         steps = [limits]
         if limits.step:
             steps = [replace(limits, step=step) for step in steps_of(limits.step)]
         if is_whole:
-            return [_whole(one, place) for one in steps]
-        parts = [_described(part, place) for one in steps for part in _split(one)]
-        lost = sorted({one for one in _lost(limits) if one in limits})
-        consts = [number for one in lost if (number := written(one)) is not None]
+            return [_whole(stepped, place) for stepped in steps]
+        parts = [_described(part, place) for stepped in steps for part in _split(stepped)]
+        lost = sorted({value for value in _lost(limits) if value in limits})
+        consts = [number for value in lost if (number := written(value)) is not None]
         return parts + [{"const": number} for number in consts]
 
 
@@ -109,8 +109,8 @@ def _read(schema: Mapping[str, Any], place: str, is_whole: bool) -> Range:
             raise RefusedSchemaError(f"{place}/{key}", "must be a number")
         bound = Bound(exact(value), base == key, key)
         (lows if base == "minimum" else highs).append(bound)
-    low = max(lows, key=lambda one: (one.value, not one.is_inclusive), default=None)
-    high = min(highs, key=lambda one: (one.value, one.is_inclusive), default=None)
+    low = max(lows, key=lambda bound: (bound.value, not bound.is_inclusive), default=None)
+    high = min(highs, key=lambda bound: (bound.value, bound.is_inclusive), default=None)
     return Range(low, high, _step(schema, place), is_whole)
 
 
@@ -180,7 +180,7 @@ def steps_of(step: Decimal) -> list[Decimal]:
     """
     places = range(1, -int(step.as_tuple().exponent))
     shorter = (_least_common(step, Decimal(1).scaleb(-number)) for number in places)
-    return [step, *(one for one in shorter if one != step)]
+    return [step, *(other for other in shorter if other != step)]
 
 
 def _up(value: Decimal, step: Decimal) -> Decimal:

@@ -50,13 +50,13 @@ def pointer(reference: Any) -> str | None:
 class Circles:
     """The references of one whole schema that lead back to themselves for the same value.
 
-    They say nothing of it. Each schema is looked at once.
+    Such a reference does not restrict the value. Reads each schema once.
     """
 
     def __init__(self, whole: Any) -> None:
         self._whole = whole
         self._path: list[Mapping[str, Any]] = []
-        self._is_open: dict[int, bool] = {}  # by id: whether a schema is on the path
+        self._is_open: dict[int, bool] = {}  # keys: id() of schemas; whether it is on the path
         self._closing: set[int] = set()
 
     def closes(self, schema: Mapping[str, Any]) -> bool:
@@ -69,7 +69,8 @@ class Circles:
             return
         if (is_open := self._is_open.get(id(schema))) is not None:
             if is_open:
-                self._closing.add(id(next(one for one in reversed(self._path) if "$ref" in one)))
+                latest = next(part for part in reversed(self._path) if "$ref" in part)
+                self._closing.add(id(latest))
             return
         self._is_open[id(schema)] = True
         self._path.append(schema)

@@ -54,17 +54,17 @@ class _Rewriter:
         self._whole = whole
         self._possibilities = Possibilities(whole)
         self._circles = Circles(whole)
-        self._names: dict[str, str] = {}  # of definitions in the result, by their places
-        self._referred: list[tuple[str, Any]] = []  # what these are, and its place
-        self._steps: dict[Decimal, str] = {}  # places of each multipleOf
+        self._names: dict[str, str] = {}  # names under $defs, by place in the given schema
+        self._referred: list[tuple[str, Any]] = []  # places of definitions, with their schemas
+        self._steps: dict[Decimal, str] = {}  # a place of each distinct multipleOf
 
     def whole(self) -> Any:
         """Return the whole schema, with everything that references name under $defs."""
         root = self._rewritten(self._whole, "#")
         definitions: dict[str, Any] = {}
-        for place, part in self._referred:  # which grows
+        for place, part in self._referred:  # rewriting a part may append others
             definitions[self._names[place]] = self._rewritten(part, place)
-        for key in OF_DEFINITIONS:  # what nothing refers to must be right too
+        for key in OF_DEFINITIONS:  # check definitions without a reference, too
             for name, part in self._whole.get(key, {}).items():
                 if f"#/{key}/{name}" not in self._names:
                     self._rewritten(part, f"#/{key}/{name}")
@@ -90,7 +90,7 @@ class _Rewriter:
         self._restrict_numbers(schema, usable, place)
         order = {key: number for number, key in enumerate(schema)}
         order.setdefault("anyOf", order.get("oneOf", len(order)))
-        # The order of keys is that of an answer's properties.
+        # llguidance writes an answer's properties in the order of the schema's keys.
         return dict(sorted(usable.items(), key=lambda item: order.get(item[0], len(order))))
 
     def _rewrite_parts(self, schema: Mapping[str, Any], usable: dict[str, Any], place: str) -> None:
@@ -122,7 +122,7 @@ class _Rewriter:
         self._limit_properties(usable, place)
 
     def _limit_properties(self, usable: dict[str, Any], place: str) -> None:
-        """Remove limits of the number of properties that say nothing; refuse the others."""
+        """Remove limits of the number of properties that are always met; refuse the others."""
         names, needed = usable.get("properties", {}).keys(), set(usable.get("required", ()))
         if usable.get("minProperties", 0) <= len(needed):
             usable.pop("minProperties", None)
@@ -191,9 +191,9 @@ class _Rewriter:
             raise RefusedSchemaError(
                 f"{place}/uniqueItems", f"is supported for at most {_MAX_UNIQUE} constants only"
             )
-        constants = [usable_constant(one, f"{place}/items/enum") for one in distinct(constants)]
+        constants = [usable_constant(value, f"{place}/items/enum") for value in distinct(constants)]
         sizes = range(least, min(most, len(constants)) + 1)
-        subsets = (one for size in sizes for one in itertools.combinations(constants, size))
+        subsets = (subset for size in sizes for subset in itertools.combinations(constants, size))
         usable["anyOf"] = [*map(_list_of, subsets)]
         if schema.get("type") != "array":
             usable["anyOf"].append({"type": sorted(TYPES - {"array"})})
@@ -265,7 +265,7 @@ def _add_alternatives(usable: dict[str, Any], alternatives: list[Any]) -> None:
 
 
 def _list_of(items: Sequence[Any]) -> dict[str, Any]:
-    """Return the schema of one list."""
+    """Return the schema of the list with exactly these items."""
     listed = {"prefixItems": [{"const": item} for item in items]} if items else {}
     return {"type": "array", **listed, "minItems": len(items), "maxItems": len(items)}
 
@@ -284,9 +284,9 @@ def _may_meet(schema: Any) -> bool:
 
 
 def _without_impossible(schema: Any, possible: Possibilities) -> Any:
-    """Return a schema whose parts are false if no value fits them.
+    """Return a schema in which parts that no value fits are replaced by false.
 
-    Of a definition that no value fits, llguidance says that nothing fits the whole.
+    llguidance refuses a whole schema for one such definition.
     """
     if not isinstance(schema, dict):
         return schema
