@@ -26,7 +26,8 @@ class Pulse:
     @property
     def is_beating(self) -> bool:
         """Whether the latest event was taken, or has waited for MAX_SILENCE_SECONDS at most."""
-        return self._put_at is None or time.monotonic() - self._put_at <= MAX_SILENCE_SECONDS
+        put_at = self._put_at  # once: other threads ask, too
+        return put_at is None or time.monotonic() - put_at <= MAX_SILENCE_SECONDS
 
     def start(self) -> None:
         """Begin in the running event loop."""
