@@ -120,6 +120,12 @@ class DraftCall:
         wanted = [request.draft_request(length, share) for request, length in self.lengths.items()]
         return wanted + [job.pre_draft.request for job in self.jobs]
 
+    def makes(self, request: Request, pre_draft: PreDraft | None) -> bool:
+        """Return whether it makes a pre-draft, or if that is None a draft for the prefix."""
+        if pre_draft is None:
+            return request in self.lengths
+        return any([job.pre_draft is pre_draft for job in self.jobs])
+
     def seconds_left(self, now: float) -> float:
         """Expected seconds to its end; a late call takes as long again as it is late."""
         return abs(self.ends_at - now)

@@ -16,6 +16,7 @@ from diffuspec.core.interfaces import Drafter
 from diffuspec.core.params import AUTO_DRAFTER
 from diffuspec.scheduler.calls import UNNAMED, DraftCall, Lane
 from diffuspec.scheduler.request import Request
+from diffuspec.scheduler.step import PreDraft
 
 
 class DrafterPool:
@@ -114,6 +115,14 @@ class DrafterPool:
                 lane.homed.add(request)
                 lane.held_request_ids.add(request.request_id)
         return lane
+
+    def call_for(self, request: Request, pre_draft: PreDraft | None) -> DraftCall | None:
+        """Return the call in which a pre-draft is on its way; None: the request's early draft.
+
+        It may be that of a lane which has left, whereas the request is placed in another one.
+        """
+        calls = [lane.call for lane in self.lanes if lane.call is not None]
+        return next((call for call in calls if call.makes(request, pre_draft)), None)
 
     def place_again(self, requests: Iterable[Request]) -> None:
         """Place requests whose drafter has failed or left, or that had none."""

@@ -74,19 +74,20 @@ class Drafting:
             self._skip(request, "drafter_error")
 
     def _seek(self, request: Request) -> None:
-        hit, early = request.pre_drafts and request.pre_drafts.hit, request.early
+        pre_drafts, early = request.pre_drafts, request.early
+        hit = None if pre_drafts is None else pre_drafts.hit
         if request.choice is not None and not hit and early is None:
             request.drafter = request.choice.choose()
-        lane = self._pool.place(request)
+        self._pool.place(request)
         if request.drafter in self._state_layers:
             request.feed.expect(self._state_layers[request.drafter])
         if hit and hit.draft is not None:
             self._take(request, hit.draft, hit.num_draft_tokens)
         elif early is not None and early.draft is not None:
             self._take_early(request)
-        elif lane is not None and lane.call is not None and (hit or early is not None):
+        elif (hit or early) and (call := self._pool.call_for(request, hit)) is not None:
             length = hit.num_draft_tokens if hit else early.length if early is not None else 0
-            lane.call.awaited[request] = length
+            call.awaited[request] = length
             request.progress.waits_for = "a draft on its way"
             del self._verifications.ready[request]
         else:

@@ -175,6 +175,26 @@ async def test_a_drafter_may_leave_during_any_call(kind, end, has_other):
             assert stage.metric("fallback_total", reason="drafter_error") == 0
 
 
+@pytest.mark.parametrize("end", ["returns", "fails"])
+async def test_a_request_waits_for_its_pre_draft_where_it_is_made_though_that_drafter_left(end):
+    leaving, other = drafters = fake_drafters(2)
+    async with on_a_pool(drafters, overlap=True) as stage:
+        slow_down(stage.verifier, "verify", 0.3)
+        for drafter in drafters:
+            hold_first_pre_drafts(stage, drafter)
+        requests = [stage.start([n], speculation=PRE_DRAFTING) for n in range(2)]
+        for drafter in drafters:
+            await drafter.gate.arrival()
+        stage.drafter.remove(leaving)
+        await asyncio.sleep(0.5)  # both have their verdicts, and await their pre-drafts
+        leaving.error = DrafterError("gone") if end == "fails" else None
+        leaving.gate.open()
+        other.gate.open()
+        async with asyncio.timeout(20):
+            assert [await request for request in requests] == [stage.plain([0]), stage.plain([1])]
+        await until(lambda: not stage.leftovers())
+
+
 async def test_a_drafter_that_joins_again_during_its_last_call_is_used_again():
     [drafter] = fake_drafters(1)
     async with on_a_pool([drafter]) as stage:
