@@ -29,11 +29,11 @@ class PreDraftJob(NamedTuple):
     pre_draft: PreDraft
 
     def arrive(self, draft: Draft) -> bool:
-        """Store the pre-draft; return whether its request is waiting for it."""
+        """Store the pre-draft; return whether its outcome has happened."""
         return self.pre_drafts.arrive(self.pre_draft, draft)
 
     def lose(self) -> bool:
-        """Give up the pre-draft; return whether its request is waiting for it."""
+        """Give up the pre-draft; return whether its outcome has happened."""
         return self.pre_drafts.lose(self.pre_draft)
 
 

@@ -212,8 +212,8 @@ class Drafting:
                 self._take(request, draft, length)
         for job, draft in zip(call.jobs, drafts[len(call.lengths) :], strict=True):
             # Once the prefix is committed, there may be a draft where a pre-draft was impossible.
-            is_awaited = job.arrive(draft) if draft.tree.num_nodes else job.lose()
-            if is_awaited and not job.request.is_finished:
+            has_happened = job.arrive(draft) if draft.tree.num_nodes else job.lose()
+            if has_happened and job.request in call.awaited:  # else its reader is awaited first
                 if draft.tree.num_nodes:
                     self._take(job.request, draft, job.pre_draft.num_draft_tokens)
                 else:

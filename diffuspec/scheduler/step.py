@@ -263,11 +263,11 @@ class PreDrafts:
         self.by_outcome[outcome] = pre_draft
 
     def arrive(self, pre_draft: PreDraft, draft: Draft) -> bool:
-        """Store a draft; return whether its request is waiting for it."""
+        """Store a draft; return whether its outcome has happened."""
         pre_draft.draft = draft
         return self.happened == pre_draft.outcome
 
     def lose(self, pre_draft: PreDraft) -> bool:
-        """Forget a pre-draft that will not come; return whether its request is waiting for it."""
+        """Forget a pre-draft that will not come; return whether its outcome has happened."""
         was_on_its_way = self.by_outcome.pop(pre_draft.outcome, None) is not None
         return was_on_its_way and self.happened == pre_draft.outcome

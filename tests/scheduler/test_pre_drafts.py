@@ -13,6 +13,7 @@ from diffuspec.algorithm.draft_tree import chain
 from diffuspec.algorithm.outcomes import Outcome, OutcomeModel, OutcomeRanking, RankedOutcome
 from diffuspec.core.errors import DrafterError
 from diffuspec.core.types import EMPTY_DRAFT, Draft, DraftRequest
+from diffuspec.scheduler.coordinator import MAX_UNREAD_OUTPUTS
 from diffuspec.scheduler.step import PreDraft, PreDrafts
 from tests.support.fakes import (
     FakeDrafter,
@@ -264,6 +265,19 @@ async def test_closing_a_stream_in_the_middle_of_hits_keeps_nothing_of_it():
         await until(lambda: not stage.verifier.held)
         assert await stage.tokens([9], SHORT, PRE_DRAFTING) == stage.plain([9])
         await until(lambda: not stage.leftovers())
+
+
+async def test_pre_drafts_that_arrive_do_not_let_a_request_go_on_before_its_reader():
+    async with overlapped() as stage:
+        slow_down(stage.drafter, "draft", 0.02)
+        slow_down(stage.verifier, "verify", 0.05)
+        stream = stage.stream(PROMPT, FOREVER, PRE_DRAFTING)
+        tokens = list((await anext(stream)).token_ids)
+        await asyncio.sleep(60)
+        [held] = stage.coordinator.admission.running
+        assert (held.progress.state, held.progress.waits_for) == ("waiting", "its reader")
+        assert held.outputs.num_unread == MAX_UNREAD_OUTPUTS
+        assert tokens + await rest_of(stream) == stage.plain(PROMPT, FOREVER)
 
 
 async def test_pre_drafts_outlive_an_outage_of_the_verifier(quiet):
