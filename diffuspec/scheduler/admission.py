@@ -129,7 +129,7 @@ class Admission:
 
         A resumed request was admitted before and should not be refused now: it is accepted even
         while draining, and beyond the limit by a whole coordinator's requests (max_running +
-        max_waiting).
+        max_waiting), whatever its key: resumed requests do not take turns.
         """
         if self._is_draining and not is_resumed:
             raise ShuttingDownError("the coordinator is shutting down; try again later")
@@ -137,8 +137,8 @@ class Admission:
         limit = self.max_waiting + max(self.max_running - num_decoding, 0)
         if is_resumed:
             limit += self.max_waiting + self.max_running
-        is_full = len(self._waiting) >= limit
-        if is_full and not self._waiting.has_share_left(context.key_name.get(), limit):
+        may_share = not is_resumed and self._waiting.has_share_left(context.key_name.get(), limit)
+        if len(self._waiting) >= limit and not may_share:
             raise OverloadedError(f"{len(self._waiting)} requests are waiting; try again later")
 
     def submit(self, request: Request) -> None:

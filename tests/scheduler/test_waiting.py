@@ -83,3 +83,18 @@ def test_a_key_that_fills_the_queue_leaves_places_for_others():
     accepted = {name: outside.run(num_accepted, name) for name in ("alice", "bob", "carol", "d")}
     assert accepted == {"alice": 0, "bob": 2, "carol": 1, "d": 1}
     assert outside.run(num_accepted, "e") == 0  # the shares are less than one place
+
+
+def test_resumed_requests_of_a_key_are_bounded_while_others_wait():
+    admission, outside = Admission(1, 4, Metrics()), copy_context()
+    for _ in range(5):
+        admission.submit(request_of("alice"))
+        admission.admit()
+    outside.run(context.key_name.set, "bob")
+    for _ in range(5):  # as many as a whole coordinator has
+        outside.run(admission.check_load, is_resumed=True)
+        request = request_of("bob")
+        request.is_resumed = True
+        admission.submit(request)
+    with pytest.raises(OverloadedError, match="9 requests are waiting"):
+        outside.run(admission.check_load, is_resumed=True)
