@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import random
 from collections import deque
@@ -120,7 +121,8 @@ class Auditor:
             return
         self._queue.append(_Answer(request_id, prompt_ids, sampling, token_ids))
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._work())
+            # In its own context: this one belongs to one of the answers.
+            self._task = asyncio.create_task(self._work(), context=contextvars.Context())
 
     async def finish(self) -> None:
         """Wait until all queued answers have been audited."""

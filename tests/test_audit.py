@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from diffuspec.audit import Auditor, Divergence, audit
+from diffuspec.core.losses import on_begin
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import TokenLogprobs, Verdict, VerifyRequest
 from diffuspec.engine import Engine
@@ -105,3 +106,16 @@ async def test_answers_beyond_the_queue_and_those_not_drawn_are_not_audited(
         assert audits(engine)["skipped"] == 4
         await auditor.close()
         assert audits(engine) == {"same": 0, "different": 0, "skipped": 4}
+
+
+async def test_an_audit_is_not_taken_for_the_request_whose_answer_it_checks(
+    target_path: Callable[[str], Path],
+) -> None:
+    begun: list[str] = []
+    on_begin.set(lambda: begun.append("the request"))
+    async with make_engine(target_path("qwen2"), FakeVerifier()) as engine:
+        answer = await engine.complete(PROMPT, SAMPLING)
+        auditor = Auditor(engine, 1.0)
+        auditor.offer("a", PROMPT, SAMPLING, answer.token_ids)
+        await auditor.finish()
+        assert audits(engine)["same"] == 1 and begun == ["the request"]
