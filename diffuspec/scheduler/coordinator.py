@@ -322,6 +322,8 @@ class Coordinator:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         await self.loop.stop()
+        for request in self.admission:
+            request.is_in_verifier = False  # its verification has been cancelled
         self._abort_all(RequestCancelledError("the coordinator was shut down"))
         await self.releases.finish(_GRACE_SECONDS)
 

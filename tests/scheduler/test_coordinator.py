@@ -286,6 +286,19 @@ async def test_tokens_committed_before_shutdown_are_delivered():
     assert received == stage.plain(PROMPT, FOREVER)[: len(received)]
 
 
+@pytest.mark.parametrize("drains", [True, False])
+async def test_shutdown_releases_the_requests_of_the_verification_that_it_cancels(drains):
+    async with on_stage(None, max_sequences=2) as stage:
+        streams = [stage.stream([n], FOREVER) for n in range(2)]
+        for stream in streams:
+            await anext(stream)
+        stage.verifier.gate.close()
+        await stage.verifier.gate.arrival()
+        if drains:
+            assert not await stage.coordinator.drain(0.01)
+    assert not stage.verifier.held and not stage.coordinator.admission.num_running
+
+
 # ---- streams that are not read
 
 
