@@ -38,11 +38,13 @@ from diffuspec.text.trial_messages import (
 
 _OUT_OF_MEMORY = 3  # exit statuses of a child without a verdict
 _FAILED = 4
+_UNREADY = 5  # it failed before it had a form
 _ONE_BYTE = 1  # a core file of at most one byte: none, also where a program collects them
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 _ANY_FORM = StructuredOutput(json_schema='{"properties": {"a": {"type": "number"}}}')
 _LATE = Verdict("late", "it took too long by the clock")
+_UNTRIED = Verdict("late", "the process that was to try it has failed")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,7 +157,7 @@ class Helper:
 
     def _serve(self, link: socket.socket) -> NoReturn:
         """In the child: wait for a client, read its form, answer with the verdict, and exit."""
-        code = _FAILED
+        code = _UNREADY
         try:
             self._control.close()
             for other in self._trials:
@@ -164,10 +166,11 @@ class Helper:
             self._grammars.admit(_ANY_FORM)  # allocates its memory before a client waits
             _limit(self._limits)
             [client] = socket.recv_fds(link, 1, 1)[1]
+            code = _FAILED
             self._try(socket.socket(fileno=client))
             code = 0
         except MemoryError:
-            code = _OUT_OF_MEMORY
+            code = _OUT_OF_MEMORY if code == _FAILED else _UNREADY
         finally:  # also after a panic of llguidance, which is no Exception
             os._exit(code)
 
@@ -196,6 +199,8 @@ def _limit(limits: TrialLimits) -> None:
 
 def _verdict_of(code: int, limits: TrialLimits) -> Verdict:
     """Return the verdict on a form by a child's exit code, or minus the signal that killed it."""
+    if code == _UNREADY:
+        return _UNTRIED
     if code == -signal.SIGKILL:  # killed by the system, which is out of memory
         return _LATE
     if code == -signal.SIGXCPU:

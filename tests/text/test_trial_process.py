@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,6 +96,14 @@ async def test_others_are_tried_beside_a_form_that_takes_long_and_ends_with_its_
 async def test_a_form_is_late_by_the_clock_only():
     trials = process(TrialLimits(wall_seconds=0))
     assert await trials.try_form(WAITS) == Verdict("late", "it took too long by the clock")
+    trials.close()
+
+
+async def test_a_form_whose_child_fails_before_it_has_the_form_is_late():
+    wrong: Any = "many"  # so that the child cannot limit itself
+    trials = process(TrialLimits(cpu_seconds=wrong))
+    late = Verdict("late", "the process that was to try it has failed")
+    assert await trials.try_form(GOOD) == late
     trials.close()
 
 
