@@ -128,7 +128,7 @@ class Pipeline:
 
         If the coordinator is lost, its replacement continues after the tokens already yielded: a
         request's tokens do not depend on the process that decodes them. Raises ActorLostError if
-        there is no replacement in time, FatalRequestError if coordinators are lost again and again
+        there is no replacement in time, FatalRequestError if three coordinators are lost
         while they work on it, and the errors of `Frontend.stream`.
         """
         if self._is_draining:

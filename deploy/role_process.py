@@ -59,7 +59,7 @@ async def serve(
 
     Waits for the roles that it needs, then calls `announce` with its address. Raises the error that
     prevents its start, and VerifierUnavailableError if a verifier rank fails or decoding breaks off
-    again and again.
+    three times within a minute.
     """
     addresses.check(role, config)
     end = end_event()

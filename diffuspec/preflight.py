@@ -39,7 +39,7 @@ def check_exist(config: EngineConfig) -> None:
 
 
 def note_faults(config: EngineConfig, faults: Faults) -> None:
-    """Note all faults of `check_files`; what files hold is read only if none is missing.
+    """Note all faults of `check_files`; contents are read only if no file is missing.
 
     Reading them imports torch and transformers, which takes seconds.
     """

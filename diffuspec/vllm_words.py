@@ -1,4 +1,4 @@
-"""Options of `vllm serve` that are ours by another name, or lead to something else here."""
+"""Options of `vllm serve`: our names for them, or advice where there is no counterpart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`diffuspec.Engine`: opened by the names of models, and what it says to wrong arguments."""
+"""`diffuspec.Engine`: opened by the names of models, and its errors for wrong arguments."""
 
 import inspect
 import textwrap

@@ -161,7 +161,7 @@ class CoordinatorActor(ServedRole):
     async def run(self) -> None:
         """Raise BrokenEngineError once decoding has broken off too often; never return."""
         await self._broken.wait()
-        raise BrokenEngineError("decoding broke off again and again: this coordinator has ended")
+        raise BrokenEngineError("decoding broke off too often: this coordinator has ended")
 
     async def connect_drafter(self, role: str, address: str) -> None:
         """Use a drafter in place of an earlier one of that role. Raises DrafterError."""

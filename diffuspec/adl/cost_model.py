@@ -79,8 +79,8 @@ class CallCosts:
     def __init__(self, speed: Speed | None = None, same_speed_steps: float = math.inf) -> None:
         """Start without costs; `speed` is the speed of the machine.
 
-        same_speed_steps: steps after which a machine whose speed was not measured is as likely to
-        have changed as a size's cost; inf: what is unexpected is always attributed to the size.
+        same_speed_steps: number of steps since the last measurement of the speed after which half
+        of the unexpected seconds is attributed to the machine; inf: always all of it to the size.
         """
         self._speed = speed or Speed()
         self._same_speed_steps = same_speed_steps

@@ -13,7 +13,7 @@
 │   ├── TrialTimeoutError        a new form was not tried in time; try again later
 │   └── ShuttingDownError        no new requests are taken; try again elsewhere, or later
 ├── RequestCancelledError        the request was cancelled by its owner
-├── FatalRequestError            workers were lost at it again and again; do not retry it
+├── FatalRequestError            workers were lost three times at it; do not retry it
 └── WorkerError                  a role failed while working
     ├── StalePrefixError         the worker lacks the prefix that a call extends; send it whole
     ├── DrafterError             drafting failed; decoding continues without drafts
@@ -21,7 +21,7 @@
     └── VerifierError            verification failed; the request cannot continue
         └── VerifierUnavailableError  the verifier cannot be reached now; try again
             ├── VerifierLostError     the verifier was lost while it worked on the call
-            └── BrokenEngineError     the engine failed again and again, and is closed
+            └── BrokenEngineError     decoding broke off three times within a minute
 
 Messages name the offending value and say what is valid.
 """
@@ -88,7 +88,7 @@ class RequestCancelledError(DiffuspecError):
 
 
 class FatalRequestError(DiffuspecError):
-    """Workers were lost again and again while they worked on the request; do not retry it."""
+    """Workers were lost three times while they worked on the request; do not retry it."""
 
 
 class WorkerError(DiffuspecError):
@@ -120,4 +120,4 @@ class VerifierLostError(VerifierUnavailableError):
 
 
 class BrokenEngineError(VerifierUnavailableError):
-    """Decoding broke off again and again, so the engine is closed; another one may succeed."""
+    """Decoding broke off three times within a minute, which closed the engine; try another one."""

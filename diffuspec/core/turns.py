@@ -1,4 +1,4 @@
-"""Queues in which clients take turns, so that one with much to do delays another little."""
+"""Queues in which clients take turns, so that a client with many items delays the others little."""
 
 from __future__ import annotations
 

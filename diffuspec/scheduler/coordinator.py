@@ -104,7 +104,7 @@ class Coordinator:
         At MAX_UNREAD_OUTPUTS unread outputs, a request waits while holding its slot. Closing the
         iterator aborts the request and frees its slot within one step. Raises InvalidRequestError
         or OverloadedError before any work, VerifierError if it cannot continue, FatalRequestError
-        if workers were lost too often while they worked on it, `num_losses` earlier times included.
+        if workers were lost three times while they worked on it, `num_losses` included.
         """
         if self.broken is not None:
             raise self.broken

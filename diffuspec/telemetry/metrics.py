@@ -101,7 +101,7 @@ class Metrics:
         )
         self._decision_failures = counter(
             "decision_failures_total",
-            "Failures while deciding or learning: decoding goes on, and what was learnt is lost.",
+            "Failures while deciding or learning; decoding goes on, with the models of the start.",
             ["what"],
         )
         self._cancelled = counter(

@@ -100,7 +100,7 @@ def turn_end_ids(tokenizer: Any) -> tuple[int, ...]:
 
 
 def sample_chat(tokenizer: Any) -> str:
-    """Return short chats as the template writes them, with markup that it composes; maybe ""."""
+    """Return short chats as the template writes them, with its markup; "" if it refuses them."""
     answer, result = ({"role": role, "content": _PROBE} for role in ("assistant", "tool"))
     system = {"role": "system", "content": _PROBE}
     chats = ([system, _user(_PROBE), answer], [_user(_PROBE), answer], [_user(_PROBE), result])

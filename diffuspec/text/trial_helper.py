@@ -82,7 +82,7 @@ class Helper:
 
     def run(self) -> None:
         """Try forms until the other end of `control` is closed. Its children end with it."""
-        gc.freeze()  # what is here now stays shared with the children
+        gc.freeze()  # memory of present objects stays shared with the children
         self._spare = self._fork()
         self._control.sendall(READY)
         while self._wait():
@@ -210,7 +210,7 @@ def _verdict_of(code: int, limits: TrialLimits) -> Verdict:
         why = f"it is too complex: it takes more than {size} MiB of memory to compile and try"
     else:
         name = signal.Signals(-code).name if code < 0 else "an internal error"
-        why = f"what compiles it fails at it ({name})"
+        why = f"the library that compiles it fails ({name})"
     return Verdict("refused", f"{UNUSABLE}: {why}")
 
 

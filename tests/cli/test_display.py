@@ -1,4 +1,4 @@
-"""What the line of statistics adds where a user could wonder."""
+"""Notes in the line of statistics: paused or failed drafts, and answers that were cut off."""
 
 import pytest
 

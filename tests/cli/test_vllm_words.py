@@ -1,4 +1,4 @@
-"""The options that users of vLLM type work, or are answered by what to do."""
+"""Options of vLLM work, or their error says what to use instead."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from tests.support.commands import options_of
 
 def test_the_names_stand_for_options_that_serve_or_generate_has():
     assert set(ALIASES.values()) <= options_of("serve", "generate")
-    assert {*ALIASES, *HINTS} & options_of("generate") == {"--seed"}  # of serve it is none
+    assert {*ALIASES, *HINTS} & options_of("generate") == {"--seed"}  # serve has no --seed
 
 
 @pytest.mark.parametrize("word", sorted(HINTS.keys() - {"--seed"}))

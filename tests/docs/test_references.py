@@ -153,7 +153,7 @@ def test_every_command_has_the_options_that_are_shown(path: Path):
 @everywhere
 def test_every_option_that_is_named_alone_belongs_to_a_command(path: Path):
     programs = [["diffuspec"], *(["python", "-m", f"deploy.{one}"] for one in DEPLOY)]
-    own = {one for words in programs for one in options(entry_point(words)[0])}
+    own = {option for words in programs for option in options(entry_point(words)[0])}
     known = {"--help", *ALIASES} | own
     for span in current_code_spans(path):
         if span.startswith("--"):

@@ -185,7 +185,7 @@ def test_engines_share_no_cached_prefixes_and_requests_of_one_engine_do():
             await engine.send("a", "b")
 
     salts = dict[str, set[str | None]]()
-    for request in (one for batch in run(work).batches for one in batch):
+    for request in (each for batch in run(work).batches for each in batch):
         engine, _, _ = request.request_id.partition("/")
         salts.setdefault(engine, set()).add(request.sampling.cache_salt)
     assert [len(of_engine) for of_engine in salts.values()] == [1, 1]

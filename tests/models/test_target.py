@@ -341,8 +341,8 @@ async def test_what_prompts_of_one_batch_begin_with_is_read_once_for_each_salt(l
         for name, salt in (("a", "x"), ("b", "y"), ("c", "x"))
     ]
     verdicts = await target.verify(batch)
-    assert [one.num_cached_tokens for one in verdicts] == [0, 0, 59]
-    assert len({one.token_ids for one in verdicts}) == 1
+    assert [verdict.num_cached_tokens for verdict in verdicts] == [0, 0, 59]
+    assert len({verdict.token_ids for verdict in verdicts}) == 1
 
 
 async def test_prefill_in_chunks_is_the_same(

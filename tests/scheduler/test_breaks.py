@@ -159,7 +159,7 @@ def test_failures_are_counted_logged_once_and_followed_by_plain_decoding(caplog,
             assert count == len(steps)
 
     run_in_virtual_time(asyncio.wait_for(main(), 1e4))
-    assert sum("ZeroDivisionError" in (one.exc_text or "") for one in caplog.records) == 1
+    assert sum("ZeroDivisionError" in (record.exc_text or "") for record in caplog.records) == 1
 
 
 def test_the_models_start_anew_from_the_profile(quiet, monkeypatch):

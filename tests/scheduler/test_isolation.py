@@ -92,7 +92,11 @@ async def test_an_innocent_suspect_is_alone_until_it_ends_and_then_others_go_on(
         num_losses = iter(range(2))
         lose_verifier_at(stage, lambda one: one.prefix[0] == 7 and next(num_losses, 2) < 2)
         together = [stage.start([n], SHORT, PRE_DRAFTING) for n in (7, 8)]
-        await until(lambda: [one for one in stage.coordinator.admission if one.losses.is_suspect])
+        await until(
+            lambda: [
+                request for request in stage.coordinator.admission if request.losses.is_suspect
+            ]
+        )
         first = len(stage.verifier.batches)
         later = [stage.start([n], SHORT) for n in (20, 21)]
         assert [await task for task in together] == [stage.plain([7]), stage.plain([8])]

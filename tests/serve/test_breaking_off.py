@@ -1,4 +1,4 @@
-"""A service whose decoding breaks off again and again ends, for its supervisor to start it anew."""
+"""A service whose decoding breaks off three times ends, and its supervisor starts it again."""
 
 from __future__ import annotations
 

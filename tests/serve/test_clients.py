@@ -73,7 +73,7 @@ def test_codex_calls_functions_of_namespaces_and_tools_of_openai_are_left_out(
         "mcp__maps",
         "weather",
     )
-    assert [one["type"] for one in response.json()["tools"]] == ["function", "namespace"]
+    assert [tool["type"] for tool in response.json()["tools"]] == ["function", "namespace"]
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "Rain."}
     scripted.say("It rains.")
     again = post(scripted, RESPONSES, **codex(input=[*codex()["input"], call, result]))
@@ -99,7 +99,7 @@ def test_a_namespace_s_history_has_the_name_that_the_model_knows(scripted: Scrip
         post(scripted, f"{RESPONSES}/input_tokens", input=[{"role": "user", "content": "hi"}, one])
         for one in (call | {"namespace": "mcp__maps"}, call | {"name": "mcp__maps__weather"})
     ]
-    flat, whole = [one.json() for one in counted]
+    flat, whole = [response.json() for response in counted]
     assert flat == whole and flat["object"] == "response.input_tokens" and flat["input_tokens"] > 5
 
 
@@ -229,7 +229,7 @@ async def test_unknown_keys_are_logged_once_and_eight_are_named(caplog: pytest.L
                 body = {"prompt": "hi", "max_tokens": 2} | more
                 response = await client.post("/v1/completions", json=body)
         assert response.headers[IGNORED].split(", ") == [f"yyy{place:02}" for place in range(8)]
-    lines = [one for one in caplog.messages if "has no effect" in one]
+    lines = [message for message in caplog.messages if "has no effect" in message]
     assert len(lines) == len(set(lines)) == 64
 
 

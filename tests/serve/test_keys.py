@@ -176,7 +176,7 @@ async def test_answers_beyond_the_number_of_requests_wait_for_the_others(path: P
         assert len(answer.json()["choices"]) == 10
         assert max(map(len, verifier.batches)) == 2
         plain = (await client.post(TEXT, json=ASKED | {"prompt": [5]}, headers=headers)).json()
-        assert [one["text"] for one in answer.json()["choices"][8:]] == 2 * [
+        assert [choice["text"] for choice in answer.json()["choices"][8:]] == 2 * [
             plain["choices"][0]["text"]
         ]
 

@@ -1,4 +1,4 @@
-"""What clients with keys of their own may do to each other, on a real server."""
+"""Clients with different keys share a real server without harm to each other."""
 
 from __future__ import annotations
 
@@ -96,5 +96,7 @@ def test_cached_tokens_tell_nothing_of_the_prompts_of_other_keys(keyed: Keyed):
 def num_finished(client: httpx2.Client) -> float:
     """Return the number of answers that the service has finished."""
     text = client.get("/metrics").text
-    lines = [one for one in text.splitlines() if one.startswith("diffuspec_request_success_total{")]
+    lines = [
+        line for line in text.splitlines() if line.startswith("diffuspec_request_success_total{")
+    ]
     return sum(float(line.split()[-1]) for line in lines)

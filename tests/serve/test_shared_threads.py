@@ -123,6 +123,6 @@ async def test_counting_waits_for_no_long_text_of_another_client(
             monkeypatch.setattr(tokenization, "encode_one", encode_one)
             counted = await client.post("/v1/messages/count_tokens", json=short, headers=bob)
             assert counted.json()["input_tokens"] > 0
-            assert not any([one.done() for one in asked])
+            assert not any([task.done() for task in asked])
             gate.set()
-            assert all([one.is_success for one in await asyncio.gather(*asked)])
+            assert all([reply.is_success for reply in await asyncio.gather(*asked)])

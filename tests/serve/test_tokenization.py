@@ -102,7 +102,7 @@ async def test_the_tokenizer_is_described_without_names_of_files():
         info = (await client.get("/tokenizer_info")).json()
     assert info["tokenizer_class"] and "{%" in info["chat_template"]
     assert info["eos_token"] == "<|end|>"
-    assert "<|end|>" in [one["content"] for one in info["added_tokens_decoder"].values()]
+    assert "<|end|>" in [token["content"] for token in info["added_tokens_decoder"].values()]
     assert "nowhere" not in str(info)
 
 

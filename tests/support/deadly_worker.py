@@ -24,7 +24,7 @@ verify = CausalTarget.verify
 
 async def deadly(self: CausalTarget, requests: Sequence[VerifyRequest]) -> list[Verdict]:
     prefix = json.loads(os.environ[DEADLY])
-    if any([*one.prefix[: len(prefix)]] == prefix for one in requests):
+    if any([*request.prefix[: len(prefix)]] == prefix for request in requests):
         with Path(os.environ[DEATHS]).open("a") as deaths:
             print(len(requests), file=deaths)
         os.kill(os.getpid(), signal.SIGKILL)

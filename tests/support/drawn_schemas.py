@@ -160,7 +160,7 @@ def _collected(case: Case) -> Case:
 
     def clean(part: Any) -> Any:
         if isinstance(part, list):
-            return [clean(one) for one in part]
+            return [clean(item) for item in part]
         if not isinstance(part, dict):
             return part
         if isinstance(target := part.get("x-to"), tuple):

@@ -49,11 +49,15 @@ async def test_a_form_that_passes_is_compiled(queue):
 
 async def test_what_was_tried_is_remembered():
     queue = Queue()
-    with pytest.raises(InvalidRequestError, match="cannot be used: what compiles it fails"):
+    with pytest.raises(
+        InvalidRequestError, match="cannot be used: the library that compiles it fails"
+    ):
         await queue.compile(CRASHES)
     await queue.compile(NEW)
     queue.trials.close()
-    with pytest.raises(InvalidRequestError, match="cannot be used: what compiles it fails"):
+    with pytest.raises(
+        InvalidRequestError, match="cannot be used: the library that compiles it fails"
+    ):
         await queue.compile(CRASHES)
     for number in range(20):  # more than are kept compiled
         queue.grammars.compile(StructuredOutput(regex=f"{number}"))

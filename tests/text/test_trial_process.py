@@ -61,8 +61,8 @@ async def until(is_so: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     ("form", "reason"),
     [
-        (CRASHES, "what compiles it fails at it (SIGSEGV)"),
-        (FAILS, "what compiles it fails at it (an internal error)"),
+        (CRASHES, "the library that compiles it fails (SIGSEGV)"),
+        (FAILS, "the library that compiles it fails (an internal error)"),
         (SPINS, "it is too complex: it takes more than 1 s to compile and try"),
         (
             FILLS_MEMORY,

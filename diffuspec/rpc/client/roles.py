@@ -207,8 +207,8 @@ class RemoteVerifier(_RemoteRole):
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
         """See `Verifier.verify`.
 
-        Raises VerifierUnavailableError if it is gone or late, VerifierLostError if it went
-        meanwhile.
+        Raises VerifierUnavailableError if the verifier cannot be reached or is late,
+        VerifierLostError if it is lost during the call.
         """
 
         def fill(batch: verifier_pb2.VerifyRequest, store: PrefixStore) -> None:

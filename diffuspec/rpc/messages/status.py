@@ -34,7 +34,7 @@ class TransportError(WorkerError):
 
 
 class LostAnswerError(TransportError):
-    """The other side was lost while it worked on the call."""
+    """The server was lost while it worked on the call."""
 
 
 class IdleStreamError(TransportError):

@@ -1,4 +1,4 @@
-"""Allowance: what a key may use, and what it is using."""
+"""Allowance: the limits of an API key, and its present use."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ApiKey(Section):
 
 
 class Allowance:
-    """What one key is using. Times are of time.monotonic()."""
+    """The present use of one key. Times are of time.monotonic()."""
 
     def __init__(self, name: str, key: ApiKey) -> None:
         self.name = name

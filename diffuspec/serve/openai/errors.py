@@ -103,8 +103,8 @@ _ANSWERS: dict[type[BaseException], ErrorAnswer] = {
         503, "the service is shutting down; try again later", _SERVER, "cancelled", headers=_RETRY
     ),
     errors.FatalRequestError: ErrorAnswer(
-        500, "workers were lost again and again at this request, at last while it ran alone; do "
-        "not retry it", _SERVER, "fatal_request", headers=_NO_RETRY,
+        500, "workers were lost three times while they worked on this request, the last time while "
+        "it ran alone; do not retry it", _SERVER, "fatal_request", headers=_NO_RETRY,
     ),
     errors.VerifierUnavailableError: ErrorAnswer(
         503, "the model is not available now; try again later", _SERVER, "unavailable",

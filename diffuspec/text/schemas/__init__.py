@@ -1,1 +1,1 @@
-"""JSON Schemas of users, rewritten so that llguidance enforces what they say, or refused."""
+"""JSON Schemas of users, rewritten so that llguidance enforces them exactly, or refused."""

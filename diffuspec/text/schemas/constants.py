@@ -16,11 +16,11 @@ _FRACTION: Final = "has more digits than can be written: use a number of up to 1
 
 
 def identity(value: Any) -> Hashable:
-    """Return what equal values of JSON share: 1 and 1.0 are equal, 0 and false are not."""
+    """Return a key that equal values of JSON share: 1 and 1.0 are equal, 0 and false are not."""
     if isinstance(value, list):
         return (list, tuple(map(identity, value)))
     if isinstance(value, Mapping):
-        return (dict, frozenset((key, identity(one)) for key, one in value.items()))
+        return (dict, frozenset((key, identity(part)) for key, part in value.items()))
     return (isinstance(value, bool), value)
 
 

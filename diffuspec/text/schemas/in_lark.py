@@ -45,7 +45,7 @@ def with_usable_schemas(grammar: str) -> str:
             pieces.append(json.dumps(usable_schema(schema, owner)))
         except RecursionError:
             raise InvalidRequestError("a schema of the grammar is nested too deeply") from None
-        except ValueError:  # llguidance says what is wrong
+        except ValueError:  # llguidance reports invalid JSON with its place
             continue
         end = after
     return "".join([*pieces, grammar[end:]])

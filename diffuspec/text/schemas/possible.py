@@ -66,7 +66,7 @@ class Possibilities:
         )
 
     def _listed(self, schema: Any) -> frozenset[Hashable] | None:
-        """Return what the constants of a part are equal to; None if it lists none."""
+        """Return the identities of the constants of a part; None if it lists none."""
         if id(schema) not in self._constants:
             constants = constants_of(schema)
             listed = None if constants is None else frozenset(map(identity, constants))

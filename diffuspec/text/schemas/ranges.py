@@ -74,7 +74,7 @@ class Range:
 def alternatives(schema: Mapping[str, Any], place: str, *, is_whole: bool) -> list[dict[str, Any]]:
     """Return schemas that together allow the numbers of a schema, each with KEYS or const only.
 
-    A bound beyond what can be written becomes the nearest within. Raises RefusedSchemaError.
+    A bound that cannot be written becomes the nearest tighter one. Raises RefusedSchemaError.
     """
     with localcontext(_PRECISION):
         limits = _snapped(_within_reach(_read(schema, place, is_whole), place))
@@ -154,7 +154,7 @@ def _within_reach(limits: Range, place: str) -> Range:
 def _snapped(limits: Range) -> Range:
     """Return the range between the first and the last multiple of its step, if it has one.
 
-    A bound at the end of what can be written remains, which need not be a multiple.
+    A bound at the limit of numbers remains, even if it is no multiple.
     """
     step = limits.step
     if limits.is_whole:

@@ -1,4 +1,4 @@
-"""The reason why a JSON Schema cannot be enforced, and where in it."""
+"""The error for a JSON Schema that cannot be enforced: the reason, and the place in it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _MOST_COUNTED: Final = 2**31 - 1
 
 
 def check_shape(schema: Mapping[str, Any], place: str) -> None:
-    """Raise RefusedSchemaError for a key that is not supported, or whose value is no schema's."""
+    """Raise RefusedSchemaError for an unsupported key, or a value that its key cannot have."""
     for key in _REFUSED:
         if key in schema:
             raise RefusedSchemaError(f"{place}/{key}", "is not supported")
@@ -46,7 +46,7 @@ def check_shape(schema: Mapping[str, Any], place: str) -> None:
 
 
 def counts_of(schema: Mapping[str, Any], place: str) -> dict[str, int]:
-    """Return the limits of lengths: 10 for 10.0, and none above what an answer can reach."""
+    """Return limits of lengths as integers: 10 for 10.0; those above any answer are left out."""
     counts = {}
     for key in (*_LEAST, *_MOST):
         value = schema.get(key)

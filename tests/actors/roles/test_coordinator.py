@@ -117,7 +117,7 @@ async def test_clients_are_answered_over_grpc(coordinator, expected):
 async def test_a_form_that_takes_too_much_is_refused_to_its_client_alone(coordinator):
     async def ask(pattern: str) -> str:
         form = SamplingParams(max_tokens=4, structured_output=StructuredOutput(grammar=pattern))
-        return "".join([one.text async for one in coordinator.client.stream(MESSAGES, form)])
+        return "".join([output.text async for output in coordinator.client.stream(MESSAGES, form)])
 
     bomb = " & ".join(f"/(.|\\n)*a.{{{count}}}b(.|\\n)*/" for count in range(20))
     refused = asyncio.create_task(ask(f"start: T\nT: {bomb}"))

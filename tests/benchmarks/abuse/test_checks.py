@@ -1,4 +1,4 @@
-"""What a run of attacks is judged by."""
+"""The bounds that a run of attacks must keep."""
 
 from __future__ import annotations
 

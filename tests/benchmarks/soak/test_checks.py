@@ -1,4 +1,4 @@
-"""What a run fails for, and what it does not."""
+"""The checks of a run, with measurements within and beyond their bounds."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""A client of a soak over the HTTP application: what came of its requests."""
+"""A client of a soak over the HTTP application: the outcomes of its requests."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -39,7 +39,7 @@ async def test_a_row_that_kills_its_process_fails_and_the_batch_goes_on(
             lines = read(source, index, results.done)
             await Run(service, results, Options(None, 60.0, {}, {}), counts.now.add).finish(lines)
     first, fatal, *others = [result["response"] for result in results_in(output)]
-    assert [one["status_code"] for one in (first, *others)] == [200] * 3
+    assert [response["status_code"] for response in (first, *others)] == [200] * 3
     assert (fatal["status_code"], fatal["body"]["error"]["code"]) == (500, "fatal_request")
     deaths = (tmp_path / "deaths").read_text().split()
     assert len(deaths) == 3 and deaths[-1] == "1", "the last time alone"

@@ -21,7 +21,7 @@ from tests.support.tiny_target import EOS, GRAMMARS, decode, encode
 
 _PLACED = re.compile(r"cannot be used: (#[^ ]*( |: )|no value fits|no text has)|too complex|nested")
 _EMPTY = re.compile(r"no value fits|no text has")
-_LIMIT = 2**63 - 1024  # of numbers that are drawn: integers from there to 2^63 have few floats
+_LIMIT = 2**63 - 1024  # largest number drawn: floats are sparse between it and 2^63
 _NUM_TOKENS = 120
 _CLOSING = encode('"}],:0')
 
@@ -74,7 +74,7 @@ def draw(matcher: LLMatcher, seed: int) -> str | None:
             return None
         if matcher.is_accepting() and (rng.random() < 0.4 or ids == [EOS]):
             return decode(drawn)
-        closing = [one for one in _CLOSING if one in ids]
+        closing = [text for text in _CLOSING if text in ids]
         token_id = rng.choice(closing if closing and rng.random() < 0.6 else ids)
         if token_id != EOS and matcher.consume_token(token_id):
             drawn.append(token_id)
