@@ -101,22 +101,22 @@ class EngineRequests:
 
         Other engines are served meanwhile. Raises InvalidRequestError for an unknown token id.
         """
-        found, turn = Advance(), time.monotonic()
+        advance, turn = Advance(), time.monotonic()
         for number, row in enumerate(rows):
             if time.monotonic() - turn > _TURN_SECONDS:
                 await asyncio.sleep(0)
                 turn = time.monotonic()
             is_known = self._is_known(row)
-            found.is_whole &= is_known
+            advance.is_whole &= is_known
             if is_known or not row.base_length:
-                found.num_accepted += self._add(row)
+                advance.num_accepted += self._add(row)
             else:
-                found.unknown.add(number)
-            found.requests.append(self._by_id.get(row.request_id, self._without_drafts))
+                advance.unknown.add(number)
+            advance.requests.append(self._by_id.get(row.request_id, self._without_drafts))
         most = self._hello.max_requests
         self.end([*self._by_id][: max(len(self._by_id) - 2 * most, 0)])
         self.end([*self._lengths][: max(len(self._lengths) - most, 0)])
-        return found
+        return advance
 
     def _is_known(self, row: RequestRow) -> bool:
         """Return whether a row builds on tokens that are held here, or on a known length."""

@@ -63,7 +63,7 @@ class CoordinatorServiceServicer(object):
         Errors: INVALID_ARGUMENT for an invalid prompt or option, RESOURCE_EXHAUSTED when the
         queue is full, ABORTED when the request was cancelled, UNAVAILABLE when the service is shutting
         down, UNAVAILABLE and INTERNAL when the target failed. google.rpc.ErrorInfo of the domain
-        "diffuspec" names the kind; FatalRequestError: workers were lost again and again while they
+        "diffuspec" names the kind; FatalRequestError: workers were lost three times while they
         worked on this request, which is not to be retried.
 
         The initial metadata `diffuspec-begun` are sent when the request leaves the queue.

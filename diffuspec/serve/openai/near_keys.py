@@ -11,7 +11,7 @@ _MAX_READ = 64  # characters of a key that are compared
 
 
 def near_key(given: str, known: Iterable[str]) -> str | None:
-    """Return the known key that `given` is like, apart from its case, `-` and `_`; None: no one."""
+    """Return the known key that `given` is like, apart from its case, `-` and `_`; or None."""
     return _near(given[:_MAX_READ], frozenset(known))
 
 
