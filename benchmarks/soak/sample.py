@@ -61,8 +61,9 @@ def _name(process: psutil.Process) -> str:
 def growth_mib(samples: Sequence[Sample]) -> float:
     """Return by how many MiB per 1,000 requests the processes at the end grow, in sum.
 
-    A process that has not been there for half of the samples grows like the one of its name that
-    was there longest: it is still warming up.
+    A process that has not been there for half of the samples is still warming up: it grows like the
+    one of its name that was there longest. If that was killed before half of the samples, too,
+    nothing is known of that name's growth, and it counts as none.
     """
     points: dict[ProcessId, list[tuple[float, float]]] = {}
     for sample in samples:
@@ -78,6 +79,7 @@ def growth_mib(samples: Sequence[Sample]) -> float:
     return sum(
         _slope(points[process] if len(points[process]) >= half else longest[names[process]])
         for process in (samples[-1].processes if samples else ())
+        if len(longest[names[process]]) >= half
     )
 
 

@@ -43,6 +43,11 @@ def test_a_process_that_was_started_lately_grows_like_its_predecessor():
     assert growth_mib([*before, *after]) == pytest.approx(2.0, rel=1e-3)
 
 
+def test_processes_that_are_killed_while_they_warm_up_say_nothing():
+    samples = [sample(100 * n, {(n // 9, 0.0): 10 * (n % 9)}) for n in range(29)]
+    assert growth_mib(samples) == 0
+
+
 def test_too_few_samples_say_nothing():
     assert growth_mib([sample(100 * n, {FIRST: 50 + n}) for n in range(5)]) == 0
 
