@@ -73,6 +73,8 @@ class TrialProcess:
     def _start(self) -> _Running:
         """Start a helper, and wait until it is ready. Raises OSError and EOFError."""
         setup = self._read_setup()
+        if self._running is not None:
+            self._running.close()  # it has ended; its socket has not
         self._running = running = _Running(self._command, setup.limits.wall_seconds)
         if self._is_closed:
             running.close()
