@@ -121,9 +121,9 @@ class _Running:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.setblocking(False)
-            socket.send_fds(self._control, [READY], [theirs.fileno()])
-            theirs.close()
             try:
+                socket.send_fds(self._control, [READY], [theirs.fileno()])
+                theirs.close()
                 async with asyncio.timeout(self._wall_seconds + _GRACE_SECONDS):
                     loop = asyncio.get_running_loop()
                     await loop.sock_sendall(ours, form_to_bytes(form))

@@ -109,10 +109,11 @@ async def test_a_form_whose_child_fails_before_it_has_the_form_is_late():
 
 async def test_a_killed_helper_is_started_again(trials):
     await trials.try_form(GOOD)
-    killed = trials.pid
+    killed, link = trials.pid, trials._running._control
     os.kill(killed, signal.SIGKILL)
+    await until(lambda: trials._running.has_ended)
     assert await trials.try_form(GOOD) == Verdict("passed")
-    assert trials.pid != killed
+    assert trials.pid != killed and link.fileno() == -1, "its socket is closed"
 
 
 async def test_a_form_whose_child_the_system_kills_is_late_and_may_be_sent_again(trials, tmp_path):
