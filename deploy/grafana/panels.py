@@ -68,12 +68,14 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Ends of requests",
-            "Refused: the queue is full, or the request is wrong. Failed: see the log.",
+            "Refused: the queue is full, or the request is wrong. Failed: see the log. Decision "
+            "failed: the scheduler decided plainly; no request ended.",
             {
                 "finished: {{finished_reason}}": _rate("request_success_total", "finished_reason"),
                 "failed: {{error}}": _rate("request_failed_total", "error"),
                 "refused: {{error}}": _rate("request_refused_total", "error"),
                 "cancelled": _rate("request_cancelled_total"),
+                "decision failed: {{what}}": _rate("decision_failures_total", "what"),
             },
             "reqps",
         ),

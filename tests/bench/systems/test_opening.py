@@ -107,8 +107,8 @@ def spy_on(
 ) -> Callable[..., tuple[int, int]]:
     """Note what each cache has of the first prefix that it is asked for."""
 
-    def spy(cache: KVCache, *arguments: Any) -> tuple[int, int]:
-        slot, start = acquire(cache, *arguments)
+    def spy(cache: KVCache, *arguments: Any, **options: Any) -> tuple[int, int]:
+        slot, start = acquire(cache, *arguments, **options)
         num_cached.setdefault(cache, start)
         return slot, start
 
