@@ -238,11 +238,6 @@ class CostModel:
         self.plain = CostCurve(speed)  # verdict to verdict without drafts; size: requests
         self.drafters = {name: DraftCosts(interference, speed) for name in drafters}
 
-    @property
-    def slowness(self) -> float:
-        """How slow the machine is at present, relative to when it was first measured."""
-        return self._speed.slowness
-
     def verify_seconds(self, num_rows: float, num_requests: float) -> float:
         """Expected seconds of a verification without a concurrent draft call."""
         return self.verification.seconds(num_rows, num_requests)

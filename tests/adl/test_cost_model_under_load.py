@@ -82,9 +82,9 @@ def test_an_estimate_stays_near_the_median_of_the_last_hundred_like_calls():
     for step in range(_STEPS):
         rows, seconds = service.step(step)
         alike = calls[bucket_of(rows), service.load]
-        alike.append((rows, seconds / costs.slowness))
+        alike.append((rows, seconds / costs._speed.slowness))
         if len(alike) == 100:
-            typical = median(time for _, time in alike) * costs.slowness
+            typical = median(time for _, time in alike) * costs._speed.slowness
             size = round(median(size for size, _ in alike))
             ratio = costs.verify_seconds(size, service.load) / typical
             far += not 0.5 < ratio < 2
