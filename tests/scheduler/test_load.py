@@ -8,8 +8,8 @@ from functools import cache
 
 import pytest
 
-from diffuspec.bench.virtual_time.cells import Cell, Figures, Plan, run_plan
-from diffuspec.bench.virtual_time.traffic import REGIMES, Answer, make_answers
+from diffuspec.bench.planning.cells import Cell, Figures, Plan, run_plan
+from diffuspec.bench.planning.traffic import REGIMES, Answer, make_answers
 from diffuspec.core.interfaces import Drafter
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from tests.support.fakes import HangingDrafter, never_right, right_and_sure

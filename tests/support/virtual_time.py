@@ -1,6 +1,6 @@
 """Virtual time for tests, and a clock that is set by hand."""
 
-from diffuspec.bench.virtual_time.loop import VirtualTimeLoop, run_in_virtual_time
+from diffuspec.bench.planning.loop import VirtualTimeLoop, run_in_virtual_time
 
 __all__ = ["Clock", "VirtualTimeLoop", "run_in_virtual_time"]
 

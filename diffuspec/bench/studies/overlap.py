@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from diffuspec.bench.planning.loop import run_in_virtual_time
 from diffuspec.bench.plots import Line, plot_sweep
-from diffuspec.bench.virtual_time.loop import run_in_virtual_time
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.interfaces import Drafter, Verifier
 from diffuspec.core.params import SamplingParams, SpeculationParams

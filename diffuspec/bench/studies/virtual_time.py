@@ -20,22 +20,22 @@ import typer
 from rich.console import Console
 
 from diffuspec.bench.output import progress
-from diffuspec.bench.report import print_tables
-from diffuspec.bench.virtual_time.cells import (
+from diffuspec.bench.planning.cells import (
     LOADS,
     SYSTEMS,
     Cell,
     CellRow,
     measure,
 )
-from diffuspec.bench.virtual_time.machines import MACHINES
-from diffuspec.bench.virtual_time.results import (
+from diffuspec.bench.planning.machines import MACHINES
+from diffuspec.bench.planning.results import (
     ResultsFile,
     comparison_tables,
     rates_tables,
     read_rows,
 )
-from diffuspec.bench.virtual_time.traffic import REGIMES
+from diffuspec.bench.planning.traffic import REGIMES
+from diffuspec.bench.report import print_tables
 from diffuspec.command import Command
 from diffuspec.core.errors import ConfigError
 

@@ -5,8 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from diffuspec.bench.studies.virtual_time import study
-from diffuspec.bench.virtual_time.cells import (
+from diffuspec.bench.planning.cells import (
     DEFAULT,
     FIXED,
     OFF,
@@ -16,11 +15,12 @@ from diffuspec.bench.virtual_time.cells import (
     measure,
     oracle_plans,
 )
-from diffuspec.bench.virtual_time.machines import MACHINES
-from diffuspec.bench.virtual_time.processor import Processor, Worker
-from diffuspec.bench.virtual_time.results import ResultsFile, comparison_tables, read_rows
-from diffuspec.bench.virtual_time.roles import SimulatedVerifier
-from diffuspec.bench.virtual_time.traffic import REGIMES, Answer, make_answers
+from diffuspec.bench.planning.machines import MACHINES
+from diffuspec.bench.planning.processor import Processor, Worker
+from diffuspec.bench.planning.results import ResultsFile, comparison_tables, read_rows
+from diffuspec.bench.planning.roles import SimulatedVerifier
+from diffuspec.bench.planning.traffic import REGIMES, Answer, make_answers
+from diffuspec.bench.studies.virtual_time import study
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, VerifyRequest
 from tests.support.virtual_time import VirtualTimeLoop

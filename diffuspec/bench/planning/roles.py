@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 
 from diffuspec.algorithm.draft_tree import chain, is_chain
-from diffuspec.bench.virtual_time.machines import Machine
-from diffuspec.bench.virtual_time.processor import Processor, Worker
-from diffuspec.bench.virtual_time.traffic import VOCAB_SIZE, Answer
+from diffuspec.bench.planning.machines import Machine
+from diffuspec.bench.planning.processor import Processor, Worker
+from diffuspec.bench.planning.traffic import VOCAB_SIZE, Answer
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import Draft, DraftRequest, TokenIds, Verdict, VerifyRequest
 

@@ -11,11 +11,11 @@ from statistics import median
 import numpy as np
 
 from diffuspec.bench.load import LoadRun, TimedTokens, ask_all
-from diffuspec.bench.virtual_time.loop import run_in_virtual_time
-from diffuspec.bench.virtual_time.machines import MACHINES, Machine
-from diffuspec.bench.virtual_time.processor import Processor
-from diffuspec.bench.virtual_time.roles import MAX_SEQUENCES, SimulatedDrafter, SimulatedVerifier
-from diffuspec.bench.virtual_time.traffic import (
+from diffuspec.bench.planning.loop import run_in_virtual_time
+from diffuspec.bench.planning.machines import MACHINES, Machine
+from diffuspec.bench.planning.processor import Processor
+from diffuspec.bench.planning.roles import MAX_SEQUENCES, SimulatedDrafter, SimulatedVerifier
+from diffuspec.bench.planning.traffic import (
     MAX_ANSWER_TOKENS,
     REGIMES,
     Answer,

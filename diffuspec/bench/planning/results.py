@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import TypeAlias
 
+from diffuspec.bench.planning.cells import DEFAULT, OFF, ORACLE, CellRow
+from diffuspec.bench.planning.machines import MACHINES
+from diffuspec.bench.planning.traffic import REGIMES
 from diffuspec.bench.text_table import TextTable
-from diffuspec.bench.virtual_time.cells import DEFAULT, OFF, ORACLE, CellRow
-from diffuspec.bench.virtual_time.machines import MACHINES
-from diffuspec.bench.virtual_time.traffic import REGIMES
 from diffuspec.core.errors import ConfigError
 
 _Place: TypeAlias = tuple[str, str, int]  # machine, regime, load

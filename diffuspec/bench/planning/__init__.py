@@ -1,0 +1,1 @@
+"""Simulated machines: the real coordinator in virtual time."""

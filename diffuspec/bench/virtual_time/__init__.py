@@ -1,1 +1,0 @@
-"""The real coordinator in virtual time, on simulated machines."""
