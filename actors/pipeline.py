@@ -29,8 +29,8 @@ from diffuspec.core.interfaces import ServiceStatus
 from diffuspec.core.losses import Losses
 from diffuspec.core.params import GREEDY, SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, RequestOutput
-from diffuspec.resumption import ResumedAnswer
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
+from diffuspec.rpc.client.resumption import ResumedAnswer
 from diffuspec.rpc.messages.status import TransportError
 from diffuspec.rpc.security import new_token
 

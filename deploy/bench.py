@@ -33,7 +33,7 @@ from diffuspec.cli.display import stdout_console
 from diffuspec.command import Command
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.params import SpeculationParams
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs.tiny import QUESTIONS
 
 _OUT = Path("runs/cluster")

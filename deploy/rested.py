@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from diffuspec.core.interfaces import Drafter, TargetInfo, Verifier
 from diffuspec.core.types import Draft, DraftRequest, Verdict, VerifyRequest
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 
 
 def rested(engine: Engine) -> Engine:

@@ -6,14 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from diffuspec.completion import Completion
     from diffuspec.core.config import EngineConfig
     from diffuspec.core.errors import DiffuspecError
     from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredOutput
     from diffuspec.core.types import FinishReason, RequestOutput
     from diffuspec.data_parallel.engine import DataParallelEngine
-    from diffuspec.library import Engine
+    from diffuspec.engine.completion import Completion
     from diffuspec.pairs import load_config, parse_config
+    from diffuspec.pairs.engine import Engine
 
 __all__ = [
     "Completion",
@@ -32,10 +32,10 @@ __all__ = [
 
 # Names are imported on first use: `diffuspec --help` needs none of them, nor torch.
 _MODULES = {
-    "Completion": "completion",
+    "Completion": "engine.completion",
     "DataParallelEngine": "data_parallel.engine",
     "DiffuspecError": "core.errors",
-    "Engine": "library",
+    "Engine": "pairs.engine",
     "EngineConfig": "core.config",
     "FinishReason": "core.types",
     "RequestOutput": "core.types",

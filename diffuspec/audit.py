@@ -20,7 +20,7 @@ from diffuspec.core.backoff import Backoff
 from diffuspec.core.errors import DiffuspecError
 from diffuspec.core.params import PLAIN, SamplingParams
 from diffuspec.core.types import RequestOutput, TokenLogprobs
-from diffuspec.engine_base import EngineBase
+from diffuspec.engine.base import EngineBase
 
 __all__ = ["Auditor", "Divergence", "audit"]
 

@@ -28,8 +28,8 @@ from diffuspec.core.errors import (
     RequestCancelledError,
     WorkerError,
 )
+from diffuspec.core.vllm_words import ALIASES, HINTS
 from diffuspec.signals import EXIT_INTERRUPTED, report_interrupt
-from diffuspec.vllm_words import ALIASES, HINTS
 
 N = TypeVar("N", int, float)
 

@@ -12,7 +12,7 @@ from diffuspec.audit import Auditor, Divergence, audit
 from diffuspec.core.losses import on_begin
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import TokenLogprobs, Verdict, VerifyRequest
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs import parse_config
 from diffuspec.serve.server import EngineBackend
 from diffuspec.serve.settings import ServeSettings

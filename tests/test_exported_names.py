@@ -13,7 +13,7 @@ import pytest
 
 import diffuspec
 from diffuspec.core import types
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPORTING = ("diffuspec", "diffuspec.pairs.tiny")

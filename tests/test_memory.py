@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from diffuspec.core.params import SamplingParams
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs import parse_config
 
 NUM_WARM_UP = 500  # requests after which all sizes of batches have occurred

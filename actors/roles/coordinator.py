@@ -31,7 +31,7 @@ from diffuspec.core.errors import (
 from diffuspec.core.interfaces import ServiceStatus, TargetInfo, Verifier
 from diffuspec.core.params import GREEDY, PLAIN, SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, RequestOutput, Verdict, VerifyRequest
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.rpc.client.roles import RemoteVerifier
 from diffuspec.rpc.server.coordinator import CoordinatorServicer
 from diffuspec.rpc.server.health import StepHealth

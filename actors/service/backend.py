@@ -28,8 +28,8 @@ from diffuspec.core.interfaces import RoleStatus, ServiceStatus, TargetInfo
 from diffuspec.core.losses import Losses
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput, TokenIds
-from diffuspec.resumption import ResumedAnswer
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
+from diffuspec.rpc.client.resumption import ResumedAnswer
 from diffuspec.rpc.messages.status import LostAnswerError, TransportError
 from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.conventions import Conventions

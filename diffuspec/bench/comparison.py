@@ -41,7 +41,7 @@ from diffuspec.bench.systems.naming import TREE_SHAPES
 from diffuspec.bench.systems.opening import open_systems
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.drafter_config import DiffuSpecConfig
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.models.diffusion import DiffusionDrafter
 from diffuspec.models.loading.backend import resolve_device, resolve_dtype
 from diffuspec.pairs import DEFAULT_PAIR

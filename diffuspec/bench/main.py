@@ -42,7 +42,7 @@ from diffuspec.bench.studies.sweeps import (
 from diffuspec.bench.systems.naming import BASELINE
 from diffuspec.core.config import EngineConfig
 from diffuspec.data_parallel.engine import DataParallelEngine
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.telemetry.trace import Tracer, tracing
 
 __all__ = ["BenchOptions", "run_benchmark"]

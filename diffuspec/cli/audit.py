@@ -15,7 +15,7 @@ from diffuspec.pairs import DEFAULT_PAIR, find_pair
 
 if TYPE_CHECKING:
     from diffuspec.bench.questions import Question
-    from diffuspec.engine import Engine
+    from diffuspec.engine.engine import Engine
 
 EXAMPLES = """[bold]Examples[/bold]
 

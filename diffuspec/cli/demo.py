@@ -18,7 +18,7 @@ from diffuspec.core.params import SamplingParams
 if TYPE_CHECKING:
     from diffuspec.bench.questions import Question
     from diffuspec.bench.run import Record
-    from diffuspec.engine import Engine
+    from diffuspec.engine.engine import Engine
 
 _SHOWN_FAMILY = "math_reasoning"
 _MIN_QUESTION_WIDTH, _WIDTH_OF_THE_REST = 10, 72

@@ -14,10 +14,10 @@ from rich.text import Text
 from diffuspec.telemetry.request_stats import RequestStats, summarize
 
 if TYPE_CHECKING:
-    from diffuspec.completion import Completion
     from diffuspec.core.params import SamplingParams
     from diffuspec.core.types import FinishReason, Prompt, RequestOutput, StepStats, TokenLogprobs
-    from diffuspec.engine import Engine
+    from diffuspec.engine.completion import Completion
+    from diffuspec.engine.engine import Engine
 
 _ACCEPTED_STYLE = "green"
 _OWN_STYLE = "bold yellow"

@@ -232,7 +232,7 @@ def _train_heads(plan: HeadPlan) -> None:
 
 
 def _write_answers(target: Path, path: Path, num_answers: int, prompts: Sequence[Path]) -> None:
-    from diffuspec.engine import Engine
+    from diffuspec.engine.engine import Engine
     from diffuspec.models.loading.checkpoint import inspect_checkpoint
     from diffuspec.pairs import parse_config
     from diffuspec.pairs.factory.answers import write_answers

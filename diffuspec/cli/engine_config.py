@@ -14,8 +14,8 @@ from diffuspec.cli.speculative_config import as_options
 from diffuspec.core.config import EngineConfig, TargetConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import AUTO_DRAFTER
+from diffuspec.engine.preflight import check_exist
 from diffuspec.pairs import DEFAULT_PAIR, Pair, find_pair, load_config, parse_config
-from diffuspec.preflight import check_exist
 
 
 def compose(

@@ -23,8 +23,8 @@ from diffuspec.pairs import DEFAULT_PAIR, PAIRS
 from diffuspec.telemetry import logs
 
 if TYPE_CHECKING:
-    from diffuspec.engine import Engine
-    from diffuspec.engine_base import EngineBase
+    from diffuspec.engine.base import EngineBase
+    from diffuspec.engine.engine import Engine
     from diffuspec.telemetry.trace import Tracer
 
 _MODELS, _OUTPUT = "Models", "Output"
@@ -170,7 +170,7 @@ def open_engine(
 
     num_threads is by default torch's, but 1 for the embedded pair, which is too small for more.
     """
-    from diffuspec.engine import Engine
+    from diffuspec.engine.engine import Engine
 
     use_threads(num_threads or _threads_of_pair(config))
     return Engine.from_config(config, tracer)

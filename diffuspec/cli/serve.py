@@ -21,8 +21,8 @@ from diffuspec.core.errors import ConfigError
 from diffuspec.core.faults import Faults
 from diffuspec.core.memory import share_heaps
 from diffuspec.core.validation import read_yaml, validate
+from diffuspec.engine.preflight import note_faults
 from diffuspec.pairs import parse_file
-from diffuspec.preflight import note_faults
 from diffuspec.telemetry import logs, otel
 
 if TYPE_CHECKING:

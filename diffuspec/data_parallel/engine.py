@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from diffuspec.beside_loop import call_beside
+from diffuspec.core.beside_loop import call_beside
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import (
     DiffuspecError,
@@ -32,9 +32,9 @@ from diffuspec.core.types import RequestOutput, TokenIds
 from diffuspec.data_parallel.connection import EngineConnection
 from diffuspec.data_parallel.member import EngineMember
 from diffuspec.data_parallel.routing import EngineRouter
-from diffuspec.engine_base import ANOTHER_LOOP, EngineBase
-from diffuspec.preflight import check_files
-from diffuspec.resumption import ResumedAnswer
+from diffuspec.engine.base import ANOTHER_LOOP, EngineBase
+from diffuspec.engine.preflight import check_files
+from diffuspec.rpc.client.resumption import ResumedAnswer
 from diffuspec.rpc.messages.answers import generate_request
 from diffuspec.rpc.messages.status import TransportError
 from diffuspec.telemetry import logs

@@ -26,7 +26,7 @@ from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import RequestOutput
 from diffuspec.data_parallel.connection import MAX_UNREAD_OUTPUTS
 from diffuspec.data_parallel.frames import MAX_FRAME_BYTES, FrameProtocol, open_frames
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.models.worker import keep_loop_for_short_calls
 from diffuspec.rpc.messages.answers import put_output, status_to_proto, take_request
 from diffuspec.rpc.messages.status import step_error

@@ -23,7 +23,7 @@ from diffuspec.core.errors import BrokenEngineError
 from diffuspec.core.interfaces import ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput, TokenIds
-from diffuspec.engine_base import EngineBase
+from diffuspec.engine.base import EngineBase
 from diffuspec.pairs.tiny import TARGET
 from diffuspec.serve.app import create_app
 from diffuspec.serve.backend import ServedModel

@@ -19,7 +19,7 @@ from deploy.recoveries import Tokens, table
 from diffuspec.bench.questions import load_questions
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs.tiny import QUESTIONS, TARGET
 from tests.actors.chaos import LABEL, MAX_RECOVERY_SECONDS, Chaos, Nodes, gone
 from tests.actors.conftest import idle_status, tiny_pipeline

@@ -18,7 +18,7 @@ from actors.pipeline import Pipeline
 from diffuspec.core.interfaces import ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, RequestOutput
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs.tiny import HEADS, TARGET
 from tests.actors.conftest import CPU, tiny_pipeline
 

@@ -24,7 +24,7 @@ from actors.supervision.role_actor import ActorLostError
 from diffuspec.core.errors import ConfigError, FatalRequestError, RequestCancelledError
 from diffuspec.core.params import PLAIN, SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.telemetry.trace import numbered
 from tests.actors.conftest import make_certificates, tiny_pipeline

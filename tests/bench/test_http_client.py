@@ -10,7 +10,7 @@ from diffuspec.bench.http_client import HttpClient, RefusedError
 from diffuspec.bench.load import ask_all
 from diffuspec.core.errors import ConfigError, OverloadedError, WorkerError
 from diffuspec.core.types import Prompt
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.serve.app import create_app
 from diffuspec.serve.server import EngineBackend
 from diffuspec.serve.settings import ServeSettings

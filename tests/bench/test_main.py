@@ -19,7 +19,7 @@ from diffuspec.bench.systems.answer import Answer
 from diffuspec.bench.systems.engine_system import EngineSystem
 from diffuspec.bench.systems.naming import ALL_SYSTEMS
 from diffuspec.core.errors import ConfigError
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from tests.bench.conftest import write_lines
 
 

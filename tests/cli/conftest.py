@@ -12,7 +12,6 @@ import pytest
 from typer.testing import CliRunner
 
 from diffuspec.cli.app import app
-from diffuspec.completion import Completion
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import (
@@ -23,6 +22,7 @@ from diffuspec.core.types import (
     TokenIds,
     TokenLogprobs,
 )
+from diffuspec.engine.completion import Completion
 from diffuspec.pairs import PAIRS, parse_config
 from diffuspec.telemetry.trace import Tracer
 
@@ -114,7 +114,7 @@ def embedded_config(**overrides: object) -> EngineConfig:
 def engine(monkeypatch: pytest.MonkeyPatch) -> type[FakeEngine]:
     """Replace the engine and the embedded pair; return the class, which knows its last object."""
     fake = type("FakeEngine", (FakeEngine,), {})
-    monkeypatch.setattr("diffuspec.engine.Engine", fake)
+    monkeypatch.setattr("diffuspec.engine.engine.Engine", fake)
     monkeypatch.setattr("diffuspec.cli.engine_config.check_exist", lambda _: None)
     others: dict[str, dict[str, object]] = {"hydra": {"kind": "hydra", "path": Path("tiny/hydra")}}
     tiny = replace(PAIRS["tiny"], load_config=embedded_config, other_drafters=lambda: others)

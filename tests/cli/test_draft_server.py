@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from diffuspec.beside_loop import is_in_loop
+from diffuspec.core.beside_loop import is_in_loop
 from diffuspec.core.errors import ConfigError
 from diffuspec.draft_server.config import DraftServerConfig
 from diffuspec.pairs.tiny import DRAFTER, TARGET

@@ -36,7 +36,7 @@ class Engine(contextlib.nullcontext):
             yield RequestOutput((7,), 0, ("word\\n",), "word\\n", None, None, StepStats(0, 0, 0, 1))
             await asyncio.sleep(0.01)
 
-module = sys.modules["diffuspec.engine"] = types.ModuleType("diffuspec.engine")
+module = sys.modules["diffuspec.engine.engine"] = types.ModuleType("diffuspec.engine.engine")
 module.Engine, module.Completion, module.Prompt = Engine, object, object
 
 from dataclasses import replace

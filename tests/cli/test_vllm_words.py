@@ -6,7 +6,7 @@ import re
 import pytest
 
 from diffuspec.core.config import EngineConfig
-from diffuspec.vllm_words import ALIASES, HINTS
+from diffuspec.core.vllm_words import ALIASES, HINTS
 from tests.cli.conftest import error_line
 from tests.support.commands import options_of
 

@@ -7,7 +7,7 @@ import pytest
 from deploy.forked import forked
 from diffuspec.data_parallel import member, process
 from diffuspec.data_parallel.engine import DataParallelEngine
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from tests.support.engines import short_tiny_config
 
 

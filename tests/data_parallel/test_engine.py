@@ -20,7 +20,7 @@ from diffuspec.core.errors import (
 from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredOutput
 from diffuspec.core.types import RequestOutput
 from diffuspec.data_parallel.engine import DataParallelEngine
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs import parse_config
 from tests.support.engines import short_tiny_config
 from tests.support.held_restarts import held_restarts

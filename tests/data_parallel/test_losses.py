@@ -13,7 +13,7 @@ from diffuspec.core.errors import FatalRequestError
 from diffuspec.core.params import SamplingParams
 from diffuspec.data_parallel import process
 from diffuspec.data_parallel.engine import DataParallelEngine
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from tests.support import deadly_worker
 from tests.support.engines import short_tiny_config
 

@@ -17,7 +17,7 @@ import pytest
 from actors.settings import load_pipeline
 from deploy.forked import forked
 from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.rpc.security import Security
 from tests.support.ports import free_port

@@ -18,7 +18,7 @@ from ray.cluster_utils import Cluster
 from actors.service.directory import Member
 from deploy import chaos
 from diffuspec.core.params import SamplingParams, StructuredOutput
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from tests.actors.conftest import tiny_pipeline
 from tests.serve.test_lossless import MORE, SAMPLINGS, question
 from tests.support.serve_app import (

@@ -7,7 +7,7 @@ from deploy.rested import rested
 from deploy.step_cost import cost_table, step_cost
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import StepStats
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from tests.support.engines import short_tiny_config
 
 

@@ -12,7 +12,7 @@ import pytest
 import typer.main
 from typer.core import TyperGroup
 
-from diffuspec.vllm_words import ALIASES
+from diffuspec.core.vllm_words import ALIASES
 from tests.support.documents import DOCUMENTS, ROOT, anchors, blocks, code_spans, links, prose
 
 TOP_LEVEL = ("actors", "benchmarks", "clients", "deploy", "diffuspec", "docs", "protos", "tests")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.serve.settings import ServeSettings
 from tests.support.documents import ROOT, Block, blocks
 from tests.support.engines import short_tiny_config

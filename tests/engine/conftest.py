@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from tests.support.engines import make_engine
 
 

@@ -16,7 +16,7 @@ import pytest
 from diffuspec.core.errors import InvalidRequestError, RequestCancelledError, VocabularyError
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import FinishReason
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs import parse_config
 from diffuspec.text.tokenizer import load_tokenizer
 from tests.support.checkpoints import byte_tokenizer

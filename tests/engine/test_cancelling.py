@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from diffuspec.core.errors import OverloadedError, RequestCancelledError
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from tests.support.engines import FOREVER, PROMPT, SHORT, make_engine
 
 

@@ -5,7 +5,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from diffuspec.core.errors import ContextLengthError, InvalidRequestError
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs import parse_config
 from tests.support.checkpoints import MAX_POSITIONS
 from tests.support.engines import MESSAGES, PROMPT, SHORT, ids, make_engine

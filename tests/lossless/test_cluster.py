@@ -16,7 +16,7 @@ from actors.pipeline import Pipeline
 from actors.roles.coordinator import verifier_at
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import Prompt
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs.tiny import HEADS
 from diffuspec.text.detokenizer import backend
 from tests.actors.conftest import idle_status, tiny_pipeline

@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 import jsonschema
 import pytest
 
-from diffuspec.completion import Completion
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredOutput, TreeShape
 from diffuspec.core.types import Prompt
-from diffuspec.engine import Engine
+from diffuspec.engine.completion import Completion
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs.tiny import DRAFTER, TARGET, tiny_config
 from tests.support.lossless import PLAIN
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 from diffuspec.bench.questions import first_per_family, load_questions
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import Prompt
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs import PAIRS
 from diffuspec.pairs.tiny import DRAFTER, QUESTIONS, TARGET, tiny_config
 from tests.lossless.test_pairs import (

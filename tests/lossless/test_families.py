@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs import parse_config
 from tests.support.diffusion_families import FAMILIES, save_family
 from tests.support.lossless import PLAIN

@@ -21,7 +21,7 @@ from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import RequestCancelledError
 from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams, TreeShape
 from diffuspec.core.types import Prompt, RequestOutput
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs import parse_config
 from tests.support.heads import save_dflash, save_eagle, save_hydra, save_medusa
 from tests.support.lossless import PLAIN, Answer, Arrival, Job, answer_all

@@ -9,7 +9,7 @@ import pytest
 
 from diffuspec.bench.questions import first_per_family, load_questions
 from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs.tiny import QUESTIONS, TARGET, tiny_config
 from tests.support.gpu import NEEDS_GPU
 from tests.support.lossless import PLAIN, Answer, Job, answer_all

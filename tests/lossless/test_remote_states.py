@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from diffuspec.completion import Completion
 from diffuspec.core.config import EngineConfig, SearchConfig
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Draft, DraftRequest
 from diffuspec.drafters import LocalDrafter, Target, load_drafter
-from diffuspec.engine import Engine
+from diffuspec.engine.completion import Completion
+from diffuspec.engine.engine import Engine
 from diffuspec.models.target import CausalTarget
 from diffuspec.pairs import parse_config
 from diffuspec.rpc.client.roles import RemoteDrafter, RemoteVerifier

@@ -22,7 +22,7 @@ from actors.roles import self_test
 from diffuspec.core.errors import OverloadedError
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from tests.actors.conftest import tiny_pipeline
 from tests.support.lossless import Answer, Job, answer, answer_all
 

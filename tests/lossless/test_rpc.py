@@ -11,13 +11,13 @@ import pytest
 
 from diffuspec.algorithm.search import PathSearch
 from diffuspec.bench.questions import first_per_family, load_questions
-from diffuspec.completion import Completion
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredOutput
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
 from diffuspec.drafters.path_search import make_path_search
-from diffuspec.engine import Engine
+from diffuspec.engine.completion import Completion
+from diffuspec.engine.engine import Engine
 from diffuspec.models.diffusion import DiffusionDrafter
 from diffuspec.models.target import CausalTarget
 from diffuspec.pairs.tiny import DRAFTER, QUESTIONS, TARGET, tiny_config

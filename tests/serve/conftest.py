@@ -8,7 +8,7 @@ import pytest
 from httpx2 import AsyncClient
 from openai import OpenAI
 
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.serve.settings import ServeSettings
 from tests.support.browser import CHROMIUM, Page, open_page
 from tests.support.engines import short_tiny_config

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from diffuspec.core.errors import BrokenEngineError
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.serve.server import bind, serve_engine
 from diffuspec.serve.settings import ServeSettings
 from tests.support.service import MODEL, fake_engine

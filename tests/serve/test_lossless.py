@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import pytest
 from openai import OpenAI
 
-from diffuspec.completion import Completion
 from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.engine import Engine
+from diffuspec.engine.completion import Completion
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs.tiny import QUESTIONS
 from tests.support.engines import short_tiny_config
 from tests.support.service import MODEL

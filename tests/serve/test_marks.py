@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from httpx2 import AsyncClient
 
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs import parse_config
 from diffuspec.text.tokenizer import load_tokenizer
 from tests.support.chat_models import QWEN, chat_tokenizer, save_chat_model

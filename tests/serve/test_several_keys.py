@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs.tiny import TARGET, tiny_config
 from diffuspec.serve.http.keys import add_key
 from diffuspec.serve.settings import ServeSettings

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from diffuspec.core.errors import VerifierError
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.serve.app import create_app
 from diffuspec.serve.http.events import event
 from diffuspec.serve.server import EngineBackend

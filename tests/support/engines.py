@@ -6,7 +6,7 @@ from pathlib import Path
 
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.params import SamplingParams
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs import parse_config
 from diffuspec.pairs.tiny import TARGET, tiny_config
 from tests.support.checkpoints import byte_tokenizer

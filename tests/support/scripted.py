@@ -9,7 +9,7 @@ from typing import Any
 
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import TokenIds, Verdict, VerifyRequest
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs import parse_config
 from tests.support.fakes import FAKE_TARGET, FakeDrafter, FakeVerifier, always_right, oracle_of
 

@@ -14,8 +14,8 @@ import httpx2
 import uvloop
 from transformers import PreTrainedTokenizerFast
 
-from diffuspec.engine import Engine
-from diffuspec.engine_base import EngineBase
+from diffuspec.engine.base import EngineBase
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs import parse_config
 from diffuspec.serve.app import create_app
 from diffuspec.serve.server import EngineBackend, Server, Tls, bind

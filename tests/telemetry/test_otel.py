@@ -16,7 +16,7 @@ from opentelemetry.trace import StatusCode
 
 from diffuspec.core.errors import ConfigError, VerifierError
 from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.telemetry import context, otel
 from diffuspec.telemetry.request_spans import RequestSpans
 from tests.support.fakes import FAKE_TARGET, FakeVerifier

@@ -14,7 +14,7 @@ from diffuspec.algorithm.draft_tree import chain
 from diffuspec.core.errors import InvalidRequestError, VerifierError
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftTree, TokenLogprobs, Verdict, VerifyRequest
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs.tiny import TARGET, tiny_config
 from diffuspec.text.prompt_scoring import PromptScoring
 

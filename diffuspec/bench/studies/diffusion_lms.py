@@ -44,7 +44,7 @@ from diffuspec.command import Command
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.drafter_config import MAX_BLOCK_SIZE, DiffuSpecConfig
 from diffuspec.core.errors import ConfigError
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs import DEFAULT_PAIR, find_pair, parse_config
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -28,8 +28,8 @@ from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import PLAIN, SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt
 from diffuspec.data_parallel.engine import DataParallelEngine
-from diffuspec.engine import Engine
-from diffuspec.engine_base import EngineBase
+from diffuspec.engine.base import EngineBase
+from diffuspec.engine.engine import Engine
 
 ON, OFF = "speculation", "off"
 _FEW_ASKERS = 4  # with fewer clients than this, send as many questions per turn as for this many

@@ -26,7 +26,7 @@ from diffuspec.core.types import (
     Verdict,
     VerifyRequest,
 )
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.telemetry.trace import Tracer
 
 FAN_OUTS = (1, 2, 4, 8, 16)  # numbers of outcomes

@@ -32,7 +32,7 @@ from diffuspec.bench.systems.naming import BASELINE
 from diffuspec.bench.text_table import TextTable
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.params import MAX_DRAFT_TOKENS, PLAIN, SpeculationParams
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.drafters import LocalDrafter, Target, load_drafter
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
 from diffuspec.drafters.path_search import make_path_search
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 
 
 class EngineSystem:

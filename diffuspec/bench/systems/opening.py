@@ -21,7 +21,7 @@ from diffuspec.bench.systems.naming import (
 )
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ModelLoadError
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.text.quiet import quiet
 
 _PROMPT_LOOKUP_TOKENS = 10

@@ -12,12 +12,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from diffuspec.completion import Completion
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.files import cut_torn_line
 from diffuspec.core.params import MAX_CHOICES, SamplingParams
 from diffuspec.core.types import FinishReason, Prompt
-from diffuspec.engine import Engine
+from diffuspec.engine.completion import Completion
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs.factory.examples import NUM_TOP_IDS, PROBABILITY_UNITS
 
 MAX_ANSWER_TOKENS = 192

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.models.ngram.arpa import write_arpa
 from diffuspec.models.ngram.estimate import estimate
 from diffuspec.models.ngram.kenlm_file import build_binary

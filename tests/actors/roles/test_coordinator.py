@@ -27,7 +27,7 @@ from diffuspec.core.errors import (
     VerifierUnavailableError,
 )
 from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredOutput
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.server import health

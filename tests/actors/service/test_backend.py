@@ -12,7 +12,6 @@ from actors.service import pool as pool_module
 from actors.service.backend import PipelinesBackend
 from actors.service.directory import Member
 from actors.service.pool import PipelinePool
-from diffuspec import resumption
 from diffuspec.core.errors import (
     FatalRequestError,
     OverloadedError,
@@ -25,6 +24,7 @@ from diffuspec.core.interfaces import RoleStatus, ServiceStatus, TargetInfo
 from diffuspec.core.losses import Losses
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import FinishReason, RequestOutput, StepStats
+from diffuspec.rpc.client import resumption
 from diffuspec.rpc.messages.status import TransportError
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.coordinator import CoordinatorServicer

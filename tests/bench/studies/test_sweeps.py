@@ -10,7 +10,7 @@ from diffuspec.bench.studies.sweeps import (
     run_settings,
     sweep_results,
 )
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs import parse_config
 
 QUESTIONS = [Question(1, "qa", ("hello",)), Question(2, "writing", ("well", "so?"))]

@@ -25,7 +25,7 @@ from diffuspec.core.config import EngineConfig
 from diffuspec.core.drafter_config import AutoregressiveConfig
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.core.params import SpeculationParams
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.models.attention.cache import KVCache
 
 PROMPT = [1, 20, 30, 40, 20, 30]

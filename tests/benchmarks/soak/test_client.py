@@ -12,7 +12,7 @@ from benchmarks.soak.client import Client, End
 from benchmarks.soak.mixture import Kind, Request
 from benchmarks.soak.oracle import Oracle
 from diffuspec.bench.http_client import HttpClient
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.serve.app import create_app
 from diffuspec.serve.server import EngineBackend
 from diffuspec.serve.settings import ServeSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs import parse_config
 from diffuspec.pairs.factory.examples import NUM_TOP_IDS
 from tests.support.checkpoints import save_target

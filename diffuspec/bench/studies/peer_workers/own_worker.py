@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from diffuspec.core.params import PLAIN, SamplingParams
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs.smollm2 import smollm2_config
 
 Clock: TypeAlias = Callable[[], float]

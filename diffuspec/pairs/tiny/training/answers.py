@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from diffuspec.core.params import SamplingParams
-from diffuspec.engine import Engine
+from diffuspec.engine.engine import Engine
 from diffuspec.pairs.factory.examples import Example, parse_example
 from diffuspec.pairs.tiny.corpus.conversations import Conversation
 from diffuspec.pairs.tiny.corpus.data import FAMILY_WEIGHTS, draw_conversation

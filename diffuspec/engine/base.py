@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import uvloop
 
-from diffuspec.beside_loop import is_in_loop, run_beside
-from diffuspec.completion import Completion
+from diffuspec.core.beside_loop import is_in_loop, run_beside
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import BrokenEngineError, InvalidRequestError
 from diffuspec.core.interfaces import ServiceStatus, TargetInfo
 from diffuspec.core.params import GREEDY, MAX_CHOICES, SamplingParams, SpeculationParams
 from diffuspec.core.types import NO_TOKENS, Prompt, RequestOutput, TokenIds
+from diffuspec.engine.completion import Completion
 from diffuspec.telemetry.metrics import Metrics
 from diffuspec.text.prompt import as_token_ids, encode_prompt, list_of_prompts
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from diffuspec import resumption
 from diffuspec.core.errors import FatalRequestError, OverloadedError, RequestCancelledError
 from diffuspec.core.interfaces import ServiceStatus
 from diffuspec.core.losses import Losses
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import FinishReason, RequestOutput, StepStats
-from diffuspec.resumption import ResumedAnswer
+from diffuspec.rpc.client import resumption
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
+from diffuspec.rpc.client.resumption import ResumedAnswer
 from diffuspec.rpc.messages.status import LostAnswerError, TransportError
 from diffuspec.rpc.security import Security, new_token
 from diffuspec.rpc.server.coordinator import CoordinatorServicer

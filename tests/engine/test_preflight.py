@@ -7,9 +7,9 @@ import pytest
 
 from diffuspec.core.errors import ConfigError, ModelLoadError, NgramError, VocabularyError
 from diffuspec.core.faults import Faults
+from diffuspec.engine.preflight import check_files
 from diffuspec.pairs import parse_config
 from diffuspec.pairs.tiny import DRAFTER, HEADS, NGRAM, TARGET
-from diffuspec.preflight import check_files
 
 TINY = {"target": {"path": TARGET}, "drafter": {"path": DRAFTER}}
 

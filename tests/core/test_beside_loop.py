@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from diffuspec.beside_loop import call_beside, is_in_loop, run_beside
+from diffuspec.core.beside_loop import call_beside, is_in_loop, run_beside
 
 
 async def test_what_a_coroutine_returns_or_raises_is_the_callers():

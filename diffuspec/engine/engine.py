@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from prometheus_client import generate_latest
 
-from diffuspec.beside_loop import call_beside
+from diffuspec.core.beside_loop import call_beside
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import BrokenEngineError, ConfigError
 from diffuspec.core.interfaces import (
@@ -34,8 +34,8 @@ from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput, TokenIds
 from diffuspec.drafters import LocalDrafter, Target, load_drafter
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
-from diffuspec.engine_base import ANOTHER_LOOP, EngineBase
-from diffuspec.preflight import check_files
+from diffuspec.engine.base import ANOTHER_LOOP, EngineBase
+from diffuspec.engine.preflight import check_files
 from diffuspec.scheduler.coordinator import Coordinator
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.telemetry import context

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Never, TypeAlias
 
-from diffuspec import engine
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError
+from diffuspec.core.vllm_words import ALIASES, HINTS
 from diffuspec.drafters import KINDS
+from diffuspec.engine import engine
 from diffuspec.pairs import DEFAULT_PAIR, find_pair, parse_config
 from diffuspec.telemetry.trace import Tracer
-from diffuspec.vllm_words import ALIASES, HINTS
 
 _NONE = "none"  # plain decoding
 

@@ -1,0 +1,1 @@
+"""An engine: prompts in, answers out, over any roles."""
