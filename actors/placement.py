@@ -1,6 +1,7 @@
 """The placement of a pipeline: one placement group, and the actors in its bundles.
 
-Plain classes become Ray actors here and nowhere else. A Placement can be sent to other processes:
+Plain classes become Ray actors here and nowhere else; each is imported when one is created, since
+every actor imports this module. A Placement can be sent to other processes:
 the coordinator uses it to create the verifier's ranks.
 """
 
@@ -22,11 +23,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.bundles import Node, explain_shortage, find_shortages, make_bundles
 from actors.placement_settings import RoleSettings
-from actors.roles.coordinator import CoordinatorActor
-from actors.roles.draft_server import DraftServerActor
-from actors.roles.drafter import DrafterActor
-from actors.roles.path_scorer import PathScorerActor
-from actors.roles.verifier import VerifierRank
 from actors.settings import DrafterProcess, PipelineConfig
 from diffuspec.core.addresses import LOOPBACK
 from diffuspec.core.errors import ConfigError, DiffuspecError
@@ -106,6 +102,8 @@ class Placement:
 
     def create_coordinator(self, number: int = 1) -> Handle:
         """Create a coordinator. `number` counts from 1, and is part of its trace's name."""
+        from actors.roles.coordinator import CoordinatorActor
+
         config, role = self.config, self.config.placement.coordinator
         if config.trace is not None and number > 1:
             config = config.model_copy(update={"trace": numbered(config.trace, number)})
@@ -114,16 +112,22 @@ class Placement:
         return make(config, self.token)
 
     def create_drafter(self, process: DrafterProcess) -> Handle:
+        from actors.roles.drafter import DrafterActor
+
         role = process.settings
         make = self._remote(DrafterActor, role, 1 + process.index, _threads(role) | _gpus(role))
         return make(self.config, self.token, process.drafter)
 
     def create_path_scorer(self, process: DrafterProcess) -> Handle:
+        from actors.roles.path_scorer import PathScorerActor
+
         role = self.config.placement.path_scorer
         make = self._remote(PathScorerActor, role, 1 + process.index, _threads(role) | _gpus(role))
         return make(self.config, self.token)
 
     def create_rank(self, rank: int) -> Handle:
+        from actors.roles.verifier import VerifierRank
+
         role = self.config.placement.verifier
         bundle = 1 + len(self.config.drafter_processes)
         make = self._remote(VerifierRank, role, bundle, _threads(role) | _gpus(role))
@@ -146,6 +150,8 @@ def create_draft_server(
     config: DraftServerConfig, security: Security, role: RoleSettings, **options: object
 ) -> Handle:
     """Create an actor that serves drafts outside any pipeline. `options`: those of Ray."""
+    from actors.roles.draft_server import DraftServerActor
+
     variables = _threads(role) | _gpus(role)
     return _remote_role(DraftServerActor, role, variables, **options)(config, security)
 

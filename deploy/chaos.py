@@ -24,7 +24,7 @@ import httpx2
 import psutil
 import typer
 
-from deploy.processes import listeners, raylet_of, workers_of
+from deploy.processes import listeners, raylet_of
 from deploy.recoveries import Recovery, Tokens, table
 from diffuspec.bench.http_client import HttpClient
 from diffuspec.bench.questions import load_questions
@@ -169,7 +169,7 @@ class Service:
         """Return the present processes of a kind."""
         # An HAProxy that is only finishing its last requests does not listen.
         is_proxy = kind is Kind.HAPROXY
-        candidates = listeners(self._port) if is_proxy else workers_of(self._raylet)
+        candidates = listeners(self._port) if is_proxy else self._raylet.children(True)
         found = set()
         for process in candidates:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):

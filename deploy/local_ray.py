@@ -6,28 +6,24 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import ray
-from ray._private import ray_constants
 
 from actors.placement import PlacementError, check_room
 from actors.settings import PipelineConfig
-from deploy import forked
 from deploy.addresses import check_reachable
 from deploy.cluster_watch import ended_within, watched
-from deploy.fork_server import fork_server
 from deploy.guardian import guarded
 from diffuspec.core.errors import ConfigError
 
 _OWN = "local"  # Ray's word for a new cluster
 _OBJECT_STORE_BYTES = 100 * 2**20
-_SETUP_WORKER = "SETUP_WORKER_FILENAME"  # Ray's constant: the program that workers start with
 _STOP_SECONDS = 60.0  # time for all processes of a cluster to end
 
 
@@ -59,11 +55,11 @@ def ray_cluster(
     with (
         tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as directory,
         guarded(Path(directory), *directories),
-        _forked_workers(pipeline),
+        ThreadPoolExecutor(1) as thread,  # Ray's processes end with the thread that started them
     ):
         try:
             with _interrupts_held():  # Ray crashes when interrupted during its start
-                _start(directory)
+                _start(directory, thread)
             with watched():
                 if pipeline is not None:
                     _check_room_here(pipeline, num_pipelines)
@@ -79,8 +75,8 @@ def running_cluster(address: str, option: str) -> Iterator[None]:
     if ":" in address and "://" not in address:
         check_reachable(option, address)  # Ray would retry for minutes
     try:
-        with _interrupts_held():
-            ray.init(address=address, log_to_driver=False)
+        with _interrupts_held(), ThreadPoolExecutor(1) as thread:
+            _connect(thread, address=address, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0].partition(". ")[0]  # Ray's advice follows
         raise ConfigError(f"{option}: no Ray cluster at {address}: {reason}") from error
@@ -90,13 +86,14 @@ def running_cluster(address: str, option: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def _start(directory: str) -> None:
+def _start(directory: str, thread: Executor) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # otherwise actors are slower than this process
     os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray would warn that the cluster requires a token, and say how to turn that off.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-    ray.init(
+    _connect(
+        thread,
         address=_OWN,
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE_BYTES,
@@ -106,24 +103,13 @@ def _start(directory: str) -> None:
     )
 
 
-@contextlib.contextmanager
-def _forked_workers(pipeline: PipelineConfig | None) -> Iterator[None]:
-    """Fork the workers of a cluster started in this context from a process that has imported torch.
+def _connect(thread: Executor, **options: Any) -> None:
+    """Call ray.init in another thread, where Ray leaves this process's signal handlers alone.
 
-    Does nothing if roles have GPUs, because their parent process must not have touched a GPU. A
-    release of Ray that does not know the name set here starts workers as usual.
+    Its handler of SIGTERM would exit at once, with code 15.
     """
-    own = getattr(ray_constants, _SETUP_WORKER, None)
-    is_possible = own is not None and sys.platform == "linux"
-    if pipeline is None or pipeline.placement.has_gpus or not is_possible:
-        yield
-        return
-    with fork_server():
-        setattr(ray_constants, _SETUP_WORKER, forked.__file__)
-        try:
-            yield
-        finally:
-            setattr(ray_constants, _SETUP_WORKER, own)
+    logging.getLogger("ray._private.worker").setLevel(logging.ERROR)  # it warns of just that
+    thread.submit(ray.init, **options).result()
 
 
 def _check_room_here(pipeline: PipelineConfig, num_pipelines: int) -> None:
@@ -139,10 +125,7 @@ def _check_room_here(pipeline: PipelineConfig, num_pipelines: int) -> None:
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Delay SIGINT and SIGTERM until the end of the block; a second one is handled at once.
-
-    Handlers set within it have no effect: Ray's handler of SIGTERM would exit with code 15 at once.
-    """
+    """Delay SIGINT and SIGTERM until the end of the block; a second one is handled at once."""
     held: list[int] = []
 
     def hold(number: int, frame: FrameType | None) -> None:
@@ -150,19 +133,14 @@ def _interrupts_held() -> Iterator[None]:
         if len(held) > 1:
             handlers[number](number, frame)
 
-    def set_unless_held(signalnum: int, handler: Any) -> Any:
-        return hold if signalnum in handlers else set_handler(signalnum, handler)
-
     handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
     for number in (signal.SIGINT, signal.SIGTERM):
         if callable(handler := signal.getsignal(number)):
             handlers[number] = handler
             signal.signal(number, hold)
-    set_handler, signal.signal = signal.signal, set_unless_held
     try:
         yield
     finally:
-        signal.signal = set_handler
         for held_number, handler in handlers.items():
             signal.signal(held_number, handler)
     if held:

@@ -6,15 +6,13 @@ import contextlib
 
 import psutil
 
-from deploy import fork_server
-
 
 def service_processes(port: int) -> set[psutil.Process]:
     """Return the processes that listen on a port and their children, or the Ray node's workers."""
     found = listeners(port)
     found += [one for process in found for one in process.children(recursive=True)]
     if (raylet := raylet_of(port)) is not None:
-        found += [raylet, *workers_of(raylet)]
+        found += [raylet, *raylet.children(recursive=True)]
     return {*found}
 
 
@@ -22,28 +20,9 @@ def raylet_of(port: int) -> psutil.Process | None:
     """Return the raylet of the node whose process listens on a port; None without Ray."""
     for process in listeners(port):
         for above in process.parents():
-            for one in (above, *_beside(above)):
-                if one.name() == "raylet":
-                    return one
+            if above.name() == "raylet":
+                return above
     return None
-
-
-def workers_of(raylet: psutil.Process) -> list[psutil.Process]:
-    """Return the descendants of a raylet, and the processes forked for it elsewhere."""
-    roots = [raylet, *(one for one in _beside(raylet) if _is_fork_server(one))]
-    return [one for root in roots for one in root.children(recursive=True)]
-
-
-def _beside(process: psutil.Process) -> list[psutil.Process]:
-    """Return the other processes of the command that started a raylet or a fork server."""
-    command = process.parent()
-    if command is None or not (process.name() == "raylet" or _is_fork_server(process)):
-        return []
-    return [one for one in command.children() if one != process]
-
-
-def _is_fork_server(process: psutil.Process) -> bool:
-    return fork_server.__name__ in process.cmdline()
 
 
 def holder(port: int) -> str:

@@ -21,9 +21,8 @@ import pytest
 from coverage import Coverage
 from hypothesis import settings
 
-from deploy.fork_server import LIBRARIES, MODULES
-from deploy.forked import SERVER_VARIABLE, forked
-from tests.support.fork_server import fork_server
+from tests.support.fork_server import LIBRARIES, MODULES, fork_server
+from tests.support.forked import SERVER_VARIABLE, forked
 from tests.support.measured_imports import measured_imports
 from tests.support.virtual_time import VirtualTimeLoop
 

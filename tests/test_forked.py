@@ -8,15 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
-from deploy import forked as forked_module
-from deploy.fork_server import fork_server
-from deploy.forked import SERVER_VARIABLE, forked
+from tests.support import forked as forked_module
+from tests.support.forked import SERVER_VARIABLE, forked
 
 pytestmark = pytest.mark.process
 
@@ -77,7 +74,7 @@ def test_a_request_that_breaks_off_does_no_harm(program):
 
 WORKER = """
 import subprocess, sys, os
-from deploy.forked import forked
+from tests.support.forked import forked
 print(os.getpid(), flush=True)
 subprocess.run(forked(*sys.argv[1:]), check=True)
 """
@@ -101,33 +98,6 @@ def test_without_a_server_it_becomes_the_program(program):
     process = start(program, "")
     assert process.communicate() == ("[''] / 42 a line\n", "")
     assert process.returncode == 0
-
-
-SLEEPS = """
-import os, sys, time
-print(os.getpid(), "json.tool" in sys.modules, flush=True)
-time.sleep(float(sys.argv[1]))
-"""
-
-
-@pytest.mark.usefixtures("no_server")
-def test_the_server_of_a_command_forks_when_it_is_ready_and_ends_with_the_command(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(SLEEPS)
-    with fork_server(["json.tool"]):
-        address = Path(os.environ[SERVER_VARIABLE])
-        while not address.exists():
-            time.sleep(0.01)
-        with fork_server():
-            assert os.environ[SERVER_VARIABLE] == str(address), "one is enough"
-        done = subprocess.run(forked(program, 0), capture_output=True, text=True, check=True)
-        assert done.stdout.endswith("True\n")
-        process = subprocess.Popen(forked(program, 60), text=True, stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        pid = int(process.stdout.readline().split()[0])
-    assert process.wait() == -signal.SIGKILL and not psutil.pid_exists(pid)
-    process.stdout.close()
-    assert SERVER_VARIABLE not in os.environ
 
 
 def context(**values: object) -> str:

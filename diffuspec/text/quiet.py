@@ -7,12 +7,12 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-import transformers
-
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers' progress bars and reports; convert its failures to our errors."""
+    import transformers  # takes half a second
+
     log: Any = transformers.utils.logging
     verbosity, has_bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity(logging.CRITICAL)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerFast
 
 from diffuspec.core.errors import ModelLoadError, VocabularyError
 from diffuspec.core.types import TokenIds
@@ -115,6 +114,8 @@ def load_saved_tokenizer(path: Path) -> Any:
         raise ModelLoadError(f"{path} has no tokenizer.json: a fast tokenizer is needed")
     check_is_no_pointer(path / "tokenizer.json")
     try_directory(path)
+    from transformers import PreTrainedTokenizerFast  # takes half a second
+
     try:
         with quiet():
             tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)

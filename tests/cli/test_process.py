@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import diffuspec
-from deploy.forked import forked
 from tests.cli.conftest import error_line
+from tests.support.forked import forked
 
 pytestmark = pytest.mark.process
 

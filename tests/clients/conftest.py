@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from deploy.forked import forked
 from diffuspec_client import DraftClient, Settings
 from diffuspec_client.draft_service_pb2 import StepDrafts
 from tests.support.draft_streams import SECONDS, VOCABULARY, Scripted
+from tests.support.forked import forked
 
 StartServer: TypeAlias = Callable[[], subprocess.Popen[str]]
 

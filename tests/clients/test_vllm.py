@@ -100,7 +100,7 @@ from types import SimpleNamespace
 from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
 from diffuspec_client.vllm import Proposer
-from deploy.forked import forked
+from tests.support.forked import forked
 current_platform.register_triton_kernel_overrides()
 proposer = Proposer.__new__(Proposer)
 proposer.load_model()

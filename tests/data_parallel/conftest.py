@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from deploy.forked import forked
 from diffuspec.data_parallel import member, process
 from diffuspec.data_parallel.engine import DataParallelEngine
 from diffuspec.engine.engine import Engine
 from tests.support.engines import short_tiny_config
+from tests.support.forked import forked
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from deploy.forked import forked
 from diffuspec.core.errors import FatalRequestError
 from diffuspec.core.params import SamplingParams
 from diffuspec.data_parallel import process
@@ -16,6 +15,7 @@ from diffuspec.data_parallel.engine import DataParallelEngine
 from diffuspec.engine.engine import Engine
 from tests.support import deadly_worker
 from tests.support.engines import short_tiny_config
+from tests.support.forked import forked
 
 pytestmark = pytest.mark.process
 

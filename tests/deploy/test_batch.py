@@ -17,9 +17,9 @@ from deploy.batches.command import Report
 from deploy.batches.outputs import locked
 from deploy.batches.results import BatchStoppedError
 from deploy.batches.summary import Counts
-from deploy.forked import forked
 from diffuspec.serve.settings import ServeSettings
 from tests.support.batches import chat, results_in, texts
+from tests.support.forked import forked
 from tests.support.service import MODEL, Service, fake_engine, serving
 
 ROOT = Path(__file__).parents[2]

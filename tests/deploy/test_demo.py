@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.forked import forked
+from tests.support.forked import forked
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,11 +15,11 @@ from typing import Self
 import pytest
 
 from actors.settings import load_pipeline
-from deploy.forked import forked
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.engine.engine import Engine
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.rpc.security import Security
+from tests.support.forked import forked
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.process

@@ -296,7 +296,7 @@ async def answers_again(client: AsyncOpenAI) -> bool:
 
 
 async def test_the_study_of_kills_tells_how_long_a_service_was_not_whole(app, client, monkeypatch):
-    """Here processes are below this one, not below their raylet: see deploy/forked.py."""
+    """Here processes are below this one, not below their raylet: see tests/support/forked.py."""
     monkeypatch.setattr(chaos, "raylet_of", lambda port: psutil.Process())
     kinds = [chaos.Kind.DIRECTORY]
     recoveries, load = await chaos.study(app.url, kinds, 2, 1, max_tokens=24, seed=0)

@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from deploy.chaos import PROCESSES, Kind
-from deploy.forked import SERVER_VARIABLE
-from deploy.processes import listeners, raylet_of, workers_of
+from deploy.processes import listeners, raylet_of
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +25,6 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 def serve(*arguments: object, **variables: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "RAY_AUTH_MODE": "disabled", **variables}
-    del environment[SERVER_VARIABLE]  # it has a fork server of its own
     return subprocess.Popen(
         [sys.executable, "-m", "deploy.serve", *map(str, arguments)],
         cwd=ROOT,
@@ -52,7 +50,7 @@ def said_until(last: str, process: subprocess.Popen[str]) -> list[str]:
 def kinds_below(raylet: psutil.Process | None) -> set[Kind]:
     """Return the kinds of the service's processes below a raylet."""
     assert raylet is not None
-    titles = [" ".join(process.cmdline()) for process in workers_of(raylet)]
+    titles = [" ".join(process.cmdline()) for process in raylet.children(True)]
     return {
         kind for kind, title in PROCESSES.items() if any(one.startswith(title) for one in titles)
     }

@@ -11,13 +11,13 @@ import httpx2
 import psutil
 import pytest
 
-from deploy.forked import forked
 from diffuspec.core.params import SamplingParams
 from diffuspec.data_parallel import process
 from diffuspec.data_parallel.engine import DataParallelEngine
 from diffuspec.engine.engine import Engine
 from diffuspec.serve.settings import ServeSettings
 from tests.support.engines import short_tiny_config
+from tests.support.forked import forked
 from tests.support.held_restarts import held_restarts
 from tests.support.service import Service, events, serving
 

@@ -15,10 +15,10 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
-from deploy.forked import forked
 from diffuspec.core.errors import ConfigError
 from diffuspec.serve.server import Server, bind, is_loopback
 from diffuspec.serve.settings import ServeSettings
+from tests.support.forked import forked
 from tests.support.service import Service, events, fake_engine, serving
 
 ROOT = Path(__file__).parents[2]

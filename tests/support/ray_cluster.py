@@ -14,9 +14,8 @@ from ray._private import ray_constants, services, utils
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
-from deploy import forked
 from deploy.proxy import CALLBACK, CALLBACK_VARIABLE
-from tests.support import ray_agent
+from tests.support import forked, ray_agent
 from tests.support.ports import free_port
 
 NODE: dict[str, Any] = {

@@ -11,13 +11,13 @@ from deploy.batches.outputs import open_output
 from deploy.batches.places import in_process
 from deploy.batches.run import Options, Run
 from deploy.batches.summary import Counts
-from deploy.forked import forked
 from diffuspec.data_parallel import process
 from diffuspec.text.prompt import encode_prompt
 from diffuspec.text.tokenizer import load_tokenizer
 from tests.actors.conftest import tiny_pipeline
 from tests.support import deadly_worker
 from tests.support.batches import chat, results_in
+from tests.support.forked import forked
 
 pytestmark = pytest.mark.process
 

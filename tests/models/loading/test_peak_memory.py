@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from deploy.forked import forked
+from tests.support.forked import forked
 from tests.support import gguf_files
 from tests.support.gguf_files import write_gguf
 from tests.support.models import edit_json

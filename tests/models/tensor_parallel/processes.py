@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from deploy.forked import forked
+from tests.support.forked import forked
 from diffuspec.core.types import Verdict
 from diffuspec.models.target import CausalTarget
 from diffuspec.models.tensor_parallel.lockstep import LockstepTarget

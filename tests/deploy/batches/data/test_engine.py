@@ -21,10 +21,10 @@ from deploy.batches.data.parts import Parts
 from deploy.batches.data.shards import plan
 from deploy.batches.run import Options
 from deploy.batches.summary import Tally
-from deploy.forked import forked
 from diffuspec.core.errors import ConfigError
 from tests.deploy.batches.data import sigterm
 from tests.support.batches import Echo, Stuck, chat, results_in, texts
+from tests.support.forked import forked
 
 PIPELINE = """
 engine:

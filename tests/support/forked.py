@@ -5,7 +5,7 @@
 
 Signals are passed on to the program. If no fork server is ready, this process becomes the program
 itself. The program's process is a child of the server, not of this process. This file uses only the
-standard library; deploy/fork_server.py is the other end.
+standard library; tests/support/fork_server.py is the other end.
 """
 
 from __future__ import annotations
