@@ -122,7 +122,7 @@ smollm2: models/smollm2/config.json ## Fetch and import SmolLM2-135M-Instruct (9
 	$(BIN)/diffuspec generate --pair smollm2 "What is the capital of France?"
 
 vllm: .venv-vllm/.installed-$(VLLM) models/smollm2/config.json ## vLLM with drafts of a draft server, with its own and without, on SmolLM2, in turns
-	$(BIN)/python -m diffuspec.bench.studies.vllm $(ARGS)
+	$(BIN)/python -m benchmarks.studies.vllm $(ARGS)
 
 engines-test: .venv-vllm/.installed-$(VLLM) build/sglang-$(SGLANG) models/smollm2/config.json ## The plug-ins' tests with vLLM and SGLang; VLLM=0.31.0 SGLANG=0.5.22: with other releases
 	DIFFUSPEC_SGLANG_WHEEL=$(abspath build/sglang-$(SGLANG)) $(BIN)/python -m pytest tests/clients $(ARGS)
@@ -142,7 +142,7 @@ VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check
 	touch $@
 
 peers: .venv-peers/.installed models/smollm2/config.json ## OpenVINO, llama.cpp and diffuspec on SmolLM2 in 16, 8 and 4 bits, in turns
-	$(BIN)/python -m diffuspec.bench.studies.peers $(ARGS)
+	$(BIN)/python -m benchmarks.studies.peers $(ARGS)
 
 PEERS_PIP := .venv-peers/bin/python -m pip --disable-pip-version-check
 NODE_MACHINE := $(shell uname -m | sed 's/x86_64/x64/; s/aarch64/arm64/')

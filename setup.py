@@ -25,8 +25,7 @@ _OF_GCC = [
 # its own: their names are too common for the place where all distributions are installed.
 _BESIDE = ("actors", "deploy")
 _BESIDE_LEFT_OUT = ignore_patterns(
-    *("__pycache__", "docker", "kuberay", "grafana"),
-    *("bench.py", "chaos.py", "demo.py", "recoveries.py", "rested.py", "step_cost.py"),
+    *("__pycache__", "docker", "kuberay", "grafana", "demo.py"),
 )
 
 

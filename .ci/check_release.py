@@ -21,7 +21,7 @@ from wheel_commands import EXTRAS, NOT_OF_USERS, check_commands
 
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = "diffuspec/pairs/smollm2/weights/"  # large, so only a checkout has them
-TESTING = ("bench", "chaos", "demo")  # modules of deploy
+TESTING = ("demo",)  # modules of deploy
 
 # What a program of a user is checked with, and a line in it that is wrong.
 TYPED = """

@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.odd_forms import Forms
-from diffuspec.command import Command
+from diffuspec.cli.command import Command
 
 _CLIENTS = 8
 _SECONDS = 120.0  # for one request

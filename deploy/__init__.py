@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from types import TracebackType
 
-from diffuspec.signals import EXIT_INTERRUPTED, report_interrupt
+from diffuspec.cli.signals import EXIT_INTERRUPTED, report_interrupt
 
 _print_exception = sys.excepthook
 

@@ -16,9 +16,9 @@ from deploy.batches.run import Options
 from deploy.batches.summary import summary_table
 from deploy.options import PIPELINE, Config
 from diffuspec.cli import options
+from diffuspec.cli.command import EXIT_FAILURE, Command
 from diffuspec.cli.display import stdout_console
 from diffuspec.cli.parameters import NOTHING_GIVEN, Given
-from diffuspec.command import EXIT_FAILURE, Command
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import SamplingParams, SpeculationParams
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import ray
 
 from deploy.guardian import VARIABLE, Marked
-from diffuspec.command import EXIT_FAILURE
+from diffuspec.cli.command import EXIT_FAILURE
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 15.0  # time for answers in progress, which need neither part

@@ -26,8 +26,8 @@ from deploy.local_ray import ray_cluster
 from deploy.runs import Run, answer, one_at_a_time, progress_bar
 from deploy.tokens import given_token
 from diffuspec.bench.questions import Question, first_per_family, load_questions, rotated
+from diffuspec.cli.command import Command
 from diffuspec.cli.display import stdout_console
-from diffuspec.command import Command
 from diffuspec.core.params import SpeculationParams
 from diffuspec.pairs.tiny import QUESTIONS
 

@@ -11,13 +11,14 @@ import typer
 from actors.draft_pool import DraftPool, DraftPoolConfig
 from deploy import options
 from deploy.local_ray import ray_cluster
+from diffuspec.cli.command import Server
 from diffuspec.cli.draft_server import (
     NO_SECURITY,
     Listen,
     SecurityOptions,
     takes_security,
 )
-from diffuspec.command import Server
+from diffuspec.cli.signals import end_event
 from diffuspec.core.addresses import parse_listen_address
 from diffuspec.core.validation import read_yaml, validate
 from diffuspec.draft_server.service import check_kind
@@ -25,7 +26,6 @@ from diffuspec.pairs import fill_in_draft_server
 from diffuspec.rpc.draft_proxy import DraftProxy
 from diffuspec.rpc.security import Security, new_token
 from diffuspec.rpc.server.server import RoleServer
-from diffuspec.signals import end_event
 from diffuspec.telemetry import logs
 
 _POOL = Path(__file__).parent / "draft_pool.yaml"

@@ -16,9 +16,9 @@ from deploy import role_process
 from deploy.addresses import Addresses, Role
 from deploy.role_process import serve
 from deploy.tokens import TOKEN_VARIABLE, read_token
+from diffuspec.cli.command import EXIT_FAILURE, Server
 from diffuspec.cli.options import LogFormat
 from diffuspec.cli.parameters import takes_fields
-from diffuspec.command import EXIT_FAILURE, Server
 from diffuspec.telemetry import logs
 
 EXAMPLE = f"""

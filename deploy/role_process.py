@@ -18,6 +18,7 @@ from actors.roles.verifier import VerifierRank
 from actors.settings import PipelineConfig
 from actors.supervision.background import in_background, log_problem
 from deploy.addresses import Addresses, Role
+from diffuspec.cli.signals import end_event
 from diffuspec.core.addresses import LOOPBACK, parse_address
 from diffuspec.core.backoff import Backoff
 from diffuspec.core.errors import DiffuspecError, WorkerError
@@ -31,7 +32,6 @@ from diffuspec.rpc.services import (
     PATH_SCORER_SERVICE,
     VERIFIER_SERVICE,
 )
-from diffuspec.signals import end_event
 from diffuspec.text.gguf_directory import model_directory
 from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
 

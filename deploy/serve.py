@@ -32,7 +32,7 @@ from deploy.cluster_watch import ended_within
 from deploy.haproxy import haproxy
 from deploy.local_ray import ray_cluster
 from deploy.proxy import CALLBACK, CALLBACK_VARIABLE
-from diffuspec.command import Command
+from diffuspec.cli.command import Command
 from diffuspec.core.addresses import MAX_PORT
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError, WorkerError

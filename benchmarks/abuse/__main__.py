@@ -24,7 +24,7 @@ from benchmarks.abuse.run import Run, attack_twice, attacks, under_attack
 from benchmarks.progress import progress
 from benchmarks.service import ServiceKind
 from diffuspec.bench.output import make_folder
-from diffuspec.command import Command
+from diffuspec.cli.command import Command
 from diffuspec.core.errors import ConfigError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

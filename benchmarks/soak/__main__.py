@@ -22,7 +22,7 @@ from benchmarks.service import ServiceKind
 from benchmarks.soak.report import failures, tables, to_json
 from benchmarks.soak.run import Plan, Run, soak
 from diffuspec.bench.output import make_folder
-from diffuspec.command import Command
+from diffuspec.cli.command import Command
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from deploy.chaos import Kind, Service
+from benchmarks.chaos import Kind, Service
 
 ROLES = (Kind.VERIFIER, Kind.DRAFTER, Kind.PATH_SCORER, Kind.COORDINATOR, Kind.PIPELINE)
 RECOVERY_SECONDS = 120.0  # within which all roles serve again

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx2
 
+from benchmarks import chaos
 from benchmarks.service import Service, ServiceKind, started
 from benchmarks.soak import sample, series
 from benchmarks.soak.client import Client, End, Outcome, connected
@@ -21,7 +22,6 @@ from benchmarks.soak.mixture import Mixture, Request
 from benchmarks.soak.oracle import Oracle
 from benchmarks.soak.sample import Sample
 from benchmarks.soak.slots import lost_slots
-from deploy import chaos
 from diffuspec.bench.http_client import HttpClient
 from diffuspec.core.backoff import Backoff
 from diffuspec.core.errors import WorkerError

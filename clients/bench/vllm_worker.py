@@ -1,4 +1,4 @@
-"""Runs vLLM in its own environment, driven by lines of JSON; see `diffuspec.bench.studies.vllm`.
+"""Runs vLLM in its own environment, driven by lines of JSON; see `benchmarks.studies.vllm`.
 
     python vllm_worker.py MODEL DTYPE MAX_SEQUENCES SPECULATIVE_CONFIG [--eager] [--v2]
 

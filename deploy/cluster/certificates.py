@@ -25,7 +25,7 @@ from typing import Annotated
 
 import typer
 
-from diffuspec.command import Commands
+from diffuspec.cli.command import Commands
 from diffuspec.core.backoff import Backoff
 from diffuspec.core.errors import ConfigError, WorkerError
 

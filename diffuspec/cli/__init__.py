@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from diffuspec.signals import EXIT_INTERRUPTED, report_interrupt
+from diffuspec.cli.signals import EXIT_INTERRUPTED, report_interrupt
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from diffuspec.cli import (
     ngram,
     serve,
 )
-from diffuspec.command import Command, Commands, Server, brief
+from diffuspec.cli.command import Command, Commands, Server, brief
 from diffuspec.core.version import own_version
 
 app = typer.Typer(

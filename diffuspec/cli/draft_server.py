@@ -14,6 +14,7 @@ import uvloop
 from diffuspec.cli import options
 from diffuspec.cli.drafter_section import Section, with_block_size
 from diffuspec.cli.parameters import takes_fields
+from diffuspec.cli.signals import end_event
 from diffuspec.core.addresses import MAX_PORT, parse_listen_address
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.memory import share_heaps
@@ -21,7 +22,6 @@ from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.validation import read_yaml, validate
 from diffuspec.drafters import KINDS
 from diffuspec.pairs import PAIRS, fill_in_draft_server, find_pair
-from diffuspec.signals import end_event
 from diffuspec.telemetry import logs, otel
 
 if TYPE_CHECKING:

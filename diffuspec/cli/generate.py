@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diffuspec.cli import display, engine_config, options
+from diffuspec.cli.command import HelpAll
 from diffuspec.cli.parameters import NOTHING_GIVEN, Given
-from diffuspec.command import HelpAll
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.params import SamplingParams, StructuredOutput
 from diffuspec.pairs.tiny import TARGET

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from diffuspec.cli import options
-from diffuspec.command import parse_numbers
+from diffuspec.cli.command import parse_numbers
 from diffuspec.core.errors import ConfigError
 
 EXAMPLES = """[bold]Examples[/bold]

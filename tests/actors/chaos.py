@@ -26,7 +26,7 @@ from actors.role_reports import RoleReport
 from actors.roles.coordinator import CoordinatorActor
 from actors.roles.verifier import VerifierRank
 from actors.supervision.verifier_group import SupervisedVerifier
-from deploy.recoveries import Recovery, Tokens
+from benchmarks.recoveries import Recovery, Tokens
 from diffuspec.core.errors import VerifierError
 from tests.support.ray_cluster import NODE
 

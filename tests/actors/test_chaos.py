@@ -15,7 +15,7 @@ from ray.util import placement_group_table
 
 from actors.pipeline import Pipeline
 from actors.settings import PipelineConfig
-from deploy.recoveries import Tokens, table
+from benchmarks.recoveries import Tokens, table
 from diffuspec.bench.questions import load_questions
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt

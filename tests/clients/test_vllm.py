@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from diffuspec.bench.studies.json_worker import JsonWorker
-from diffuspec.bench.studies.vllm import PYTHON, draft_server, vllm
+from benchmarks.studies.json_worker import JsonWorker
+from benchmarks.studies.vllm import PYTHON, draft_server, vllm
 from diffuspec.pairs.smollm2 import TARGET as SMOLLM2
 from diffuspec.pairs.tiny import TARGET
 from diffuspec_client.vllm import Proposer

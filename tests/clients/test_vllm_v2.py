@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffuspec.bench.studies.vllm import PYTHON, draft_server, read_prompts, vllm
+from benchmarks.studies.vllm import PYTHON, draft_server, read_prompts, vllm
 from diffuspec.pairs.tiny import QUESTIONS, TARGET
 from diffuspec_client import vllm_v2
 from diffuspec_client.draft_service_pb2 import (

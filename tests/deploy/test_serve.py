@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 from ray.cluster_utils import Cluster
 
 from actors.service.directory import Member
-from deploy import chaos
+from benchmarks import chaos
 from diffuspec.core.params import SamplingParams, StructuredOutput
 from diffuspec.engine.engine import Engine
 from tests.actors.conftest import tiny_pipeline

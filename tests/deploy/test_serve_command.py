@@ -13,7 +13,7 @@ import psutil
 import pytest
 import yaml
 
-from deploy.chaos import PROCESSES, Kind
+from benchmarks.chaos import PROCESSES, Kind
 from deploy.processes import listeners, raylet_of
 from tests.support.ports import free_port
 

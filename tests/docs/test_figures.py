@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from diffuspec.bench.studies.vllm import SPECULATIVE
+from benchmarks.studies.vllm import SPECULATIVE
 from diffuspec.cli.draft_server import EXAMPLES
 from tests.support.documents import DOCUMENTS, ROOT, blocks
 

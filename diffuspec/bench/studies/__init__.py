@@ -1,1 +1,1 @@
-"""Studies: the paper's ablations, load, pre-drafting, and comparisons with other engines."""
+"""Studies of `diffuspec bench`: the paper's ablations, load, pre-drafting."""

@@ -5,6 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from benchmarks.studies.virtual_time import study
 from diffuspec.bench.planning.cells import (
     DEFAULT,
     FIXED,
@@ -20,7 +21,6 @@ from diffuspec.bench.planning.processor import Processor, Worker
 from diffuspec.bench.planning.results import ResultsFile, comparison_tables, read_rows
 from diffuspec.bench.planning.roles import SimulatedVerifier
 from diffuspec.bench.planning.traffic import REGIMES, Answer, make_answers
-from diffuspec.bench.studies.virtual_time import study
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, VerifyRequest
 from tests.support.virtual_time import VirtualTimeLoop

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import psutil
 import pytest
 
+from benchmarks.chaos import Kind
 from benchmarks.soak.kills import Kill, Kills
-from deploy.chaos import Kind
 
 
 class FakeService:

@@ -1,0 +1,1 @@
+"""Studies of parts, of simulated machines, and of other engines; in a checkout only."""

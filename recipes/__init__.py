@@ -1,0 +1,1 @@
+"""How the weights that diffuspec ships were made; in a checkout only."""

@@ -1,0 +1,1 @@
+"""The embedded pair: its corpus, and the training of its models."""
