@@ -15,12 +15,24 @@ from typer.core import TyperGroup
 from diffuspec.core.vllm_words import ALIASES
 from tests.support.documents import DOCUMENTS, ROOT, anchors, blocks, code_spans, links, prose
 
-TOP_LEVEL = ("actors", "benchmarks", "clients", "deploy", "diffuspec", "docs", "protos", "tests")
+TOP_LEVEL = (
+    *(
+        "actors",
+        "benchmarks",
+        "clients",
+        "deploy",
+        "diffuspec",
+        "docs",
+        "protos",
+        "recipes",
+        "tests",
+    ),
+)
 SOURCES = ("actors", "benchmarks", "clients", "deploy", "diffuspec", "docs")
 MODULE = re.compile(rf"({'|'.join(TOP_LEVEL)})(\.\w+)+")
 PATH = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(env|md|proto|py|sh|toml|txt|yaml))|Makefile")
 CLASS = re.compile(r"([A-Z]\w*[a-z][A-Z]\w*)(\.\w+)?(\(\))?")  # of two words: one may be text
-DEPLOY = ("batch", "bench", "demo", "draft_pool", "grpc", "serve")
+DEPLOY = ("batch", "demo", "draft_pool", "grpc", "serve")
 NOT_HERE = (  # made by commands or readers, or placeholders
     *(".venv/", "dist/", "FILE.yaml"),
     *("compare.py", "prompts.txt"),
@@ -193,7 +205,7 @@ def test_every_folder_of_code_has_its_place_in_the_tree_of_the_architecture() ->
     [tree] = [block.text for block in blocks(path) if "  core/ " in block.text]
     sources = [
         file.relative_to(ROOT)
-        for top in ("actors", "benchmarks", "clients", "deploy", "diffuspec")
+        for top in ("actors", "benchmarks", "clients", "deploy", "diffuspec", "recipes")
         for pattern in ("*.py", "*.cpp", "*.js", "*.yaml", "Dockerfile")
         for file in (ROOT / top).rglob(pattern)
     ]
