@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.text.gguf_file import GgufFile, reading_part
-from diffuspec.text.tokenizer import load_saved_tokenizer
+from diffuspec.text.saved_tokenizer import load_saved_tokenizer
 
 _TEXTS = (
     "What is the capital of France?",

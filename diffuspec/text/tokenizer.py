@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from diffuspec.core.errors import ModelLoadError, VocabularyError
+from diffuspec.core.errors import VocabularyError
 from diffuspec.core.types import TokenIds
 from diffuspec.text.chat_template import read_template
-from diffuspec.text.directory import check_directory, check_is_no_pointer
-from diffuspec.text.encoding import is_panic
 from diffuspec.text.gguf_directory import model_directory
-from diffuspec.text.quiet import quiet
-from diffuspec.text.tried_directories import try_directory
+from diffuspec.text.saved_tokenizer import load_saved_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -101,29 +98,3 @@ def check_shared_vocabulary(path: Path, digest: str, num_ids: int) -> None:
             f"{path}: its tokenizer and the target's give different meanings to the {num_ids} "
             "token ids of the target; a drafter must share them"
         )
-
-
-def load_saved_tokenizer(path: Path) -> Any:
-    """Load the tokenizer.json of a model directory. Raises ModelLoadError.
-
-    AutoTokenizer would go by the model type, and silently replace a custom tokenizer by that
-    family's.
-    """
-    check_directory(path)
-    if not (path / "tokenizer.json").is_file():
-        raise ModelLoadError(f"{path} has no tokenizer.json: a fast tokenizer is needed")
-    check_is_no_pointer(path / "tokenizer.json")
-    try_directory(path)
-    from transformers import PreTrainedTokenizerFast  # takes half a second
-
-    try:
-        with quiet():
-            tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
-    except BaseException as error:  # transformers and tokenizers may raise anything
-        if not isinstance(error, Exception) and not is_panic(error):
-            raise
-        raise ModelLoadError(f"{path}: cannot load its tokenizer: {error!r}") from error
-    # The truncation and padding of its training would silently change prompts.
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
-    return tokenizer
