@@ -32,12 +32,18 @@ class Node:
 
 
 def make_bundles(config: PipelineConfig) -> tuple[Bundle, ...]:
-    """Return the bundles of a pipeline: coordinator, each drafter with its scorer, verifier."""
+    """Return the bundles of a pipeline: coordinator, each drafter with its scorer, verifier.
+
+    If all roles run together, there is only the coordinator's.
+    """
     placement = config.placement
     coordinator, verifier = placement.coordinator, placement.verifier
     num_ranks = verifier.tensor_parallel
+    first = _bundle("coordinator", coordinator.num_cpus, coordinator.num_gpus, coordinator.node)
+    if placement.together:
+        return (first,)
     return (
-        _bundle("coordinator", coordinator.num_cpus, coordinator.num_gpus, coordinator.node),
+        first,
         *(_drafter_bundle(config, process) for process in config.drafter_processes),
         _bundle(
             "verifier", num_ranks * verifier.num_cpus, num_ranks * verifier.num_gpus, verifier.node

@@ -108,7 +108,10 @@ class Placement:
         if config.trace is not None and number > 1:
             config = config.model_copy(update={"trace": numbered(config.trace, number)})
             logger.warning("the trace continues in %s", config.trace)
-        make = self._remote(CoordinatorActor, role, _COORDINATOR_BUNDLE, _threads(role))
+        variables = _threads(role)
+        if config.placement.together:  # else its ranks would inherit what hides GPUs from it
+            variables |= _gpus(role)
+        make = self._remote(CoordinatorActor, role, _COORDINATOR_BUNDLE, variables)
         return make(config, self.token)
 
     def create_drafter(self, process: DrafterProcess) -> Handle:
@@ -201,10 +204,7 @@ def _configure_logs(actor: object) -> None:
 
 
 def _gpus(role: RoleSettings) -> dict[str, str]:
-    """Return variables that hide all GPUs from a role that has none; Ray would leave them visible.
-
-    Not for the coordinator, because the ranks that it creates would inherit them.
-    """
+    """Return variables that hide all GPUs from a role without one; Ray would leave them visible."""
     return {} if role.num_gpus else {"CUDA_VISIBLE_DEVICES": ""}
 
 

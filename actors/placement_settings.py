@@ -136,6 +136,11 @@ class VerifierSettings(RoleSettings):
 class PlacementSettings(Section):
     """Bundles of one placement group: coordinator, each drafter with its scorer, verifier."""
 
+    together: bool = Field(
+        False,
+        description="Run all roles in the coordinator's process, with the resources of the section "
+        "coordinator; the sections of the other roles must be left out.",
+    )
     strategy: Strategy = Field(
         "PACK",
         description="STRICT_SPREAD puts every bundle on its own node, STRICT_PACK all on one node; "
@@ -163,20 +168,22 @@ class PlacementSettings(Section):
     )
 
     @model_validator(mode="after")
+    def _one_section_if_together(self) -> Self:
+        others = self.model_fields_set & {"drafter", "drafters", "path_scorer", "verifier"}
+        if self.together and others:
+            raise ValueError(
+                "together: true runs all roles in the coordinator's process, with the resources of "
+                f"the section coordinator: leave out {', '.join(sorted(others))}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _drafter_and_scorer_share(self) -> Self:
         named = {f"drafters.{name}": settings for name, settings in self.drafters.items()}
         for section, settings in {"drafter": self.drafter, **named}.items():
             what = f"{section}.num_gpus and path_scorer.num_gpus together"
             _check_gpus(what, self.shared_gpus(settings))
         return self
-
-    @property
-    def has_gpus(self) -> bool:
-        """Whether any role has a GPU, or a share of one."""
-        roles = (
-            self.coordinator, self.drafter, *self.drafters.values(), self.path_scorer, self.verifier
-        )  # fmt: skip
-        return any(role.num_gpus for role in roles)
 
     def of_drafter(self, name: str) -> DrafterSettings:
         return self.drafters.get(name, self.drafter)

@@ -69,8 +69,10 @@ async def _describe_ranks(coordinator: RoleActor[Any]) -> list[RoleReport]:
 
 
 def _ranks(coordinator: CoordinatorActor) -> tuple[list[Handle], str]:
-    """Return all ranks and the address of rank 0. Runs in the coordinator's process."""
+    """Return all ranks and the address of rank 0. Runs in the coordinator's process.
+
+    There are none if the target is in this process.
+    """
     verifier = coordinator.verifier
-    assert isinstance(verifier, SupervisedVerifier)
-    ranks = verifier.group.ranks
+    ranks = verifier.group.ranks if isinstance(verifier, SupervisedVerifier) else None
     return (list(ranks.handles), ranks.address) if ranks is not None else ([], "")

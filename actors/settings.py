@@ -168,12 +168,15 @@ class PipelineConfig(Section):
     @model_validator(mode="after")
     def _gpus_where_models_want_them(self) -> Self:
         placement, engine = self.placement, self.engine
-        wanted = [("verifier", placement.verifier.num_gpus, engine.target.device, "target")]
+        host = ("verifier", placement.verifier.num_gpus)
+        if placement.together:
+            host = ("coordinator", placement.coordinator.num_gpus)
+        wanted = [(*host, engine.target.device, "target")]
         drafter: Any
         for name, drafter in engine.named_drafters.items():
             kind, section = kind_of(drafter), engine.section_of(name)
-            if kind.has_model and kind.home == "verifier":
-                wanted.append(("verifier", placement.verifier.num_gpus, drafter.device, section))
+            if kind.has_model and (kind.home == "verifier" or placement.together):
+                wanted.append((*host, drafter.device, section))
             elif kind.has_model:
                 role = f"drafters.{name}" if name in placement.drafters else "drafter"
                 wanted.append((role, placement.of_drafter(name).num_gpus, drafter.device, section))
@@ -227,6 +230,8 @@ class PipelineConfig(Section):
 
     def drafters_in(self, home: Home) -> dict[str, DrafterConfig]:
         """Return the drafters that run in processes of this kind, by name."""
+        if self.placement.together:
+            return dict(self.engine.named_drafters) if home == "coordinator" else {}
         named = self.engine.named_drafters.items()
         return {name: one for name, one in named if kind_of(one).home == home}
 

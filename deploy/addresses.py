@@ -101,7 +101,10 @@ class Addresses:
             "--meeting-point": self.meeting_point,
             "--metrics-port": self.metrics_port,
         }
-        needed: set[str] = set(_NEEDED[role])
+        together = config.placement.together
+        if together and role != "coordinator":
+            raise ConfigError(f"placement.together: the {role} runs in the coordinator's process")
+        needed: set[str] = set() if together else set(_NEEDED[role])
         if role == "drafter" and not self.served_drafter(config).needs_path_scorer:
             needed.discard("--path-scorer")
         for option, value in given.items():

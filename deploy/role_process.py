@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from prometheus_client import start_http_server as serve_metrics
 
-from actors.roles.coordinator import CoordinatorActor, verifier_at
+from actors.roles.colocated_verifier import colocated_verifier
+from actors.roles.coordinator import CoordinatorActor, HostedVerifier, verifier_at
 from actors.roles.drafter import DrafterActor
 from actors.roles.path_scorer import PathScorerActor
 from actors.roles.verifier import VerifierRank
@@ -139,11 +141,15 @@ class _Host:
 
     async def coordinator(self) -> Hosted:
         config, at = self.config, self.addresses
-        await self._target_info()  # waits until there is a verifier
+        verifier: AbstractAsyncContextManager[HostedVerifier]
+        if config.placement.together:
+            verifier = colocated_verifier(config)
+        else:
+            await self._target_info()  # waits until there is a verifier
+            verifier = verifier_at(at.verifier, config, self.token)
         actor = CoordinatorActor(config, self.token)
         self.resources.push_async_callback(actor.stop)
         self.resources.push_async_callback(actor.drain, config.deadlines.drain_seconds)
-        verifier = verifier_at(at.verifier, config, self.token)
         ready = await actor.start(lambda: verifier, at.host, at.port)
         if at.metrics_port is not None:
             serve_metrics(at.metrics_port, LOOPBACK, actor.engine.metrics.registry)

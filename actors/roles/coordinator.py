@@ -17,6 +17,7 @@ from typing import Protocol, TypeAlias
 from prometheus_client import generate_latest
 
 from actors.roles import self_test
+from actors.roles.colocated_verifier import ColocatedVerifier
 from actors.roles.drafter_roster import HEALTH_SECONDS, DrafterRoster, role_status
 from actors.roles.hosted_drafters import DrafterHost
 from actors.roles.served_role import ServedRole
@@ -43,7 +44,7 @@ from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
 
 
 class HostedVerifier(Verifier, DrafterHost, Protocol):
-    """A verifier in another process."""
+    """A verifier that runs in another process, or in this one beside the coordinator."""
 
     async def check_health(self, timeout: float) -> bool: ...
 
@@ -112,6 +113,7 @@ class CoordinatorActor(ServedRole):
         self._is_draining = False
         self._broken = asyncio.Event()
         self._verifier: HostedVerifier | None = None
+        self._colocated: ColocatedVerifier | None = None  # the verifier, if it is in this process
         self._health = StepHealth(config.deadlines.verify_seconds)
         self.auditor: Auditor | None = None
 
@@ -150,7 +152,9 @@ class CoordinatorActor(ServedRole):
             self.auditor = Auditor(engine, config.audit_rate)
         self._resources.push_async_callback(self.drafters.close)
         digest = vocabulary_digest(tokenizer, verifier.info.vocab_size)
-        await self.drafters.load(verifier.info, digest, verifier)
+        self._colocated = verifier if isinstance(verifier, ColocatedVerifier) else None
+        target = None if self._colocated is None else self._colocated.target
+        await self.drafters.load(verifier.info, digest, verifier, target)
         engine.start_trials()
         await engine.complete(self_test.prompt(verifier.info), self_test.SAMPLING, PLAIN)
         limits = config.coordinator_limits()
@@ -246,9 +250,11 @@ class CoordinatorActor(ServedRole):
     async def is_healthy(self) -> bool:
         """Return whether the event loop is alive and the scheduler's loop takes events.
 
-        Draining and waiting requests do not matter. May be called from the event loop of any
-        thread.
+        Draining and waiting requests do not matter, nor does a verifier in another process. May be
+        called from the event loop of any thread.
         """
+        if self._colocated is not None and not self._colocated.is_well:
+            return False
         return self._heartbeat.is_alive and (self._engine is None or self._engine.is_alive)
 
     async def drain(self, seconds: float) -> None:

@@ -1,9 +1,10 @@
 """The drafters of a coordinator: which are in use, where they run, and why others are not.
 
 A drafter with its own process can connect and leave at any time. A drafter without a model is
-loaded into the coordinator's process, where a draft takes less time than a message. A drafter that
-observes the target runs in the target's process: its lane in the pool notices its loss, and tries
-it again. A missing drafter costs speed, never an answer.
+loaded into the coordinator's process, where a draft takes less time than a message; so is every
+drafter of a pipeline whose roles run together. Otherwise a drafter that observes the target runs in
+the target's process: its lane in the pool notices its loss, and tries it again. A missing drafter
+costs speed, never an answer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from actors.roles.hosted_drafters import DrafterBesideVerifier, DrafterHost
 from actors.settings import PipelineConfig
 from actors.supervision.background import log_problem
 from diffuspec.core.errors import DrafterError
-from diffuspec.core.interfaces import Drafter, RoleStatus, TargetInfo
+from diffuspec.core.interfaces import Drafter, ObservableVerifier, RoleStatus, TargetInfo
 from diffuspec.drafters import LocalDrafter, Target, load_drafter
 from diffuspec.rpc.client.roles import RemoteDrafter
 from diffuspec.rpc.security import Security
@@ -47,8 +48,8 @@ class DrafterRoster:
         self._config = config
         self._security = security
         self._processes = {process.role: process.drafter for process in config.drafter_processes}
-        self._modelless = config.drafters_in("coordinator")
-        roles = [*self._processes, *map(_role_of, self._modelless)]
+        self._here = config.drafters_in("coordinator")
+        roles = [*self._processes, *map(_role_of, self._here)]
         num_expected = len(roles) + len(config.drafters_in("verifier"))
         self.pool = DrafterPool(num_expected, [*config.engine.named_drafters] or [UNNAMED])
         self.remotes: dict[str, RemoteDrafter] = {}
@@ -57,18 +58,25 @@ class DrafterRoster:
         self._reasons = dict.fromkeys(roles, "it has not connected yet")  # why each one is missing
         self._info: TargetInfo | None = None
 
-    async def load(self, info: TargetInfo, vocabulary: str, host: DrafterHost) -> None:
+    async def load(
+        self,
+        info: TargetInfo,
+        vocabulary: str,
+        host: DrafterHost,
+        observed: ObservableVerifier | None = None,
+    ) -> None:
         """Load the drafters that run in this process, and use those that the verifier hosts.
 
-        The status says why a drafter could not be loaded.
+        observed: the verifier, if it is in this process. The status says why a drafter could not be
+        loaded.
         """
         self._info = info
         for name in self._config.drafters_in("verifier"):
             beside = DrafterBesideVerifier(name, host, self._tested)
             self._beside[_role_of(name)] = beside
             self.pool.add(beside, _role_of(name), name)
-        target = Target(info, vocabulary, self._config.engine.target.path)
-        for name, section in self._modelless.items():
+        target = Target(info, vocabulary, self._config.engine.target.path, observed)
+        for name, section in self._here.items():
             role, search = _role_of(name), self._config.engine.search
             try:
                 drafter = await asyncio.to_thread(load_drafter, section, search, target)

@@ -25,7 +25,7 @@ class WatchedVerifier:
         self._verifier = verifier
         self._numbers = itertools.count()
         self._started: dict[int, float] = {}
-        self._failure = ""  # reason why no step can succeed; "" if steps can
+        self.failure = ""  # reason why no step can succeed; "" if steps can
         self._is_broken = asyncio.Event()
 
     @property
@@ -40,8 +40,8 @@ class WatchedVerifier:
 
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
         """See `Verifier.verify`. A plain VerifierError means that the requests are invalid."""
-        if self._failure:
-            raise VerifierUnavailableError(self._failure)
+        if self.failure:
+            raise VerifierUnavailableError(self.failure)
         number = next(self._numbers)
         self._started[number] = time.monotonic()
         try:
@@ -63,7 +63,7 @@ class WatchedVerifier:
     async def watch(self) -> None:
         """Wait until no step can succeed; raise VerifierUnavailableError then."""
         await self._is_broken.wait()
-        raise VerifierUnavailableError(self._failure)
+        raise VerifierUnavailableError(self.failure)
 
     async def test(self) -> None:
         """Run the self-test. Raises what verify() raises."""
@@ -79,7 +79,7 @@ class WatchedVerifier:
             raise VerifierUnavailableError(reason) from error
 
     def _give_up(self, reason: str) -> None:
-        self._failure = self._failure or reason
+        self.failure = self.failure or reason
         self._is_broken.set()
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 
 from actors.exporter import export_coordinator
 from actors.placement import CONTROL, Place, Placement
-from actors.roles.coordinator import Ready
+from actors.roles.colocated_verifier import colocated_verifier
+from actors.roles.coordinator import HostedVerifier, Ready
 from actors.supervision.background import log_problem
 from actors.supervision.role_actor import ActorLostError, RoleActor, start_actor
 from actors.supervision.supervisor import Supervisor
@@ -20,9 +22,11 @@ from diffuspec.rpc.client.coordinator import RemoteCoordinator
 _SLACK_SECONDS = 5.0  # time that the drain call may take beyond the drain time
 
 
-def open_verifier(placement: Placement) -> SupervisedVerifier:
+def open_verifier(placement: Placement) -> AbstractAsyncContextManager[HostedVerifier]:
     """Return a pipeline's verifier, not yet started. Called in the coordinator's process."""
     config = placement.config
+    if config.placement.together:
+        return colocated_verifier(config)
     num_ranks = config.placement.verifier.tensor_parallel
     seconds = config.deadlines.verify_seconds
     return SupervisedVerifier(
