@@ -187,16 +187,15 @@ clean: ## Remove virtual environments, caches and build products (runs/ and mode
 	rm -rf build dist *.egg-info .coverage*
 	find diffuspec tests -name __pycache__ -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml clients/pyproject.toml setup.py constraints.txt $(wildcard diffuspec/models/kernels/cpu/*)
+$(STAMP): pyproject.toml clients/pyproject.toml setup.py constraints.txt $(wildcard diffuspec/models/kernels/cpu/* diffuspec/models/ngram/*.cpp)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo 'error: Python 3.11 or newer is needed: make $(MAKECMDGOALS) PYTHON=python3.11' >&2; exit 1; }
 	@command -v g++ >/dev/null || \
-	    { echo 'error: g++ is needed, because KenLM and the kernels of the CPU are compiled on installation (apt install g++)' >&2; exit 1; }
+	    { echo 'error: g++ is needed, because the kernels of the CPU are compiled on installation (apt install g++)' >&2; exit 1; }
 	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || \
-	    { echo 'error: Python.h is needed, because KenLM and the kernels of the CPU are compiled on installation (apt install python3-dev)' >&2; exit 1; }
+	    { echo 'error: Python.h is needed, because the kernels of the CPU are compiled on installation (apt install python3-dev)' >&2; exit 1; }
 	@echo 'Setting up $(VENV), once: torch and the other packages are fetched, and the kernels compiled. This takes some minutes.'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch $(TORCH_ARGS)
-	.ci/install_kenlm $(BIN)/python
 	$(PIP) --editable '.[dev]' --editable clients
 	@touch $@

@@ -1,6 +1,7 @@
 """What pyproject.toml cannot say: the kernels, and which files a wheel has.
 
-The operations over rows on a CPU are compiled; without a C++ compiler, torch's are used instead.
+The operations over rows on a CPU are compiled, and so is the scorer of n-gram models; without a C++
+compiler, torch's operations are used instead, and no n-gram models.
 """
 
 from glob import glob
@@ -69,6 +70,12 @@ setup(
             ],
             extra_link_args=["-fopenmp"],
             optional=True,
-        )
+        ),
+        Extension(
+            "diffuspec.models.ngram._trie",
+            ["diffuspec/models/ngram/trie.cpp"],
+            extra_compile_args=["-O3", "-std=c++17", "-fvisibility=hidden"],
+            optional=True,
+        ),
     ],
 )

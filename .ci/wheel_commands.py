@@ -23,7 +23,6 @@ EXTRAS = {  # modules that each extra adds
     "ray": ("ray", *_OTEL),
     "otel": _OTEL,
     "data": ("ray", *_OTEL, "pandas", "pyarrow"),
-    "kenlm": ("kenlm",),
     "gguf": ("gguf",),
 }
 NOT_OF_USERS = ("dev", "docs")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-_PACKAGES = ("diffuspec", "torch", "transformers", "numpy", "kenlm")
+_PACKAGES = ("diffuspec", "torch", "transformers", "numpy")
 
 
 @dataclass(frozen=True, slots=True)

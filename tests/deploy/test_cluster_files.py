@@ -53,9 +53,9 @@ def test_ray_takes_the_cluster_file_and_its_dashboard_listens_to_its_own_machine
 
 
 @pytest.mark.parametrize("path", [AWS, LOCAL, IMAGE], ids=lambda path: path.name)
-def test_nodes_have_ray_serve_with_haproxy_and_can_read_gguf_files_and_ngrams(path):
+def test_nodes_have_ray_serve_with_haproxy_and_can_read_gguf_files(path):
     text = path.read_text()
-    assert re.search(r"\[gguf,kenlm,ray\]' 'ray\[default\]'", text)
+    assert re.search(r"\[gguf,ray\]' 'ray\[default\]'", text)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 
 from diffuspec.core.config import SearchConfig
 from diffuspec.core.interfaces import TargetInfo
@@ -23,7 +22,6 @@ TWO = Lattice(  # 71 is likelier than 70, by the lattice
 
 
 def draft(**settings: object) -> Draft:
-    pytest.importorskip("kenlm")
     config = SearchConfig.model_validate({"ngram": NGRAM, **settings})
     return make_path_search(config, INFO, None).search_one(draft_request(PREFIX, 3, 8), TWO)
 

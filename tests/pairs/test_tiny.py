@@ -11,10 +11,10 @@ from diffuspec.pairs import tiny
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 
 
-def test_without_kenlm_the_drafter_works_without_an_ngram_model_and_warns(monkeypatch, caplog):
+def test_without_the_scorer_the_drafter_works_without_an_ngram_model_and_warns(monkeypatch, caplog):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     config = tiny.tiny_config()
-    assert config.search.ngram is None and "kenlm is not installed" in caplog.text
+    assert config.search.ngram is None and "scorer was not compiled" in caplog.text
     sampling = SamplingParams(max_tokens=16)
     with Engine.from_config(config) as engine:
         [answer] = engine.generate([CHAT], sampling, SpeculationParams(policy="fixed"))

@@ -1,26 +1,25 @@
-"""KenLM's files: checks before KenLM opens them, and conversion from ARPA to binary.
+"""KenLM's files: what their heads say, and conversion from ARPA to binary.
 
-KenLM trusts a binary file, and a damaged one can crash the process: headers and sizes are checked
-first. The checks find files of another format, truncated files and headers out of bounds. Changed
-bytes in the middle of a file are found by the checksum that we write beside it.
+The checks find files of another format, truncated files and headers out of bounds. Changed bytes in
+the middle of a file are found by the checksum that we write beside it.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import shutil
 import struct
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from diffuspec.core.errors import MissingDependencyError, NgramError
 from diffuspec.models.ngram.checksum import check, publish
 
-MIN_ORDER, MAX_ORDER = 2, 6  # KenLM has no unigram models, and is compiled for up to 6
+MIN_ORDER, MAX_ORDER = 2, 6  # those of KenLM, which has no unigram models
 
 _BINARY_MAGIC = b"mmap lm http://kheafield.com/code"
 # KenLM's `Sanity`: magic, then values that differ with another byte order or word size.
@@ -43,25 +42,41 @@ _EXPECTED = (
 )
 
 
-def read_num_ngrams(path: str | Path) -> tuple[int, ...]:
-    """Return the numbers of n-grams of order 1, 2, ... up to the model's order.
+@dataclass(frozen=True, slots=True)
+class ArpaHeader:
+    """Numbers of n-grams of order 1, 2, ...; words (1-grams) include <unk>, <s> and </s>."""
 
-    Words (1-grams) include <unk>, <s> and </s>. Raises NgramError, which names the file, if it
-    cannot be read, is not a KenLM file, is truncated, differs from a checksum beside it, or has an
-    order that KenLM cannot load.
+    num_ngrams: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BinaryHeader:
+    """The same of a binary file, and how to read it."""
+
+    num_ngrams: tuple[int, ...]
+    model_type: int
+    has_vocabulary: bool
+    num_bytes: int  # of the header
+
+
+def read_header(path: str | Path) -> ArpaHeader | BinaryHeader:
+    """Read what a file holds.
+
+    Raises NgramError, which names the file, if it cannot be read, is not a KenLM file, is
+    truncated, differs from a checksum beside it, or has an order that KenLM cannot load.
     """
     try:
         if Path(path).is_fifo():  # a pipe may have no end
             raise NgramError(f"{path} is not a file")
         with open(path, "rb") as file:
-            num_ngrams = _read(file, path)
+            header = _read(file, path)
         check(Path(path))
     except OSError as error:
         raise NgramError(f"{path} cannot be read: {error.strerror}") from error
-    order = len(num_ngrams)
+    order = len(header.num_ngrams)
     if not MIN_ORDER <= order <= MAX_ORDER:
-        raise NgramError(f"{path} has order {order}; KenLM loads orders {MIN_ORDER} to {MAX_ORDER}")
-    return num_ngrams
+        raise NgramError(f"{path} has order {order}; orders {MIN_ORDER} to {MAX_ORDER} can be used")
+    return header
 
 
 def build_binary(arpa: str | Path, binary: str | Path) -> None:
@@ -79,7 +94,7 @@ def build_binary(arpa: str | Path, binary: str | Path) -> None:
             " built with cmake), not of its Python package. It is optional: ARPA files can be"
             " used as they are"
         )
-    read_num_ngrams(arpa)
+    read_header(arpa)
     binary = Path(binary)
     with tempfile.TemporaryDirectory(dir=binary.parent) as folder:
         output = Path(folder) / "model.bin"
@@ -91,7 +106,7 @@ def build_binary(arpa: str | Path, binary: str | Path) -> None:
         publish(output, binary)
 
 
-def _read(file: IO[bytes], path: str | Path) -> tuple[int, ...]:
+def _read(file: IO[bytes], path: str | Path) -> ArpaHeader | BinaryHeader:
     start = file.read(len(_SANITY))
     if not start:
         raise NgramError(f"{path} is empty; {_EXPECTED}")
@@ -100,10 +115,10 @@ def _read(file: IO[bytes], path: str | Path) -> tuple[int, ...]:
     if start.startswith(_BINARY_MAGIC):
         return _read_binary(file, path, start)
     file.seek(0)
-    return _read_arpa(file, path)
+    return ArpaHeader(_read_arpa(file, path))
 
 
-def _read_binary(file: IO[bytes], path: str | Path, start: bytes) -> tuple[int, ...]:
+def _read_binary(file: IO[bytes], path: str | Path, start: bytes) -> BinaryHeader:
     if start != _SANITY:
         raise NgramError(
             f"{path} is a KenLM binary that is incomplete or cut short, or comes from another"
@@ -113,24 +128,15 @@ def _read_binary(file: IO[bytes], path: str | Path, start: bytes) -> tuple[int, 
     fixed = file.read(_PARAMETERS.size)
     if len(fixed) < _PARAMETERS.size:
         raise truncated
-    order, multiplier, _, has_vocabulary, _ = _PARAMETERS.unpack(fixed)
+    order, multiplier, model_type, has_vocabulary, _ = _PARAMETERS.unpack(fixed)
     counts = file.read(8 * order)
     if len(counts) < 8 * order:
         raise truncated
     num_ngrams: tuple[int, ...] = struct.unpack(f"<{order}Q", counts)
     if not num_ngrams or not 1 <= multiplier < 1000 or max(num_ngrams) > 8 * _size(file):
         raise NgramError(f"{path} is a KenLM binary with a damaged header; build it again")
-    if has_vocabulary and not _has_all_words(file, num_ngrams[0]):
-        raise truncated
-    return num_ngrams
-
-
-def _has_all_words(file: IO[bytes], num_words: int) -> bool:
-    """Return whether the file ends with num_words words, NUL-terminated, <unk> first."""
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        first = content.rfind(b"<unk>\0")
-        words = content[first:] if first >= 0 else b""
-    return words.endswith(b"\0") and words.count(b"\0") >= num_words
+    num_bytes = -8 * (-file.tell() // 8)
+    return BinaryHeader(num_ngrams, model_type, has_vocabulary, num_bytes)
 
 
 def _read_arpa(file: IO[bytes], path: str | Path) -> tuple[int, ...]:

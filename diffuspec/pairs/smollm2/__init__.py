@@ -53,7 +53,7 @@ def smollm2_config(**overrides: object) -> EngineConfig:
         return validate(EngineConfig, sections | overrides)
     sections["drafter"] = {"path": DRAFTER, "dtype": dtype}
     sections["search"] = {"retrieval": True}
-    if importlib.util.find_spec("kenlm") is not None:
+    if importlib.util.find_spec("diffuspec.models.ngram._trie") is not None:
         sections["search"] = {"retrieval": True, "ngram": NGRAM}
         sections["speculation"] = {"drafter_weight": _DRAFTER_WEIGHT}
     return validate(EngineConfig, sections | overrides)

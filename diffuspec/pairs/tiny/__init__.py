@@ -44,7 +44,7 @@ HEADS = {  # heads by kind of drafter
 def tiny_config(**overrides: object) -> EngineConfig:
     """Return the configuration of the embedded pair, with sections replaced by `overrides`.
 
-    Without the package kenlm there is no n-gram model. Raises ConfigError if weights are missing.
+    Without the compiled scorer there is no n-gram model. Raises ConfigError if weights are missing.
     """
     if not (TARGET / "model.safetensors").exists():
         raise ConfigError(f"the embedded weights are missing from {WEIGHTS}; reinstall diffuspec")
@@ -53,10 +53,11 @@ def tiny_config(**overrides: object) -> EngineConfig:
         "drafter": {"path": DRAFTER},
         "search": {"ngram": NGRAM},
     }
-    if importlib.util.find_spec("kenlm") is None:
+    if importlib.util.find_spec("diffuspec.models.ngram._trie") is None:
         logger.warning(
-            "kenlm is not installed (pip install 'diffuspec[kenlm]'): drafting without the "
-            "n-gram model"
+            "the n-gram scorer was not compiled on installation: drafting without the n-gram model."
+            " Install g++ and Python's headers (apt install g++ python3-dev), then install"
+            " diffuspec again"
         )
         del sections["search"]
     return validate(EngineConfig, sections | overrides)

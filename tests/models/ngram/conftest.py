@@ -8,6 +8,13 @@ what KenLM 0.3.0 makes of it:
     lmplz -o 3 --discount_fallback < small.txt      small.order3.arpa.gz (1 and 5 likewise)
     lmplz -o 3 < zipf.txt                           zipf.order3.arpa.gz
     build_binary -q 8 -b 8 trie                     small.order3.bin, from small.order3.arpa
+    build_binary probing                            small.order3.probing.bin, from the same
+    build_binary trie                               small.order5.trie.bin, from small.order5.arpa
+    build_binary -a 22 trie                         small.order5.array.bin, from the same
+    build_binary -q 5 -b 6 -a 22 trie               small.order5.quant-array.bin, from the same
+
+kenlm_scores.json has `BaseScore` of KenLM 0.3.0 for each token of texts, from its null context on,
+and for candidates after each text; `tiny` and `smollm2` are the n-gram models of these pairs.
 """
 
 import gzip

@@ -13,13 +13,13 @@ from diffuspec.core.errors import NgramError
 from diffuspec.models.ngram.arpa import write_arpa
 from diffuspec.models.ngram.checksum import check, publish
 from diffuspec.models.ngram.estimate import estimate
-from diffuspec.models.ngram.kenlm_proxy import KenlmProxy
+from diffuspec.models.ngram.ngram_proxy import NgramProxy
 from diffuspec.pairs import smollm2, tiny
 from tests.models.ngram.conftest import SMALL_VOCAB_SIZE, read_corpus
 
 
-def load(path: Path) -> KenlmProxy:
-    return KenlmProxy(path, vocab_size=SMALL_VOCAB_SIZE)
+def load(path: Path) -> NgramProxy:
+    return NgramProxy(path, vocab_size=SMALL_VOCAB_SIZE)
 
 
 @pytest.fixture

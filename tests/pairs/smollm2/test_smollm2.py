@@ -7,7 +7,7 @@ from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.drafters import kind_of
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
-from diffuspec.models.ngram.kenlm_file import read_num_ngrams
+from diffuspec.models.ngram.kenlm_file import read_header
 from diffuspec.pairs.smollm2 import DRAFTER, NGRAM, QUESTIONS, TARGET, smollm2_config
 
 
@@ -42,7 +42,7 @@ def test_the_shipped_drafter_searches_with_its_ngram_model_where_its_embeddings_
     assert (config.search.ngram, config.search.retrieval) == (NGRAM, True)
     assert config.drafter.dtype == config.target.dtype
     assert config.speculation.drafter_weight == 0.7
-    assert read_num_ngrams(NGRAM)[0] > 30_000
+    assert read_header(NGRAM).num_ngrams[0] > 30_000
     assert inspect_checkpoint(DRAFTER).diffusion.attention == "block_causal"
 
 

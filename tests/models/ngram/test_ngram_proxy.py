@@ -1,67 +1,67 @@
 """The n-gram proxy: the same numbers as KenLM, in natural log, and files it refuses."""
 
 import gzip
+import json
 import math
 import pickle
 import struct
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import kenlm
 import pytest
 
 from diffuspec.core.errors import MissingDependencyError, NgramError
 from diffuspec.core.interfaces import CausalProxy
+from diffuspec.models.ngram import ngram_proxy
 from diffuspec.models.ngram.arpa import write_arpa
 from diffuspec.models.ngram.estimate import estimate
-from diffuspec.models.ngram.kenlm_proxy import KenlmProxy
+from diffuspec.models.ngram.ngram_proxy import NgramProxy
+from diffuspec.pairs import smollm2, tiny
 from tests.models.ngram.conftest import DATA, SMALL_VOCAB_SIZE, read_corpus, read_reference_arpa
 
-
-@pytest.fixture
-def proxy(small_arpa: Path) -> KenlmProxy:
-    return KenlmProxy(small_arpa, vocab_size=SMALL_VOCAB_SIZE)
+KENLM_SCORES = json.loads((DATA / "kenlm_scores.json").read_text())
+SHIPPED = {"tiny": (tiny.NGRAM, 4096), "smollm2": (smollm2.NGRAM, 49152)}
 
 
 @pytest.fixture
-def model(small_arpa: Path) -> kenlm.Model:
-    config = kenlm.Config()
-    config.show_progress = False
-    return kenlm.Model(str(small_arpa), config)
+def proxy(small_arpa: Path) -> NgramProxy:
+    return NgramProxy(small_arpa, vocab_size=SMALL_VOCAB_SIZE)
 
 
-def direct_logprob(model: kenlm.Model, context: list[int], token: int) -> float:
-    """ln P(token | context), from KenLM's own scores of text."""
-    text = " ".join(map(str, [*context, token]))
-    *_, (log10_prob, _, _) = model.full_scores(text, bos=False, eos=False)
-    return float(log10_prob) * math.log(10)
+def load(name: str, folder: Path) -> NgramProxy:
+    path, vocab_size = SHIPPED.get(name, (DATA / name, SMALL_VOCAB_SIZE))
+    if path.suffix == ".gz":
+        text = gzip.decompress(path.read_bytes())
+        path = folder / path.stem
+        path.write_bytes(text)
+    return NgramProxy(path, vocab_size=vocab_size)
 
 
-def test_scores_are_natural_log_conditionals_of_kenlm(
-    proxy: KenlmProxy, model: kenlm.Model
-) -> None:
-    contexts = [[], [7], [0, 7], [14, 0], [70, 21, 0, 14], [1, 2]]
-    candidates = [0, 7, 14, 133, 1]
-    logprobs, _ = proxy.expand([proxy.begin(context) for context in contexts], candidates)
-    expected = [[direct_logprob(model, c, token) for token in candidates] for c in contexts]
-    for row, expected_row in zip(logprobs, expected, strict=True):
-        assert row == pytest.approx(expected_row, abs=1e-6)
-
-
-def test_chained_states_score_whole_sequences(proxy: KenlmProxy, model: kenlm.Model) -> None:
-    for sentence in read_corpus("small"):
-        state, total = proxy.begin([]), 0.0
-        for token in sentence:
+@pytest.mark.parametrize("name", KENLM_SCORES)
+def test_scores_are_those_of_kenlm_to_the_bit(name: str, tmp_path: Path) -> None:
+    proxy = load(name, tmp_path)
+    for row in KENLM_SCORES[name]:
+        state, scores = proxy.begin([]), []
+        for token in row["text"]:
             [[logprob]], [[state]] = proxy.expand([state], [token])
-            total += logprob
-        text = " ".join(map(str, sentence))
-        assert total == pytest.approx(
-            model.score(text, bos=False, eos=False) * math.log(10), abs=1e-4
-        )
+            scores.append(logprob)
+        [after], _ = proxy.expand([state], row["candidates"])
+        assert scores == [math.log(10) * log10 for log10 in row["scores"]]
+        assert after == [math.log(10) * log10 for log10 in row["after"]]
 
 
-def test_states_after_expansion_are_states_after_the_longer_context(proxy: KenlmProxy) -> None:
+def test_missing_back_offs_read_as_zero(small_arpa: Path, tmp_path: Path) -> None:
+    text = small_arpa.read_text()
+    assert "\t0\n" in text
+    (tmp_path / "short.arpa").write_text(text.replace("\t0\n", "\n"))
+    short = NgramProxy(tmp_path / "short.arpa", vocab_size=SMALL_VOCAB_SIZE)
+    whole = NgramProxy(small_arpa, vocab_size=SMALL_VOCAB_SIZE)
+    for context in ([0, 7], [14, 0], [133]):
+        expected = whole.expand([whole.begin(context)], range(0, SMALL_VOCAB_SIZE, 7))
+        assert short.expand([short.begin(context)], range(0, SMALL_VOCAB_SIZE, 7)) == expected
+
+
+def test_states_after_expansion_are_states_after_the_longer_context(proxy: NgramProxy) -> None:
     contexts, candidates = [[0, 7], [14, 0]], [0, 7, 21]
     _, states = proxy.expand([proxy.begin(context) for context in contexts], candidates)
     expected = [[proxy.begin([*context, token]) for token in candidates] for context in contexts]
@@ -69,53 +69,74 @@ def test_states_after_expansion_are_states_after_the_longer_context(proxy: Kenlm
     assert [list(map(hash, row)) for row in states] == [list(map(hash, row)) for row in expected]
 
 
-def test_only_the_last_tokens_of_a_context_matter(proxy: KenlmProxy) -> None:
+def test_only_the_last_tokens_of_a_context_matter(proxy: NgramProxy) -> None:
     assert proxy.begin([0, 14, 7, 0]) == proxy.begin([21, 7, 0])
 
 
-def test_expanding_does_not_change_the_states_given(proxy: KenlmProxy) -> None:
+def test_expanding_does_not_change_the_states_given(proxy: NgramProxy) -> None:
     state = proxy.begin([0, 7])
     first = proxy.expand([state], [0, 7, 14])
     assert proxy.expand([state], [0, 7, 14]) == first
 
 
-def test_no_states_and_no_candidates_give_empty_tables(proxy: KenlmProxy) -> None:
+def test_no_states_and_no_candidates_give_empty_tables(proxy: NgramProxy) -> None:
     assert proxy.expand([], [7]) == ([], [])
     assert proxy.expand([proxy.begin([7])], []) == ([[]], [[]])
 
 
-def test_unseen_ids_score_as_unknown(proxy: KenlmProxy) -> None:
+def test_unseen_ids_score_as_unknown(proxy: NgramProxy) -> None:
     [[first, second]], _ = proxy.expand([proxy.begin([0])], [1, 2])
     assert first == second < -1
 
 
 @pytest.mark.parametrize("token", [-1, SMALL_VOCAB_SIZE])
-def test_ids_outside_the_vocabulary_are_errors(proxy: KenlmProxy, token: int) -> None:
+def test_ids_outside_the_vocabulary_are_errors(proxy: NgramProxy, token: int) -> None:
     with pytest.raises(NgramError, match=f"token id {token} is outside the vocabulary of 134 ids"):
         proxy.expand([proxy.begin([])], [7, token])
 
 
 def test_text_and_quantised_binary_score_about_the_same(
-    proxy: KenlmProxy, small_binary: Path
+    proxy: NgramProxy, small_binary: Path
 ) -> None:
-    binary: CausalProxy = KenlmProxy(small_binary, vocab_size=SMALL_VOCAB_SIZE)
+    binary: CausalProxy = NgramProxy(small_binary, vocab_size=SMALL_VOCAB_SIZE)
     candidates = [0, 7, 14, 133]
     [expected], _ = proxy.expand([proxy.begin([0, 7])], candidates)
     [logprobs], _ = binary.expand([binary.begin([0, 7])], candidates)
     assert logprobs == pytest.approx(expected, abs=0.05)
 
 
-def test_loading_prints_nothing(small_arpa: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    KenlmProxy(small_arpa, vocab_size=SMALL_VOCAB_SIZE)
-    assert capfd.readouterr() == ("", "")
-
-
-def test_without_kenlm_the_error_says_how_to_install_it(
+def test_without_the_compiled_scorer_the_error_says_what_to_install(
     small_arpa: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "kenlm", None)
-    with pytest.raises(MissingDependencyError, match=r"diffuspec\[kenlm\].*without one"):
-        KenlmProxy(small_arpa, vocab_size=SMALL_VOCAB_SIZE)
+    monkeypatch.setattr(ngram_proxy, "is_available", False)
+    with pytest.raises(MissingDependencyError, match=r"apt install g\+\+.*without one"):
+        NgramProxy(small_arpa, vocab_size=SMALL_VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("state", [b"1234", bytes(24), None])
+def test_states_of_something_else_are_refused(proxy: NgramProxy, state: object) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        proxy.expand([state], [7])
+
+
+def test_states_can_be_pickled(proxy: NgramProxy) -> None:
+    state = proxy.begin([0, 7])
+    assert pickle.loads(pickle.dumps(state)) == state
+
+
+@pytest.mark.parametrize("name", [name for name in KENLM_SCORES if name.endswith(".bin")])
+def test_a_damaged_binary_is_refused_or_scores_something(name: str, tmp_path: Path) -> None:
+    content, path = (DATA / name).read_bytes(), tmp_path / "damaged.bin"
+    for place in range(PARAMETERS_AT, len(content), 61):
+        damaged = bytearray(content)
+        damaged[place : place + 8] = b"\xff" * len(damaged[place : place + 8])
+        path.write_bytes(damaged)
+        try:
+            proxy = NgramProxy(path, vocab_size=SMALL_VOCAB_SIZE)
+        except NgramError:
+            continue
+        for context in ([0, 7], [14, 0], [0, 0]):
+            proxy.expand([proxy.begin(context)], range(SMALL_VOCAB_SIZE))
 
 
 def write_text_model(path: Path) -> None:
@@ -144,6 +165,12 @@ def write_arpa_without_suffixes(path: Path) -> None:
     path.write_text(text.replace("ngram 2=116", "ngram 2=56"))
 
 
+def write_arpa_with_a_twin(path: Path) -> None:
+    lines = read_reference_arpa("small", 3).splitlines(keepends=True)
+    lines[-4] = lines[-5]
+    path.write_text("".join(lines))
+
+
 ARPA = read_reference_arpa("small", 3).encode()
 BINARY = (DATA / "small.order3.bin").read_bytes()
 PARAMETERS_AT = 88  # order, multiplier and so on, after magic and sanity values
@@ -159,10 +186,19 @@ BAD_FILES: dict[str, tuple[bytes | Callable[[Path], None], str]] = {
     "ARPA cut in its counts": (ARPA[:15], "is cut short|'ngram 1=count'"),
     "ARPA cut in its n-grams": (ARPA[: len(ARPA) // 2], "is cut short"),
     "ARPA with too large a count": (ARPA.replace(b"3=154", b"3=1540000"), "is cut short"),
-    "ARPA with a wrong count": (ARPA.replace(b"3=154", b"3=155"), "cannot be loaded by KenLM"),
+    "ARPA with a wrong count": (ARPA.replace(b"3=154", b"3=155"), "3-grams are not as many"),
     "ARPA with letters for a number": (
         ARPA.replace(b"-1.", b"one", 1),
-        "cannot be loaded by KenLM",
+        "1-grams are not as many lines",
+    ),
+    "ARPA with letters for a number of a longer one": (
+        ARPA.replace(b"\n-0.", b"\none", 1),
+        "-grams are not as many lines",
+    ),
+    "ARPA with an n-gram twice": (write_arpa_with_a_twin, "has a 3-gram twice"),
+    "a hash table of KenLM": (
+        (DATA / "small.order3.probing.bin").read_bytes(),
+        "KenLM probing hash table, which is not read: build a trie",
     ),
     "ARPA that is not suffix-closed": (write_arpa_without_suffixes, "every 3-gram should appear"),
     "binary cut in its magic": (BINARY[:60], "is incomplete or cut short"),
@@ -179,8 +215,8 @@ BAD_FILES: dict[str, tuple[bytes | Callable[[Path], None], str]] = {
         BINARY.replace(struct.pack("<Q", 116), struct.pack("<Q", 2**60), 1),
         "damaged header",
     ),
-    "order 1": (write_unigrams, "has order 1; KenLM loads orders 2 to 6"),
-    "words of text": (write_text_model, "of its 19 words 17 are ids from 0 to 133"),
+    "order 1": (write_unigrams, "has order 1; orders 2 to 6 can be used"),
+    "words of text": (write_text_model, "has the word 'model', which is not a token id"),
     "ids outside the vocabulary": (write_other_vocabulary, "of its 2 words 1 are ids"),
 }
 
@@ -192,12 +228,12 @@ def test_files_that_cannot_be_used_are_refused_by_name(
     path = tmp_path / "bad.model"
     path.write_bytes(content) if isinstance(content, bytes) else content(path)
     with pytest.raises(NgramError, match=f"bad.model.*({message})"):
-        KenlmProxy(path, vocab_size=SMALL_VOCAB_SIZE)
+        NgramProxy(path, vocab_size=SMALL_VOCAB_SIZE)
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(NgramError, match=r"absent\.arpa cannot be read: No such file"):
-        KenlmProxy(tmp_path / "absent.arpa", vocab_size=SMALL_VOCAB_SIZE)
+        NgramProxy(tmp_path / "absent.arpa", vocab_size=SMALL_VOCAB_SIZE)
 
 
 def test_a_binary_cut_anywhere_is_refused(tmp_path: Path) -> None:
@@ -205,4 +241,4 @@ def test_a_binary_cut_anywhere_is_refused(tmp_path: Path) -> None:
     for size in range(0, len(BINARY), 37):
         path.write_bytes(BINARY[:size])
         with pytest.raises(NgramError):
-            KenlmProxy(path, vocab_size=SMALL_VOCAB_SIZE)
+            NgramProxy(path, vocab_size=SMALL_VOCAB_SIZE)
