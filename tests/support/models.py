@@ -156,6 +156,12 @@ def make_longrope_model() -> Any:
     return Phi3ForCausalLM(config).eval()
 
 
+def make_phi3_model() -> Any:
+    """Phi3, whose plan gives the layers split by rows their whole input."""
+    torch.manual_seed(0)
+    return Phi3ForCausalLM(Phi3Config(**SHAPE)).eval()
+
+
 def make_drafter_model() -> Any:
     """Dream's architecture: Qwen2 with a rope_theta of its own and untied embeddings."""
     torch.manual_seed(1)
@@ -168,8 +174,8 @@ def without_rounding() -> Iterator[None]:
     """Let drafters multiply in the type of their weights, to compare them with other code."""
     make_layer = linear.fastest_linear
 
-    def make(weight: torch.Tensor, bias: torch.Tensor | None, is_exact: bool, _: bool) -> Any:
-        return make_layer(weight, bias, is_exact, allow_int8=False)
+    def make(weight: torch.Tensor, bias: Any, is_exact: bool, _: bool, *rest: bool) -> Any:
+        return make_layer(weight, bias, is_exact, False, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear, "fastest_linear", make)

@@ -13,6 +13,7 @@ from diffuspec.models.attention.interface import Projections, Scoring
 from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.runner import ModelRunner
+from diffuspec.models.tensor_parallel.collectives import Agree
 
 # rows of each forward; afterwards all rows in one forward, for comparison
 _STEPS = (1, 2, 17, 5, 12)
@@ -21,12 +22,12 @@ _ATTENTION_STEPS = (700, 1, 2, 9, 22, 43, 65, 86, 1, 160)
 
 
 @torch.inference_mode()
-def has_independent_rows(runner: ModelRunner) -> bool:
+def has_independent_rows(runner: ModelRunner, agree: Agree = bool) -> bool:
     """Process tokens at once and step by step; compare all bits of logits, keys and values.
 
-    The runner must be new; its state is restored.
+    The runner must be new; its state is restored. Ranks of a model `agree`.
     """
-    if not (runner.has_plain_scoring and _attends_rows_alone(runner)):
+    if not agree(runner.has_plain_scoring and _attends_rows_alone(runner)):
         return False
     num_rows = min(sum(_STEPS), runner.cache.max_len - 1)
     steps = [_forward(runner, start, end) for start, end in _bounds(_STEPS, num_rows)]
@@ -35,7 +36,7 @@ def has_independent_rows(runner: ModelRunner) -> bool:
     is_same = torch.equal(in_steps, at_once) and torch.equal(rows, runner.cache.rows(0, num_rows))
     runner.cache.write(0, 0, list(torch.zeros_like(rows)))
     runner.reset_counts()
-    return is_same
+    return agree(is_same)
 
 
 def _attends_rows_alone(runner: ModelRunner) -> bool:

@@ -32,6 +32,7 @@ from diffuspec.models.kernels.decoder import (
 )
 from diffuspec.models.kernels.products import CpuProduct
 from diffuspec.models.layers.linear import FusedNorm, KernelLinear, Sibling
+from diffuspec.models.tensor_parallel.collectives import Agree
 
 _FAMILIES = frozenset(
     {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
@@ -206,18 +207,18 @@ def _current_pieces() -> AttentionPieces | None:
 
 
 @torch.inference_mode()
-def use_fused_layers(base: Any) -> None:
+def use_fused_layers(base: Any, agree: Agree = bool) -> None:
     """Fuse the `layers` of a model whose linear layers and norms have been replaced.
 
     Layers of other families, or with other computations, are left unchanged. `base` is the model
-    below the head; its `rotary_emb` returns the angles of positions.
+    below the head; its `rotary_emb` returns the angles of positions. Ranks of a model `agree`.
     """
     layers = getattr(base, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         return
     for index, layer in enumerate(layers):
-        if type(layer).__name__ in _FAMILIES and _has_known_parts(layer):
-            replacement = _fused(layer, base)
+        if type(layer).__name__ in _FAMILIES and agree(_has_known_parts(layer)):
+            replacement = _fused(layer, base, agree)
             if replacement is not None:
                 layers[index] = replacement
     replaced = [layer for layer in layers if isinstance(layer, FusedDecoderLayer)]
@@ -240,7 +241,7 @@ def _has_known_parts(layer: Any) -> bool:
     )
 
 
-def _fused(layer: Any, base: Any) -> FusedDecoderLayer | None:
+def _fused(layer: Any, base: Any, agree: Agree) -> FusedDecoderLayer | None:
     """Return the replacement of a layer if it computes the same for random rows."""
     random = torch.Generator().manual_seed(0)
     like = layer.post_attention_layernorm.weight
@@ -259,7 +260,7 @@ def _fused(layer: Any, base: Any) -> FusedDecoderLayer | None:
         replacement = FusedDecoderLayer(layer, attention.scoring)
         differences = (replacement(rows, position_embeddings=angles) - expected).float()
     is_same = differences.norm() <= _TOLERANCES[like.dtype] * expected.float().norm()
-    return replacement if is_same else None
+    return replacement if agree(bool(is_same)) else None
 
 
 class _TrialAttention(Attention):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from diffuspec.models.kernels import operations
 from diffuspec.models.kernels.products import MatrixProduct, Product
 from diffuspec.models.layers.cublas_linear import CublasLinear
+from diffuspec.models.tensor_parallel.layers import PartialLinear
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -43,8 +44,9 @@ def use_fast_layers(model: nn.Module, is_exact: bool = False, allow_int8: bool =
                 for name, sibling in zip(names, fused, strict=True):
                     setattr(parent, name, sibling)
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                layer = fastest_linear(child.weight, child.bias, is_exact, allow_int8)
+            if type(child) is nn.Linear or type(child) is PartialLinear:
+                is_partial = type(child) is PartialLinear
+                layer = fastest_linear(child.weight, child.bias, is_exact, allow_int8, is_partial)
                 setattr(parent, name, layer)
             elif has_kernels and (norm := _fused_norm(child)) is not None:
                 setattr(parent, name, norm)
@@ -52,8 +54,9 @@ def use_fast_layers(model: nn.Module, is_exact: bool = False, allow_int8: bool =
 
 
 def _has_independent_rows(module: nn.Module) -> bool:
-    if isinstance(module, AnyLinear | Sibling):
-        return module.is_exact
+    is_exact: bool | None = getattr(module, "is_exact", None)
+    if is_exact is not None:
+        return is_exact
     has_matrix = any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
     return isinstance(module, nn.Embedding) or not has_matrix
 
@@ -81,15 +84,27 @@ class KernelLinear(nn.Module):
         return self.product(inputs)
 
 
+class _PartialKernelLinear(KernelLinear):
+    """Returns float32, summed as the product does and not rounded."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.product(inputs.float())
+
+
 AnyLinear: TypeAlias = KernelLinear | CublasLinear
 
 
 def fastest_linear(
-    weight: Tensor, bias: Tensor | None, is_exact: bool, allow_int8: bool
+    weight: Tensor, bias: Tensor | None, is_exact: bool, allow_int8: bool, is_partial: bool = False
 ) -> AnyLinear:
-    """Return the fastest linear layer for a weight on its device."""
+    """Return the fastest linear layer for a weight on its device.
+
+    With is_partial, it returns its sums in float32, whatever the type of the weight.
+    """
     if weight.is_cuda:
-        return CublasLinear(weight, bias, is_exact)
+        return CublasLinear(weight, bias, is_exact, is_partial)
+    if is_partial:
+        return _PartialKernelLinear(MatrixProduct(weight.detach(), bias, dtype=torch.float32))
     return KernelLinear(MatrixProduct(weight.detach(), bias, allow_int8))
 
 

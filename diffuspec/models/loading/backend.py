@@ -53,7 +53,7 @@ class Backend:
 
 
 def choose_backend(
-    path: Path, device: Device, dtype: DType, is_exact: bool | None = None, num_ranks: int = 1
+    path: Path, device: Device, dtype: DType, is_exact: bool | None = None
 ) -> Backend:
     """Choose the device, the type and the kernels of a model. Raises ModelLoadError, ConfigError.
 
@@ -67,14 +67,11 @@ def choose_backend(
     precision = resolve_dtype(dtype, where)
     is_cheap = precision != torch.float32 or (where.type == "cpu" and operations.is_available)
     wants = is_cheap if is_exact is None else is_exact
-    if num_ranks > 1:
-        reason = "the sums of several ranks are added"
-    elif not wants:
+    if not wants:
         reason = "not requested" if is_exact is False else "it would be slow in float32"
     else:
         reason = "no row depends on the others, unless a trial at loading finds otherwise"
-    kernels = _kernels(where)
-    return Backend(where, precision, kernels, wants and num_ranks == 1, reason)
+    return Backend(where, precision, _kernels(where), wants, reason)
 
 
 def _kernels(device: torch.device) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from diffuspec.core.devices import Device, DType
-from diffuspec.core.errors import ModelLoadError
+from diffuspec.core.errors import ModelLoadError, VerifierUnavailableError
 from diffuspec.core.memory import release_freed
 from diffuspec.models.attention.cache import CacheShape
 from diffuspec.models.checks.exactness import has_independent_rows
@@ -33,6 +34,7 @@ from diffuspec.models.loading.transformers_model import (
     transformers_config,
 )
 from diffuspec.models.runner import ModelRunner
+from diffuspec.models.tensor_parallel.collectives import Agree, all_ranks
 from diffuspec.models.tensor_parallel.layers import has_only_plain_tensors
 
 logger = logging.getLogger(__name__)
@@ -84,7 +86,7 @@ def load_model(
     if is_target:
         check_rope(path, config, max_len)
     num_rows = max_len + num_scratch_rows
-    backend = choose_backend(path, device, dtype, is_exact, num_ranks)
+    backend = choose_backend(path, device, dtype, is_exact)
     if quantize_activations:
         _check_quantizes_activations(checkpoint, backend.device)
         backend = replace(backend, quantizes_activations=True)
@@ -92,9 +94,14 @@ def load_model(
     _check_fits(checkpoint, backend, cache_bytes, num_ranks)
     model = _read_model(checkpoint, config, backend, num_ranks)
     fixed_rows = 1 + num_scratch_rows if is_exact else None
+    agree: Agree = partial(all_ranks, device=model.device) if num_ranks > 1 else bool
     try:
-        may_be_exact = _use_our_layers(model, max_len, num_rows, backend.is_exact, allow_int8)
-        runner = _make_runner(model, num_slots, num_rows, may_be_exact, fixed_rows)
+        may_be_exact = _use_our_layers(
+            model, max_len, num_rows, backend.is_exact, allow_int8, agree
+        )
+        runner = _make_runner(model, num_slots, num_rows, may_be_exact, fixed_rows, agree)
+    except VerifierUnavailableError:
+        raise
     except Exception as error:  # models that cannot use our attention may raise anything
         what = error if isinstance(error, _UNSUPPORTED) else repr(error)
         name = type(model).__name__
@@ -155,11 +162,12 @@ def _read_model(checkpoint: Checkpoint, config: Any, backend: Backend, num_ranks
 
 
 def _use_our_layers(
-    model: Any, max_len: int, num_rows: int, is_exact: bool, allow_int8: bool
+    model: Any, max_len: int, num_rows: int, is_exact: bool, allow_int8: bool, agree: Agree
 ) -> bool:
     """Replace a model's layers, in place, by faster ones; sequences have up to max_len tokens.
 
-    With is_exact, returns whether each layer computes a row independently of the others.
+    With is_exact, returns whether each layer, of all ranks, computes a row independently of the
+    others.
     """
     if not has_only_plain_tensors(model):
         return False
@@ -168,18 +176,23 @@ def _use_our_layers(
     if is_exact or model.device.type == "cpu":
         use_rotary_tables(model, max_len, num_rows)
     is_exact = is_exact and use_chunked_activations(model)
-    use_fused_layers(model.base_model)
+    use_fused_layers(model.base_model, agree)
     use_fused_forward(model)
-    return is_exact
+    return agree(is_exact)
 
 
 def _make_runner(
-    model: Any, num_slots: int, num_rows: int, may_be_exact: bool, fixed_rows: int | None
+    model: Any,
+    num_slots: int,
+    num_rows: int,
+    may_be_exact: bool,
+    fixed_rows: int | None,
+    agree: Agree,
 ) -> ModelRunner:
     """Return a runner: an exact one if a trial succeeds, otherwise one with fixed_rows, if any."""
     first_rows = None if may_be_exact else fixed_rows
     runner = ModelRunner(model, num_slots, num_rows, first_rows, may_be_exact)
-    if may_be_exact and not has_independent_rows(runner):
+    if may_be_exact and not has_independent_rows(runner, agree):
         del runner  # frees its cache, which may be as large as the memory
         runner = ModelRunner(model, num_slots, num_rows, fixed_rows)
     if has_only_plain_tensors(model):

@@ -9,7 +9,8 @@ forward costs only its products and collectives, and everything that works on pl
 CPU weights, CUDA graphs) also works on a shard.
 
 A linear layer split by columns computes this rank's share of the output and needs no communication.
-A layer split by rows takes a share of the input, and the ranks' outputs are summed.
+A layer split by rows takes a share of the input, and the ranks' outputs are summed. No row's bits
+depend on the other rows of a forward: see `collectives`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ from torch.distributed.tensor import DTensor
 from transformers.distributed import DistributedConfig  # type: ignore[attr-defined]
 
 from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.tensor_parallel.collectives import (
+    collect_rows,
+    join_columns,
+    sum_of_ranks,
+)
 
 _DIVIDED = {
     "num_attention_heads": "attention heads",
@@ -54,18 +60,28 @@ def has_only_plain_tensors(model: nn.Module) -> bool:
     return not any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
+class PartialLinear(nn.Linear):
+    """A linear layer whose outputs are added to those of other ranks: preferably float32."""
+
+
 class _SummedLinear(nn.Module):
     """A linear layer split by rows: takes a share of the input, returns the whole output."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.share = _linear(_local(layer.weight), None)
-        self.bias = None if layer.bias is None else _local(layer.bias)
+        bias = None if layer.bias is None or dist.get_rank() > 0 else _local(layer.bias)
+        self.share = _linear(PartialLinear, _local(layer.weight), bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        output: Tensor = self.share(inputs)
-        dist.all_reduce(output)
-        return output if self.bias is None else output + self.bias
+        return sum_of_ranks(self.share(inputs), inputs.dtype)
+
+
+class _SlicedLinear(_SummedLinear):
+    """A linear layer split by rows that takes the whole input."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        shares = inputs.chunk(dist.get_world_size(), dim=-1)
+        return super().forward(shares[dist.get_rank()])
 
 
 class _GatheredLinear(nn.Module):
@@ -76,14 +92,13 @@ class _GatheredLinear(nn.Module):
         self.share = _split_by_columns(layer)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        share = self.share(inputs).contiguous()
-        shares = [torch.empty_like(share) for _ in range(dist.get_world_size())]
-        dist.all_gather(shares, share)
-        return torch.cat(shares, dim=-1)
+        return join_columns(self.share(inputs))
 
 
 class _VocabularyShare(nn.Module):
     """An embedding; this rank holds a range of token ids."""
+
+    is_exact = True
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -94,18 +109,19 @@ class _VocabularyShare(nn.Module):
         row = token_ids - self._first
         is_mine = (row >= 0) & (row < len(self.weight))
         output = nn.functional.embedding(row.where(is_mine, 0), self.weight)
-        output = output.masked_fill(~is_mine.unsqueeze(-1), 0)
-        dist.all_reduce(output)
-        return output
+        return collect_rows(output.masked_fill(~is_mine.unsqueeze(-1), 0))
 
 
 def _split_by_columns(layer: nn.Module) -> nn.Linear:
-    return _linear(_local(layer.weight), None if layer.bias is None else _local(layer.bias))
+    bias = None if layer.bias is None else _local(layer.bias)
+    return _linear(nn.Linear, _local(layer.weight), bias)
 
 
-def _linear(weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Linear:
+def _linear(
+    kind: type[nn.Linear], weight: nn.Parameter, bias: nn.Parameter | None
+) -> nn.Linear:
     num_outputs, num_inputs = weight.shape
-    layer = nn.Linear(num_inputs, num_outputs, bias=bias is not None, device="meta")
+    layer = kind(num_inputs, num_outputs, bias=bias is not None, device="meta")
     layer.weight = weight
     if bias is not None:
         layer.bias = bias
@@ -124,6 +140,7 @@ def _any_layer(name: str) -> str:
 _LAYERS: dict[tuple[type[nn.Module], str], Callable[[nn.Module], nn.Module]] = {
     (nn.Linear, "colwise"): _split_by_columns,
     (nn.Linear, "rowwise"): _SummedLinear,
+    (nn.Linear, "rowwise_split_input"): _SlicedLinear,
     (nn.Linear, "colwise_gather_output"): _GatheredLinear,
     (nn.Linear, "colwise_rep"): _GatheredLinear,
     (nn.Embedding, "embedding_rowwise"): _VocabularyShare,

@@ -1,28 +1,32 @@
-"""Two ranks of a target: this process and one more."""
+"""Ranks of a target: this process and others."""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import torch
 
-from tests.support.forked import forked
+from diffuspec.core.config import TargetConfig
 from diffuspec.core.types import Verdict
 from diffuspec.models.target import CausalTarget
 from diffuspec.models.tensor_parallel.lockstep import LockstepTarget
 from diffuspec.models.tensor_parallel.rank_group import RankGroup, open_meeting_point
-from tests.models.tensor_parallel.follower import HOST, LIMITS, config
-from tests.support.models import make_model, save_tokenizer
+from tests.models.tensor_parallel.follower import HOST, LIMITS, Membership
+from tests.support.forked import forked
+from tests.support.models import make_model, make_phi3_model, save_tokenizer
 
 CPU = torch.device("cpu")
 IDLE_SECONDS = 0.1
 
 
 def save_family(path: Path, family: str) -> Path:
-    make_model(family).save_pretrained(path)
+    model = make_phi3_model() if family == "phi3" else make_model(family)
+    model.save_pretrained(path)
     save_tokenizer(path)
     return path
 
@@ -32,7 +36,7 @@ def outcomes(verdicts: list[Verdict]) -> list[tuple[tuple[int, ...], tuple[int, 
 
 
 class Follower:
-    """The process of rank 1; started when first needed."""
+    """The process of a rank other than 0; started when first needed."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -67,19 +71,21 @@ class Follower:
 
 @dataclass
 class Ranks:
-    """Two ranks of one target; this process is rank 0."""
+    """Ranks of one target; this process is rank 0, the followers are the others."""
 
-    path: Path
-    follower: Follower
-    exact: bool = False
+    config: TargetConfig
+    followers: Sequence[Follower]
     target: LockstepTarget = field(init=False)
     share: CausalTarget = field(init=False)
 
-    def __enter__(self) -> Ranks:
+    def __enter__(self) -> Self:
         store = open_meeting_point(HOST, LIMITS)
-        self.follower.say(f"{store.port} {self.path} {self.exact}")
-        self._group = RankGroup(store, 0, 2, CPU, LIMITS)
-        self.share = CausalTarget.load(config(self.path, self.exact), num_ranks=2)
+        num_ranks = 1 + len(self.followers)
+        settings = self.config.model_dump(mode="json")
+        for rank, follower in enumerate(self.followers, start=1):
+            follower.say(Membership(store.port, rank, num_ranks, settings).to_line())
+        self._group = RankGroup(store, 0, num_ranks, CPU, LIMITS)
+        self.share = CausalTarget.load(self.config, num_ranks)
         self.target = LockstepTarget(self.share, self._group, IDLE_SECONDS)
         return self
 

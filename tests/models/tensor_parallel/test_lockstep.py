@@ -45,7 +45,8 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture(scope="module")
 def qwen2(tmp_path_factory: pytest.TempPathFactory, follower: Follower) -> Iterator[Ranks]:
-    with Ranks(save_family(tmp_path_factory.mktemp("qwen2"), "qwen2"), follower) as ranks:
+    path = save_family(tmp_path_factory.mktemp("qwen2"), "qwen2")
+    with Ranks(config(path), [follower]) as ranks:
         yield ranks
     assert follower.hear() == "left"
 
@@ -53,7 +54,7 @@ def qwen2(tmp_path_factory: pytest.TempPathFactory, follower: Follower) -> Itera
 @pytest.fixture(scope="module")
 def alone(qwen2: Ranks) -> Iterator[CausalTarget]:
     """The same target in one process."""
-    target = CausalTarget.load(config(qwen2.path, False))
+    target = CausalTarget.load(qwen2.config)
     yield target
     target.close()
 

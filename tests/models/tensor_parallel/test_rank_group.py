@@ -17,7 +17,7 @@ from diffuspec.models.tensor_parallel.rank_group import (
     find_meeting_point,
     open_meeting_point,
 )
-from tests.models.tensor_parallel.follower import HOST
+from tests.models.tensor_parallel.follower import HOST, config
 from tests.models.tensor_parallel.processes import CPU, Follower, Ranks, save_family
 from tests.models.test_target import PROMPT, request
 
@@ -28,15 +28,14 @@ pytestmark = pytest.mark.process
 def other(tmp_path: Path) -> Iterator[Ranks]:
     """A group that may be broken."""
     follower = Follower()
-    ranks = Ranks(save_family(tmp_path, "qwen2"), follower)
-    with ranks:
+    with Ranks(config(save_family(tmp_path, "qwen2")), [follower]) as ranks:
         yield ranks
     follower.close()
 
 
 async def test_the_loss_of_a_rank_is_noticed_at_once(other: Ranks) -> None:
     await other.target.verify([request(PROMPT)])
-    other.follower.close()
+    other.followers[0].close()
     started = time.monotonic()
     with pytest.raises(VerifierUnavailableError, match="rank 0 lost another rank"):
         await other.target.verify([request(PROMPT)])
@@ -55,7 +54,7 @@ async def test_ranks_that_disagree_give_no_verdict(
         patch.setattr(lockstep, "_digest", lambda _: 42)
         with pytest.raises(VerifierUnavailableError, match=r"different verdicts in step 2: \[42, "):
             await other.target.verify([request(PROMPT)])
-    assert "different verdicts in step 2" in other.follower.hear()
+    assert "different verdicts in step 2" in other.followers[0].hear()
 
 
 def test_a_group_names_the_ranks_that_did_not_join() -> None:

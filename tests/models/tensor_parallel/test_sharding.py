@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.checks import exactness
 from diffuspec.models.target import CausalTarget
 from diffuspec.models.tensor_parallel.layers import check_divides, spreading_over
 from diffuspec.models.tensor_parallel.lockstep import LockstepTarget
@@ -32,17 +33,29 @@ async def _decode_with_trees(target: LockstepTarget, truth: list[int]) -> list[i
     return token_ids[: len(truth)]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "tiny", "exact"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "phi3", "gemma2", "tiny"])
 def test_two_ranks_decode_as_one_process_does(
     tmp_path: Path, follower: Follower, family: str
 ) -> None:
-    exact = family == "exact"
-    where = TARGET if family == "tiny" else save_family(tmp_path, "qwen2" if exact else family)
-    alone = CausalTarget.load(config(where, exact))
+    settings = config(TARGET if family == "tiny" else save_family(tmp_path, family), exact=True)
+    alone = CausalTarget.load(settings)
     truth = asyncio.run(decode(alone, SAMPLED, 12))
     alone.close()
-    with Ranks(where, follower, exact) as ranks:
+    with Ranks(settings, [follower]) as ranks:
         assert asyncio.run(_decode_with_trees(ranks.target, truth)) == truth
+        assert ranks.share.runner.is_exact
+        assert ranks.share.runner.takes_trees == (family != "gemma2")  # embeds as we do not
+    assert follower.hear() == "left"
+
+
+def test_ranks_agree_on_a_trial_that_fails_on_one_of_them(
+    tmp_path: Path, follower: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exactness, "_attends_rows_alone", lambda _: False)  # of this rank
+    with Ranks(config(save_family(tmp_path, "qwen2"), exact=True), [follower]) as ranks:
+        runner = ranks.share.runner
+        assert runner.is_exact and not runner.takes_trees, "every step has one shape"
+        assert len(asyncio.run(decode(ranks.target, SAMPLED, 2))) == len(PROMPT) + 2
     assert follower.hear() == "left"
 
 
