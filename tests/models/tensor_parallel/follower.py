@@ -20,7 +20,7 @@ from diffuspec.models.tensor_parallel.lockstep import follow
 from diffuspec.models.tensor_parallel.rank_group import RankGroup, RankLimits, find_meeting_point
 
 HOST = "127.0.0.1"
-LIMITS = RankLimits(meet_seconds=60, compute_seconds=60, message_seconds=60)
+LIMITS = RankLimits(meet_seconds=120, compute_seconds=60, message_seconds=60)
 MAX_NODES = 16
 
 
