@@ -16,9 +16,13 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Self
 
-from actors.placement import Placement
+from ray.util.placement_group import PlacementGroup
+
+from actors.certificate import make_certificate
+from actors.placement import Placement, is_on_one_machine
 from actors.role_reports import RoleReport, describe_roles
 from actors.settings import PipelineConfig
 from actors.supervision.coordinator_supervisor import CoordinatorSupervisor
@@ -45,15 +49,21 @@ class Pipeline:
     """An async context manager for all roles of one deployment, tied to one event loop.
 
     token: the secret that every call between roles and to the coordinator carries; None: a random
-    one. name: the value of the label `pipeline` in Ray's exporter; None: a random one.
+    one. name: the value of the label `pipeline` in Ray's exporter; None: a random one. home: a
+    granted placement group with the bundles of the first of `make_groups`; None: a new one.
     """
 
     def __init__(
-        self, config: PipelineConfig, token: str | None = None, name: str | None = None
+        self,
+        config: PipelineConfig,
+        token: str | None = None,
+        name: str | None = None,
+        home: PlacementGroup | None = None,
     ) -> None:
         self.config = config
         self.name = secrets.token_hex(4) if name is None else name
-        self.token = new_token() if token is None else token
+        self.security = config.security(new_token() if token is None else token)
+        self._home = home
         self._placement: Placement | None = None
         self._coordinator: CoordinatorSupervisor | None = None
         self._drafters: tuple[DrafterSupervisor, ...] = ()
@@ -80,10 +90,16 @@ class Pipeline:
     async def start(self) -> None:
         """Place and start all roles; return once they answer and every drafter has been tried.
 
-        A drafter that fails does not fail the start: status() names the reason. Raises
+        A drafter that fails, or has no room, does not fail the start: status() names the reason.
+        Without certificates of the configuration, roles on a cluster that may have several machines
+        get one that is made for this pipeline. Raises
         PlacementError, ConfigError, ModelLoadError and VerifierError, and leaves nothing behind.
         """
-        self._placement = placement = await Placement.reserve(self.config, self.token, self.name)
+        if self.security.tls is None and not is_on_one_machine():
+            self.security = replace(self.security, tls=make_certificate())
+        self._placement = placement = await Placement.reserve(
+            self.config, self.security, self.name, self._home
+        )
         try:
             self._coordinator = coordinator = CoordinatorSupervisor(placement)
             self._drafters = tuple(
@@ -194,8 +210,8 @@ class Pipeline:
         placement, coordinator = self._placement, self._coordinator
         if self._is_draining or placement is None or coordinator is None:
             return ""
-        if await asyncio.to_thread(placement.is_removed):
-            return "the placement group was removed"
+        if await placement.is_lost():
+            return "a placement group was removed"
         deadlines = self.config.deadlines
         if coordinator.seconds_out > deadlines.placement_seconds + deadlines.start_seconds:
             return f"no coordinator for {coordinator.seconds_out:.0f} s: {coordinator.problem}"

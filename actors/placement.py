@@ -1,4 +1,4 @@
-"""The placement of a pipeline: one placement group, and the actors in its bundles.
+"""The placement of a pipeline: its placement groups, and the actors in their bundles.
 
 Plain classes become Ray actors here and nowhere else; each is imported when one is created, since
 every actor imports this module. A Placement can be sent to other processes:
@@ -10,18 +10,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import os
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.bundles import Node, explain_shortage, find_shortages, make_bundles
+from actors.bundles import (
+    COORDINATOR,
+    VERIFIER,
+    Group,
+    Node,
+    explain_shortage,
+    find_shortages,
+    make_groups,
+)
 from actors.placement_settings import RoleSettings
 from actors.settings import DrafterProcess, PipelineConfig
 from diffuspec.core.addresses import LOOPBACK
@@ -35,11 +41,12 @@ logger = logging.getLogger(__name__)
 
 Handle: TypeAlias = Any  # a Ray actor: its methods have .remote()
 
+ONE_MACHINE = {"diffuspec-cluster": "own"}  # labels of nodes: no other machine can join
 CONTROL = "control"  # concurrency group of health checks, which must not queue behind work
 
-_COORDINATOR_BUNDLE = 0
+_NODE_LABEL = "ray.io/node-id"
 _NUM_CONTROL_CALLS = 4
-_PATIENCE_SECONDS = 3  # pause between log messages on missing resources; Ray waits whole seconds
+_PATIENCE_SECONDS = 1  # pause between looks at what is missing; Ray waits whole seconds
 _RELEASE_SECONDS, _POLL_SECONDS = 10.0, 0.05
 
 
@@ -59,46 +66,114 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A granted placement group, with all that is needed to create its actors."""
+    """A pipeline's placement groups, with all that is needed to create its actors.
+
+    Those of coordinator and verifier are granted at first; a drafter's may come later, or never.
+    """
 
     config: PipelineConfig
-    token: str = field(repr=False)
-    group: PlacementGroup
+    security: Security
+    groups: tuple[tuple[Group, PlacementGroup], ...]
     name: str = ""  # the pipeline's name
+    has_home: bool = False  # whether the first group belongs to the process that starts the roles
 
     @classmethod
-    async def reserve(cls, config: PipelineConfig, token: str, name: str = "") -> Placement:
-        """Wait until the cluster grants the bundles; log which resources are missing meanwhile.
+    async def reserve(
+        cls,
+        config: PipelineConfig,
+        security: Security,
+        name: str = "",
+        home: PlacementGroup | None = None,
+    ) -> Placement:
+        """Wait until the cluster grants what coordinator and verifier need.
 
-        Raises ConfigError, and after placement_seconds PlacementError with the missing resources.
-        Nothing stays reserved after an error.
+        home: a granted group with the bundles of the first of `make_groups`. Logs which resources
+        are missing meanwhile. Raises ConfigError, and after placement_seconds PlacementError with
+        the missing resources. Nothing stays reserved after an error.
         """
-        group = _ask_for(config)
+        placement = cls(config, security, (), name, home is not None)
+        seconds, missing = config.deadlines.placement_seconds, ""
+
+        def tell(reason: str) -> None:
+            nonlocal missing
+            missing = reason
+            logger.warning("no room for the pipeline, waiting up to %g s: %s", seconds, reason)
+
         try:
-            await _granted(group, config)
-            if config.rpc.tls is None:
-                _check_one_machine(group)
-        except BaseException:
-            remove_placement_group(group)
+            async with asyncio.timeout(seconds):
+                for group in make_groups(config):
+                    placement = await placement._with(group, home, tell)
+                    home = None
+                for role in placement._needed:
+                    await placement.has_room(role, tell)
+        except BaseException as error:
+            placement._remove()
+            if isinstance(error, TimeoutError):
+                late = f"no room for the pipeline within {seconds:g} seconds: {missing}"
+                raise PlacementError(late) from error
             raise
-        return cls(config, token, group, name)
+        return placement
+
+    async def _with(
+        self, group: Group, home: PlacementGroup | None, tell: Callable[[str], None]
+    ) -> Placement:
+        """Ask for one more group; where roles have to be apart, wait until the last is granted."""
+        if self.groups and self.config.placement.strategy == "STRICT_SPREAD":
+            last, _ = self.groups[-1]
+            await self.has_room(last.bundles[0].role, tell)
+            used = [node for _, granted in self.groups for node in _node_ids(granted)]
+            group = group.with_labels({_NODE_LABEL: f"!in({','.join(used)})"})
+        asked = home or _ask_for(group)
+        return replace(self, groups=(*self.groups, (group, asked)))
+
+    async def has_room(self, role: str, tell: Callable[[str], None]) -> None:
+        """Wait until the group of a role is granted; call `tell` whenever the reason changes."""
+        group, granted, _ = self._find(role)
+        told = ""
+        while not await asyncio.to_thread(granted.wait, _PATIENCE_SECONDS):
+            reason = "; ".join(explain_shortage([group], _nodes_alive()))
+            if reason != told:
+                tell(reason)
+                told = reason
 
     async def release(self) -> None:
         """Release the bundles and end the actors in them; return once that is done."""
-        remove_placement_group(self.group)
+        self._remove()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_RELEASE_SECONDS):
-                while not await asyncio.to_thread(self.is_removed):
+                while not all(await asyncio.gather(*map(_is_removed, self._own))):
                     await asyncio.sleep(_POLL_SECONDS)
 
-    def is_removed(self) -> bool:
-        """Return whether the placement group is gone. Asks the cluster's head node."""
-        table: Any = ray.util.placement_group_table(self.group)
-        return bool(table["state"] == "REMOVED")
+    async def is_lost(self) -> bool:
+        """Return whether a group that cannot be missed was removed. Asks the head node."""
+        needed = [self._find(role)[1] for role in self._needed]
+        return any(await asyncio.gather(*map(_is_removed, needed)))
+
+    @property
+    def _needed(self) -> tuple[str, ...]:
+        return (COORDINATOR,) if self.config.placement.together else (COORDINATOR, VERIFIER)
+
+    @property
+    def _own(self) -> list[PlacementGroup]:
+        return [group for _, group in self.groups[self.has_home :]]
+
+    def _remove(self) -> None:
+        for group in self._own:
+            remove_placement_group(group)
+
+    def _find(self, role: str, number: int = 0) -> tuple[Group, PlacementGroup, int]:
+        """Return the group of a role, and the index of its bundle of this number."""
+        places = (
+            (group, granted, index)
+            for group, granted in self.groups
+            for index, bundle in enumerate(group.bundles)
+            if bundle.role == role
+        )
+        return [*places][number]
 
     def host(self, place: Place) -> str:
         """Return the address at which an actor listens: with TLS its node's, else loopback."""
-        return LOOPBACK if self.config.rpc.tls is None else place.ip
+        return LOOPBACK if self.security.tls is None else place.ip
 
     def create_coordinator(self, number: int = 1) -> Handle:
         """Create a coordinator. `number` counts from 1, and is part of its trace's name."""
@@ -111,40 +186,46 @@ class Placement:
         variables = _threads(role)
         if config.placement.together:  # else its ranks would inherit what hides GPUs from it
             variables |= _gpus(role)
-        make = self._remote(CoordinatorActor, role, _COORDINATOR_BUNDLE, variables)
-        return make(config, self.token)
+        make = self._remote(CoordinatorActor, role, COORDINATOR, variables)
+        return make(config, self.security)
 
     def create_drafter(self, process: DrafterProcess) -> Handle:
         from actors.roles.drafter import DrafterActor
 
         role = process.settings
-        make = self._remote(DrafterActor, role, 1 + process.index, _threads(role) | _gpus(role))
-        return make(self.config, self.token, process.drafter)
+        make = self._remote(DrafterActor, role, process.role, _threads(role) | _gpus(role))
+        return make(self.config, self.security, process.drafter)
 
     def create_path_scorer(self, process: DrafterProcess) -> Handle:
         from actors.roles.path_scorer import PathScorerActor
 
         role = self.config.placement.path_scorer
-        make = self._remote(PathScorerActor, role, 1 + process.index, _threads(role) | _gpus(role))
-        return make(self.config, self.token)
+        make = self._remote(PathScorerActor, role, process.role, _threads(role) | _gpus(role))
+        return make(self.config, self.security)
 
     def create_rank(self, rank: int) -> Handle:
         from actors.roles.verifier import VerifierRank
 
         role = self.config.placement.verifier
-        bundle = 1 + len(self.config.drafter_processes)
-        make = self._remote(VerifierRank, role, bundle, _threads(role) | _gpus(role))
-        return make(self.config, self.token, rank)
+        variables = _threads(role) | _gpus(role)
+        make = self._remote(VerifierRank, role, VERIFIER, variables, rank)
+        return make(self.config, self.security, rank)
 
     def _remote(
-        self, kind: type[Any], role: RoleSettings, bundle: int, variables: dict[str, str]
+        self,
+        kind: type[Any],
+        role: RoleSettings,
+        name: str,
+        variables: dict[str, str],
+        number: int = 0,
     ) -> Callable[..., Handle]:
-        """Return a function that creates an actor of a plain class in a bundle.
+        """Return a function that creates an actor of a plain class in a bundle of a role.
 
         Ray does not restart these actors; their supervisors do, and pass on the new addresses.
         """
+        _, group, bundle = self._find(name, number)
         strategy = PlacementGroupSchedulingStrategy(
-            self.group, bundle, placement_group_capture_child_tasks=False
+            group, bundle, placement_group_capture_child_tasks=False
         )
         return _remote_role(kind, role, variables, scheduling_strategy=strategy)
 
@@ -221,57 +302,43 @@ def _find_place(actor: object) -> Place:
     return Place(node_id, ip, gpu_ids, os.getpid())
 
 
+def is_on_one_machine() -> bool:
+    """Return whether this process is connected to a cluster that a command has started for itself.
+
+    Such a cluster never grows.
+    """
+    return set(ONE_MACHINE.items()) <= set(ray.get_runtime_context().get_node_labels().items())
+
+
 def check_room(config: PipelineConfig, num_pipelines: int = 1) -> None:
     """Raise PlacementError if the cluster, even idle, cannot hold `num_pipelines` pipelines."""
-    bundles, strategy = make_bundles(config), config.placement.strategy
-    reasons = find_shortages(bundles, strategy, _nodes_alive(), num_pipelines)
+    reasons = find_shortages(make_groups(config), _nodes_alive(), num_pipelines)
     if reasons:
         raise PlacementError("; ".join(reasons))
 
 
-def _ask_for(config: PipelineConfig) -> PlacementGroup:
-    bundles = make_bundles(config)
+def _ask_for(group: Group) -> PlacementGroup:
     try:
-        group: PlacementGroup = placement_group(
-            [bundle.resources for bundle in bundles],
-            strategy=config.placement.strategy,
-            bundle_label_selector=[bundle.labels for bundle in bundles],
+        asked: PlacementGroup = placement_group(
+            [bundle.resources for bundle in group.bundles],
+            strategy=group.strategy,
+            bundle_label_selector=[bundle.labels for bundle in group.bundles],
         )
     except ValueError as error:
         raise ConfigError(f"Ray cannot place the pipeline: {error}") from error
-    return group
+    return asked
 
 
-async def _granted(group: PlacementGroup, config: PipelineConfig) -> None:
-    """Wait until a group is granted; log the missing resources whenever they change."""
-    bundles, strategy = make_bundles(config), config.placement.strategy
-    seconds, told = config.deadlines.placement_seconds, ""
-    ends_at = time.monotonic() + seconds
-    while (left := ends_at - time.monotonic()) > 0:
-        if await asyncio.to_thread(group.wait, math.ceil(min(left, _PATIENCE_SECONDS))):
-            return
-        reason = "; ".join(explain_shortage(bundles, strategy, _nodes_alive()))
-        if reason != told:
-            logger.warning("no room for the pipeline, waiting up to %g s: %s", seconds, reason)
-            told = reason
-    raise PlacementError(f"no room for the pipeline within {seconds:g} seconds: {told}")
-
-
-def _check_one_machine(group: PlacementGroup) -> None:
+def _node_ids(group: PlacementGroup) -> list[str]:
     table: Any = ray.util.placement_group_table(group)
-    ips = {node["NodeID"]: node["NodeManagerAddress"] for node in _nodes()}
-    used = sorted({ips[node_id] for node_id in table["bundles_to_node_id"].values()})
-    if len(used) > 1:
-        raise ConfigError(
-            f"the roles would run on several machines ({', '.join(used)}), and rpc.tls is not "
-            "configured: give certificates, or STRICT_PACK them on one"
-        )
+    return [*table["bundles_to_node_id"].values()]
+
+
+async def _is_removed(group: PlacementGroup) -> bool:
+    table: Any = await asyncio.to_thread(ray.util.placement_group_table, group)
+    return bool(table["state"] == "REMOVED")
 
 
 def _nodes_alive() -> list[Node]:
-    return [Node(node["Resources"], node["Labels"]) for node in _nodes() if node["Alive"]]
-
-
-def _nodes() -> list[dict[str, Any]]:
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return nodes
+    return [Node(node["Resources"], node["Labels"]) for node in nodes if node["Alive"]]

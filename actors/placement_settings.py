@@ -22,7 +22,7 @@ def round_share(amount: float) -> float:
 
 _NODE = "Nodes that it may run on."
 
-Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
+Strategy = Literal["PACK", "STRICT_PACK", "STRICT_SPREAD"]
 Share = Annotated[float, Field(ge=_MIN_SHARE, le=1_000_000), AfterValidator(round_share)]
 
 # Kubernetes' label syntax, which Ray shares; a value may also be a selector such as !in(a,b).
@@ -116,10 +116,16 @@ class DrafterSettings(RoleSettings):
 
 
 class VerifierSettings(RoleSettings):
-    """Each rank of the verifier. All ranks run on the same node."""
+    """Each rank of the verifier."""
 
     tensor_parallel: int = Field(
         1, ge=1, le=_MAX_GPUS, description="Number of ranks over which the target is sharded."
+    )
+    spans_nodes: bool = Field(
+        False,
+        description="Whether ranks may run on several nodes; otherwise all run on one. gloo and "
+        "NCCL, by which they exchange data, check no token and encrypt nothing: use it only in a "
+        "private network.",
     )
     node: NodeSettings = Field(NodeSettings(), description=_NODE)
 
@@ -134,7 +140,7 @@ class VerifierSettings(RoleSettings):
 
 
 class PlacementSettings(Section):
-    """Bundles of one placement group: coordinator, each drafter with its scorer, verifier."""
+    """What each role reserves, and where: coordinator, each drafter with its scorer, verifier."""
 
     together: bool = Field(
         False,
@@ -143,8 +149,8 @@ class PlacementSettings(Section):
     )
     strategy: Strategy = Field(
         "PACK",
-        description="STRICT_SPREAD puts every bundle on its own node, STRICT_PACK all on one node; "
-        "SPREAD and PACK do so as far as there is room.",
+        description="STRICT_SPREAD: coordinator, verifier and each drafter on nodes of their own; "
+        "STRICT_PACK: all on one node; PACK: as Ray finds room on the nodes that roles name.",
     )
     coordinator: CoordinatorSettings = Field(
         CoordinatorSettings(), description="Resources of the coordinator."

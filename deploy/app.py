@@ -14,6 +14,7 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
+from actors.bundles import make_groups
 from actors.service.directory import Directory
 from actors.service.ingress import Ingress
 from actors.service.replica import PipelineReplica
@@ -44,10 +45,14 @@ def build(args: dict[str, Any]) -> Application:
         **_HEALTH,
     )(Directory).bind()
     drain_seconds = config.pipeline.deadlines.drain_seconds
+    home, *_ = make_groups(config.pipeline)
     pipelines = serve.deployment(
         name="Pipeline",
         max_ongoing_requests=_UNBOUNDED,
-        ray_actor_options={"num_cpus": 0},  # the pipeline's roles reserve what they need
+        ray_actor_options={"num_cpus": 0},  # its coordinator, which it shares a node with, has some
+        placement_group_bundles=[bundle.resources for bundle in home.bundles],
+        placement_group_bundle_label_selector=[bundle.labels for bundle in home.bundles],
+        placement_group_strategy=home.strategy,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=drain_seconds + _SLACK_SECONDS,
         **_HEALTH,

@@ -59,7 +59,7 @@ def variables(directory: Path, http: ServeSettings) -> Iterator[dict[str, str]]:
     fixed = {
         VARIABLE: "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(SCRIPT),
-        "DIFFUSPEC_HAPROXY": package.get_haproxy_binary(),
+        "DIFFUSPEC_HAPROXY": str(Path(str(package.__file__)).with_name("bin") / "haproxy"),
         "DIFFUSPEC_HEADER_SECONDS": str(math.ceil(http.header_seconds)),
         "DIFFUSPEC_COUNTS_HOST": LOOPBACK,
         "DIFFUSPEC_ADDRESS_CONNECTIONS": str(http.max_connections_per_address),

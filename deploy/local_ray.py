@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 
-from actors.placement import PlacementError, check_room
+from actors.placement import ONE_MACHINE, PlacementError, check_room
 from actors.settings import PipelineConfig
 from deploy.addresses import check_reachable
 from deploy.cluster_watch import ended_within, watched
@@ -72,7 +72,12 @@ def ray_cluster(
 @contextlib.contextmanager
 def running_cluster(address: str, option: str) -> Iterator[None]:
     """Connect to the cluster at the address given by an option. Raises ConfigError."""
-    if ":" in address and "://" not in address:
+    if "://" in address:
+        raise ConfigError(
+            f"{option} is {address}: a client of Ray cannot run a pipeline. Run this on a node of "
+            "the cluster with `auto`, or as a job: ray job submit --address http://HEAD:8265 -- ..."
+        )
+    if ":" in address:
         check_reachable(option, address)  # Ray would retry for minutes
     try:
         with _interrupts_held(), ThreadPoolExecutor(1) as thread:
@@ -99,6 +104,7 @@ def _start(directory: str, thread: Executor) -> None:
         object_store_memory=_OBJECT_STORE_BYTES,
         log_to_driver=False,
         configure_logging=False,
+        labels=ONE_MACHINE,
         _temp_dir=directory,
     )
 

@@ -28,6 +28,7 @@ from diffuspec.core.interfaces import TargetInfo
 from diffuspec.rpc.client.connection import Connection
 from diffuspec.rpc.client.roles import RemotePathScorer, RemoteVerifier
 from diffuspec.rpc.limits import DEFAULT_LIMITS
+from diffuspec.rpc.security import Security
 from diffuspec.rpc.services import (
     COORDINATOR_SERVICE,
     DRAFTER_SERVICE,
@@ -94,7 +95,7 @@ async def _run(
     role: Role, config: PipelineConfig, token: str, addresses: Addresses, announce: Announce
 ) -> None:
     async with contextlib.AsyncExitStack() as resources:
-        host = _Host(config, token, addresses, announce, resources)
+        host = _Host(config, config.security(token), addresses, announce, resources)
         hosted: Hosted = await getattr(host, role)()
         if hosted.address:
             announce(hosted.address)
@@ -106,13 +107,13 @@ class _Host:
     """Starts roles, each with the method of its name; they end with the resources."""
 
     config: PipelineConfig
-    token: str
+    security: Security
     addresses: Addresses
     announce: Announce
     resources: contextlib.AsyncExitStack
 
     async def path_scorer(self) -> Hosted:
-        actor = PathScorerActor(self.config, self.token)
+        actor = PathScorerActor(self.config, self.security)
         self.resources.push_async_callback(actor.stop)
         info = await self._target_info()
         return Hosted(await actor.start(info, self.addresses.host, self.addresses.port))
@@ -120,7 +121,7 @@ class _Host:
     async def drafter(self) -> Hosted:
         config, at = self.config, self.addresses
         process = at.served_drafter(config)
-        actor = DrafterActor(config, self.token, process.drafter)
+        actor = DrafterActor(config, self.security, process.drafter)
         self.resources.push_async_callback(actor.stop)
         info = await self._target_info()
         if process.needs_path_scorer:
@@ -131,7 +132,7 @@ class _Host:
     async def verifier(self) -> Hosted:
         config, at = self.config, self.addresses
         meeting_point = at.meeting_point
-        actor = VerifierRank(config, self.token, at.rank)
+        actor = VerifierRank(config, self.security, at.rank)
         self.resources.push_async_callback(actor.stop)
         if config.placement.verifier.tensor_parallel > 1 and not at.rank:
             meeting_point = await actor.meet()
@@ -146,8 +147,8 @@ class _Host:
             verifier = colocated_verifier(config)
         else:
             await self._target_info()  # waits until there is a verifier
-            verifier = verifier_at(at.verifier, config, self.token)
-        actor = CoordinatorActor(config, self.token)
+            verifier = verifier_at(at.verifier, config, self.security)
+        actor = CoordinatorActor(config, self.security)
         self.resources.push_async_callback(actor.stop)
         self.resources.push_async_callback(actor.drain, config.deadlines.drain_seconds)
         ready = await actor.start(lambda: verifier, at.host, at.port)
@@ -169,12 +170,11 @@ class _Host:
 
         Raises the last error after the configuration's start_seconds.
         """
-        security = self.config.security(self.token)
         backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         ends_at = asyncio.get_running_loop().time() + self.config.deadlines.start_seconds
         while True:
             try:
-                remote = await kind.connect(address, security)
+                remote = await kind.connect(address, self.security)
             except WorkerError as error:
                 if asyncio.get_running_loop().time() > ends_at:
                     raise

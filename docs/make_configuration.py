@@ -186,7 +186,7 @@ EXAMPLES = {  # keys: classes that read the sections
     "DraftLengthConfig": "draft_length: {min_draft_tokens: 10, max_draft_tokens: 40}",
     "SpeculationParams": "speculation: {policy: fixed, num_draft_tokens: 16, tree_shape: path}",
     "CoordinatorConfig": "coordinator: {max_waiting: 256, overlap: true}",
-    "PlacementSettings": "placement: {strategy: SPREAD}",
+    "PlacementSettings": "placement: {strategy: STRICT_PACK}",
     "CoordinatorSettings": "placement:\n  coordinator: {num_cpus: 4, num_threads: 2}",
     "DrafterSettings": "placement:\n  drafter: {count: 2, num_cpus: 4, num_gpus: 0.9}",
     "RoleSettings": "placement:\n  path_scorer: {num_cpus: 4, num_gpus: 0.1}",

@@ -21,6 +21,7 @@ class ColocatedVerifier:
 
     drafters: Sequence[HostedDrafter] = ()  # those that observe the target are the coordinator's
     num_bytes_sent = num_bytes_received = 0
+    problem = ""  # it is in service as long as this process
 
     def __init__(self, target: CausalTarget, max_step_seconds: float) -> None:
         """max_step_seconds: duration after which a step counts as hung."""

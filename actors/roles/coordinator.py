@@ -34,6 +34,7 @@ from diffuspec.core.params import GREEDY, PLAIN, SamplingParams, SpeculationPara
 from diffuspec.core.types import Prompt, RequestOutput, Verdict, VerifyRequest
 from diffuspec.engine.engine import Engine
 from diffuspec.rpc.client.roles import RemoteVerifier
+from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.coordinator import CoordinatorServicer
 from diffuspec.rpc.server.health import StepHealth
 from diffuspec.rpc.server.server import RoleServer
@@ -47,6 +48,11 @@ class HostedVerifier(Verifier, DrafterHost, Protocol):
     """A verifier that runs in another process, or in this one beside the coordinator."""
 
     async def check_health(self, timeout: float) -> bool: ...
+
+    @property
+    def problem(self) -> str:
+        """The known reason why it cannot be called; "" if there is none."""
+        ...
 
     @property
     def num_bytes_sent(self) -> int: ...
@@ -79,12 +85,12 @@ class _ObservedVerifier:
 
 @contextlib.asynccontextmanager
 async def verifier_at(
-    address: str, config: PipelineConfig, token: str
+    address: str, config: PipelineConfig, security: Security
 ) -> AsyncGenerator[RemoteVerifier]:
     """Connect to a verifier that runs elsewhere. Raises VerifierUnavailableError."""
     seconds = config.deadlines.verify_seconds
     verifier = await RemoteVerifier.connect(
-        address, config.security(token), deadline_seconds=seconds, limits=config.limits(seconds)
+        address, security, deadline_seconds=seconds, limits=config.limits(seconds)
     )
     try:
         yield verifier
@@ -104,8 +110,8 @@ class Ready:
 class CoordinatorActor(ServedRole):
     """Serves prompts."""
 
-    def __init__(self, config: PipelineConfig, token: str) -> None:
-        super().__init__(config.security(token), config.deadlines.silence_seconds)
+    def __init__(self, config: PipelineConfig, security: Security) -> None:
+        super().__init__(security, config.deadlines.silence_seconds)
         self._config = config
         self.drafters = DrafterRoster(config, self._security)
         self._engine: Engine | None = None
@@ -221,6 +227,8 @@ class CoordinatorActor(ServedRole):
         verifier, drafters = await asyncio.gather(
             role_status("verifier", "", self._verifier), self.drafters.status()
         )
+        if not verifier.is_healthy and self.verifier.problem:
+            verifier = replace(verifier, reason=self.verifier.problem)
         roles = (verifier, *drafters)
         return ServiceStatus(
             roles=roles,

@@ -17,6 +17,7 @@ from diffuspec.core.interfaces import ObservableVerifier, TargetInfo
 from diffuspec.core.types import Draft, DraftRequest, Lattice
 from diffuspec.drafters import LocalDrafter, Target, kind_of, load_drafter
 from diffuspec.rpc.client.roles import RemotePathScorer
+from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.servicers import DrafterServicer
 
 # a step counts as hung after this many deadlines; one that reads a long prompt may be late
@@ -26,10 +27,10 @@ _PATIENCE = 3
 class DrafterActor(ServedRole):
     """Serves a drafter."""
 
-    def __init__(self, config: PipelineConfig, token: str, name: str | None = None) -> None:
+    def __init__(self, config: PipelineConfig, security: Security, name: str | None = None) -> None:
         """`name`: the drafter's name in the configuration; None: the first drafter."""
         seconds = config.deadlines.draft_seconds + config.deadlines.silence_seconds
-        super().__init__(config.security(token), seconds)
+        super().__init__(security, seconds)
         names = config.engine.named_drafters
         self._drafter_config = names.get(name) if name is not None else config.engine.drafter
         if self._drafter_config is not None:

@@ -18,6 +18,7 @@ from diffuspec.core.errors import DrafterError
 from diffuspec.core.interfaces import HostedDrafter, ObservableVerifier
 from diffuspec.core.types import Draft, DraftRequest
 from diffuspec.rpc.client.roles import RemoteDrafter
+from diffuspec.rpc.security import Security
 from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
 
 Connect: TypeAlias = Callable[[str], Awaitable[RemoteDrafter]]  # connects to an address
@@ -25,7 +26,7 @@ Connect: TypeAlias = Callable[[str], Awaitable[RemoteDrafter]]  # connects to an
 
 @contextlib.asynccontextmanager
 async def hosted_drafters(
-    config: PipelineConfig, token: str, target: ObservableVerifier, host: str
+    config: PipelineConfig, security: Security, target: ObservableVerifier, host: str
 ) -> AsyncGenerator[Sequence[HostedDrafter]]:
     """In this process, serve those configured drafters that observe the target.
 
@@ -38,7 +39,7 @@ async def hosted_drafters(
             tokenizer = await asyncio.to_thread(load_tokenizer, config.engine.target.path)
             vocabulary = vocabulary_digest(tokenizer, target.info.vocab_size)
         for name in names:
-            actor = DrafterActor(config, token, name)
+            actor = DrafterActor(config, security, name)
             stack.push_async_callback(actor.stop)
             try:
                 address = await actor.start(target.info, vocabulary, "", host, verifier=target)

@@ -10,15 +10,16 @@ from actors.settings import PipelineConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.drafters.path_search import make_path_search
+from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.servicers import PathScorerServicer
 
 
 class PathScorerActor(ServedRole):
     """Serves a path search."""
 
-    def __init__(self, config: PipelineConfig, token: str) -> None:
+    def __init__(self, config: PipelineConfig, security: Security) -> None:
         seconds = config.deadlines.search_seconds + config.deadlines.silence_seconds
-        super().__init__(config.security(token), seconds)
+        super().__init__(security, seconds)
         self._config = config
 
     async def start(self, info: TargetInfo, host: str, port: int = 0) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -17,11 +18,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+import psutil
+
 from actors.roles.hosted_drafters import hosted_drafters
 from actors.roles.watched_verifier import WatchedVerifier
 from actors.settings import PipelineConfig
 from actors.supervision.background import first_of
 from diffuspec.core.addresses import LOOPBACK
+from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import VerifierServicer
 
@@ -51,10 +55,9 @@ class RankStatus:
 class VerifierRank:
     """One rank. Call meet() on rank 0 if there are several, start() on all at once, then run()."""
 
-    def __init__(self, config: PipelineConfig, token: str, rank: int = 0) -> None:
+    def __init__(self, config: PipelineConfig, security: Security, rank: int = 0) -> None:
         self._config = config
-        self._token = token
-        self._security = config.security(token)
+        self._security = security
         self._rank = rank
         self._num_ranks = config.placement.verifier.tensor_parallel
         self._store: Any = None
@@ -64,13 +67,19 @@ class VerifierRank:
         self._resources = contextlib.AsyncExitStack()
         if self._num_ranks > 1:
             _set_environment(on_gpu=config.placement.verifier.num_gpus > 0)
+            if not config.placement.verifier.spans_nodes:
+                _use_interface("lo")
 
-    async def meet(self) -> str:
-        """Open the meeting point of the ranks on this node; return it as "host:port"."""
+    async def meet(self, address: str = LOOPBACK) -> str:
+        """Open the meeting point of the ranks on this node; return it as "host:port".
+
+        address: one of this node's, used only if the ranks may be on several nodes.
+        """
         from diffuspec.models.tensor_parallel.rank_group import open_meeting_point
 
-        self._store = open_meeting_point(LOOPBACK, self._limits())
-        return f"{LOOPBACK}:{self._store.port}"
+        host = address if self._config.placement.verifier.spans_nodes else LOOPBACK
+        self._store = open_meeting_point(host, self._limits())
+        return f"{host}:{self._store.port}"
 
     async def start(self, meeting_point: str, host: str, port: int = 0) -> str:
         """Load this rank's shard. Rank 0 also runs a self-test, serves, and returns its address.
@@ -93,7 +102,7 @@ class VerifierRank:
         await steps.test()
         limits = self._config.limits(self._config.deadlines.verify_seconds)
         hosted = await self._resources.enter_async_context(
-            hosted_drafters(self._config, self._token, leader or target, host)
+            hosted_drafters(self._config, self._security, leader or target, host)
         )
         servicer = VerifierServicer(steps, hosted)
         server = RoleServer([servicer], self._security, host, port, limits)
@@ -152,6 +161,8 @@ class VerifierRank:
 
         limits = self._limits()
         host, _, port = meeting_point.rpartition(":")
+        if self._config.placement.verifier.spans_nodes:
+            _use_interface(_interface_towards(host))
         store = self._store or find_meeting_point(host, int(port), limits)
         has_gpu = self._config.placement.verifier.num_gpus > 0
         device = torch.device("cuda", 0) if has_gpu else torch.device("cpu")
@@ -210,7 +221,19 @@ def _set_environment(on_gpu: bool) -> None:
     if not on_gpu:
         # otherwise weights would be placed on a visible GPU
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def _interface_towards(host: str) -> str:
+    """Return the network interface by which this machine reaches a host."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 1))  # sends nothing
+        own: str = probe.getsockname()[0]
+    interfaces: dict[str, Any] = psutil.net_if_addrs()
+    return next(name for name in interfaces if any(at.address == own for at in interfaces[name]))
+
+
+def _use_interface(name: str) -> None:
+    """Have the ranks, whose connections check no token, listen on one network interface."""
     if sys.platform == "linux":
-        # All ranks run on one node, and connections between them do not check a token.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "=lo")  # "=" matches this name exactly
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # "=" matches this name exactly

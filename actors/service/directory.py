@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from diffuspec.core.interfaces import TargetInfo
+from diffuspec.rpc.security import Security
 
 ANNOUNCE_SECONDS = 0.5  # pause between two announcements of a pipeline
 EXPIRY_SECONDS = 5.0  # time that a pipeline stays listed after its last announcement
@@ -23,8 +24,7 @@ class Member:
 
     name: str  # name of the replica; names are never reused
     address: str  # the coordinator's address; "" while there is none
-    token: str = field(repr=False)
-    node_id: str  # the node of the coordinator
+    security: Security
     info: TargetInfo | None  # None while there is no coordinator
     accepts_requests: bool = True  # False: it only finishes the requests that it has
     num_requests: int = 0  # running and waiting

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayError
@@ -46,8 +45,7 @@ class Ingress:
         target = config.pipeline.engine.target
         path = target.path
         tokenizer = await asyncio.to_thread(load_tokenizer, path, target.chat_template)
-        node_id: str = ray.get_runtime_context().get_node_id()
-        self._pool = PipelinePool(config.pipeline, self._list_pipelines, node_id)
+        self._pool = PipelinePool(config.pipeline, self._list_pipelines)
         conventions = read_conventions(path, tokenizer, config.http)
         logger.info("%s: %s", config.model_name, conventions)
         self._backend = PipelinesBackend(

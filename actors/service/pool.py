@@ -12,7 +12,6 @@ from typing import Self, TypeAlias
 from actors.service.directory import Member
 from actors.settings import PipelineConfig
 from actors.supervision.background import in_background
-from diffuspec.core.addresses import is_loopback
 from diffuspec.core.errors import DiffuspecError, WorkerError
 from diffuspec.core.losses import Losses
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
@@ -78,10 +77,9 @@ class PipelinePool:
     pipeline is removed once it is neither in the directory nor answering.
     """
 
-    def __init__(self, config: PipelineConfig, list_pipelines: ListPipelines, node_id: str) -> None:
+    def __init__(self, config: PipelineConfig, list_pipelines: ListPipelines) -> None:
         self._config = config
         self._list_pipelines = list_pipelines
-        self._node_id = node_id  # the node of this process
         self._links: dict[str, Link] = {}
         self._changed = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
@@ -165,12 +163,9 @@ class PipelinePool:
         member, config = link.member, self._config
         if not member.address:
             raise WorkerError(f"there is no coordinator: {member.reason}")
-        host = member.address.rpartition(":")[0]
-        if is_loopback(host) and member.node_id != self._node_id:
-            raise WorkerError(f"{member.address} is on another node: rpc.tls is not configured")
         link.client = await RemoteCoordinator.connect(
             member.address,
-            config.security(member.token),
+            member.security,
             deadline_seconds=config.deadlines.answer_seconds,
             limits=config.coordinator_limits(),
         )

@@ -10,6 +10,7 @@ from typing import Any
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
+from ray.util.placement_group import get_current_placement_group
 
 from actors.pipeline import Pipeline
 from actors.service.directory import ANNOUNCE_SECONDS, Member
@@ -44,7 +45,7 @@ class PipelineReplica:
         self._options = PipelineOptions()
         self._is_ending = False
         self._num_requests = 0
-        self._pipeline = Pipeline(config, token, self.name)
+        self._pipeline = Pipeline(config, token, self.name, get_current_placement_group())
         await self._pipeline.start()
         self._announcing = (
             in_background(self._announce_always(), f"announcements of {self.name}"),
@@ -102,8 +103,7 @@ class PipelineReplica:
         member = Member(
             name=self.name,
             address=pipeline.address,
-            token=pipeline.token,
-            node_id=actor.place.node_id if actor is not None else "",
+            security=pipeline.security,
             info=actor.ready.info if actor is not None else None,
             accepts_requests=self._options.accepts_requests and not self._is_ending,
             num_requests=self._num_requests,

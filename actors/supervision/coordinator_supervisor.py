@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 
+from actors.bundles import VERIFIER
 from actors.exporter import export_coordinator
 from actors.placement import CONTROL, Place, Placement
 from actors.roles.colocated_verifier import colocated_verifier
@@ -30,8 +31,14 @@ def open_verifier(placement: Placement) -> AbstractAsyncContextManager[HostedVer
     num_ranks = config.placement.verifier.tensor_parallel
     seconds = config.deadlines.verify_seconds
     return SupervisedVerifier(
-        VerifierGroup(placement.create_rank, num_ranks, config.deadlines, placement.host),
-        config.security(placement.token),
+        VerifierGroup(
+            placement.create_rank,
+            num_ranks,
+            config.deadlines,
+            placement.host,
+            partial(placement.has_room, VERIFIER),
+        ),
+        placement.security,
         seconds,
         config.limits(seconds),
     )
@@ -88,7 +95,7 @@ class CoordinatorSupervisor(Supervisor[Service]):
         try:
             client = await RemoteCoordinator.connect(
                 actor.ready.address,
-                config.security(placement.token),
+                placement.security,
                 deadline_seconds=config.deadlines.answer_seconds,
                 limits=config.coordinator_limits(),
             )

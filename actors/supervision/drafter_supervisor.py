@@ -7,16 +7,19 @@ started costs speed, never the service: the coordinator is told the reason and d
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
 from actors.placement import Handle, Place, Placement
 from actors.roles.coordinator import Ready
 from actors.settings import DrafterProcess
-from actors.supervision.background import log_problem
+from actors.supervision.background import in_background, log_problem
 from actors.supervision.coordinator_supervisor import CoordinatorSupervisor, Service
 from actors.supervision.role_actor import FAILING, ActorLostError, RoleActor, kill, start_actor
 from actors.supervision.supervisor import Supervisor
 from diffuspec.core.errors import DiffuspecError
+
+logger = logging.getLogger(__name__)
 
 
 class DrafterSupervisor(Supervisor[Service]):
@@ -49,6 +52,7 @@ class DrafterSupervisor(Supervisor[Service]):
         Both processes start at the same time, while the coordinator starts; the scorer is ready
         first.
         """
+        await self._placement.has_room(self.name, self._lack)
         drafter = None if self.drafter else self._placement.create_drafter(self.process)
         scorer = None
         try:
@@ -103,6 +107,18 @@ class DrafterSupervisor(Supervisor[Service]):
             )
             if not is_excused:
                 self._drop_drafter()
+
+    def _lack(self, reason: str) -> None:
+        """Let others go on without this drafter, which has no room."""
+        self.problem = f"no room: {reason}"
+        logger.warning("%s: %s", self.name, self.problem)
+        in_background(self._report_lack(self.problem), f"the report on {self.name}")
+
+    async def _report_lack(self, problem: str) -> None:
+        await self._coordinator.current()
+        if self.problem == problem:
+            await self._report(problem)
+        self._has_tried.set()
 
     async def _connect(self, coordinator: Service) -> None:
         """Have the coordinator connect to the drafter, which drafts once as a test."""

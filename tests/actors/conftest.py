@@ -10,7 +10,7 @@ import pytest
 from actors.pipeline import Pipeline
 from actors.settings import PipelineConfig, parse_pipeline
 from diffuspec.core.interfaces import ServiceStatus, TargetInfo
-from diffuspec.rpc.security import new_token
+from diffuspec.rpc.security import Security, new_token
 from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
 
 CPU = {"device": "cpu"}
@@ -50,8 +50,8 @@ def pipeline() -> PipelineConfig:
 
 
 @pytest.fixture(scope="session")
-def token() -> str:
-    return new_token()
+def security() -> Security:
+    return Security(new_token())
 
 
 @pytest.fixture(scope="session")

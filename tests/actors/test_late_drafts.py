@@ -13,20 +13,19 @@ from diffuspec.core.errors import DrafterError
 from diffuspec.core.types import DraftRequest, Lattice
 from diffuspec.models.diffusion import DiffusionDrafter
 from diffuspec.rpc.client.roles import RemoteDrafter
-from diffuspec.rpc.security import Security
 from tests.actors.conftest import tiny_pipeline
 
 HOST = "127.0.0.1"
 
 
 async def test_a_drafter_that_is_late_is_healthy_for_a_while(
-    token, target_info, vocabulary, monkeypatch
+    security, target_info, vocabulary, monkeypatch
 ):
     config = tiny_pipeline(deadlines={"draft_seconds": 1})
-    scorer, drafter = PathScorerActor(config, token), DrafterActor(config, token)
+    scorer, drafter = PathScorerActor(config, security), DrafterActor(config, security)
     scorer_address = await scorer.start(target_info, HOST)
     address = await drafter.start(target_info, vocabulary, scorer_address, HOST)
-    remote = await RemoteDrafter.connect(address, Security(token), deadline_seconds=0.2)
+    remote = await RemoteDrafter.connect(address, security, deadline_seconds=0.2)
     may_go_on = threading.Event()
     make_lattices = DiffusionDrafter._draft
 

@@ -44,7 +44,6 @@ DRAFTED = SpeculationParams(policy="fixed", num_draft_tokens=8)
 DRAFTER_NODE = {"diffuspec-role": "drafter"}
 VERIFIER_NODE = {"diffuspec-role": "verifier"}
 PLACEMENT: dict[str, Any] = {
-    "strategy": "SPREAD",
     "coordinator": {
         "num_cpus": 0.5,
         "node": {"labels": {"diffuspec-role": "!in(drafter,verifier)"}},

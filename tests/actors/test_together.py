@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from ray.cluster_utils import Cluster
 
-from actors.bundles import make_bundles
+from actors.bundles import make_groups
 from actors.pipeline import Pipeline
 from actors.roles.colocated_verifier import ColocatedVerifier
 from actors.settings import parse_pipeline
@@ -58,7 +58,8 @@ async def test_it_answers_as_plain_decoding_does_and_goes_on_in_a_new_process(pi
 
 def test_it_has_one_bundle_and_all_drafters_in_the_coordinators_process():
     config = tiny_pipeline(placement=TOGETHER)
-    assert [bundle.resources for bundle in make_bundles(config)] == [{"CPU": 0.5}]
+    [group] = make_groups(config)
+    assert [bundle.resources for bundle in group.bundles] == [{"CPU": 0.5}]
     assert [*config.drafters_in("coordinator")] == ["diffuspec"]
     assert config.drafter_processes == () and config.drafters_in("verifier") == {}
 

@@ -21,7 +21,7 @@ from cryptography import x509
 from ray._private.runtime_env.packaging import get_excludes_from_ignore_files
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from actors.bundles import Node, explain_shortage, make_bundles
+from actors.bundles import Node, explain_shortage, make_groups
 from actors.settings import load_pipeline
 from deploy.cluster.certificates import SigningServer, fetch_certificate, read_token
 from diffuspec.core.errors import ConfigError
@@ -192,14 +192,14 @@ def test_the_large_pipeline_fits_the_cluster_on_aws():
     config = load_pipeline(ROOT / "deploy" / "dream_qwen.yaml")
     types = read(AWS)["available_node_types"]
     nodes = [Node(kind["resources"], kind["labels"]) for kind in types.values()]
-    [reason] = explain_shortage(make_bundles(config), config.placement.strategy, nodes)
+    [reason] = explain_shortage(make_groups(config), nodes)
     assert "in use by others" in reason  # nothing else to complain of
     assert config.rpc.tls is not None and config.rpc.tls.server_name == "diffuspec"
 
 
 def test_the_small_pipeline_fits_one_cpu():
     config = load_pipeline(ROOT / "deploy" / "pipeline.yaml")
-    [reason] = explain_shortage(make_bundles(config), "PACK", [Node({"CPU": 1}, {})])
+    [reason] = explain_shortage(make_groups(config), [Node({"CPU": 1}, {})])
     assert "in use by others" in reason
 
 

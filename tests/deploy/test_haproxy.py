@@ -1,6 +1,7 @@
 """HAProxy as `make serve` starts it: the real one, behind our script."""
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -104,6 +105,28 @@ def test_haproxy_listens_on_loopback_alone(proxy):
     proxy.connect().close()
     places = [one.laddr.ip for one in psutil.Process(pid).net_connections("tcp")]
     assert set(places) == {"127.0.0.1"} and len(places) >= 3  # with its counts
+
+
+@pytest.mark.parametrize(
+    "named", [None, str(SCRIPT)], ids=["nothing is named", "the script is named"]
+)
+def test_the_script_finds_haproxy_and_never_runs_itself(proxy, named):
+    """As with the package's own function, which returns the script once Serve is told to run it."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    proxy.environment |= {"RAY_SERVE_HAPROXY_BINARY_PATH": str(SCRIPT), "PATH": path}
+    del proxy.environment["DIFFUSPEC_HAPROXY"]
+    proxy.environment |= {"DIFFUSPEC_HAPROXY": named} if named else {}
+    proxy.start()
+    proxy.connect().close()
+
+
+def test_a_program_that_runs_the_script_again_is_refused(tmp_path):
+    program = tmp_path / "haproxy"
+    program.write_text(f'#!/bin/sh\nexec sh {SCRIPT} "$@"\n')
+    program.chmod(0o755)
+    environment = os.environ | {"DIFFUSPEC_HAPROXY": str(program)}
+    ended = subprocess.run(["sh", SCRIPT], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 1 and "runs this script again" in ended.stderr
 
 
 def test_the_retries_of_openai_s_client_outlast_a_start_of_haproxy(proxy, service_port):

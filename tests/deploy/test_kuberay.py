@@ -11,7 +11,7 @@ import yaml
 from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
-from actors.bundles import Node, explain_shortage, make_bundles
+from actors.bundles import Node, explain_shortage, make_groups
 from actors.service.settings import parse_service
 from actors.settings import PipelineConfig, load_pipeline
 from deploy.batch import app as batch
@@ -152,7 +152,7 @@ def test_the_pipeline_fits_the_pods_beside_the_ingress(path):
     head = nodes[0]
     resources = {**head.resources, "CPU": head.resources["CPU"] - share * ingress["num_replicas"]}
     nodes[0] = Node(resources, head.labels)
-    [reason] = explain_shortage(make_bundles(config), config.placement.strategy, nodes)
+    [reason] = explain_shortage(make_groups(config), nodes)
     assert "in use by others" in reason  # nothing else to complain of
 
 
@@ -193,5 +193,5 @@ def test_the_job_is_a_batch_on_a_volume_of_its_own():
     for name in ("--input", "--output"):
         assert Path(options[name]).is_relative_to(mount.mountPath)
     config = load_pipeline(ROOT / "deploy" / "pipeline.yaml")
-    [reason] = explain_shortage(make_bundles(config), "PACK", [node(job.cluster.headGroupSpec)])
+    [reason] = explain_shortage(make_groups(config), [node(job.cluster.headGroupSpec)])
     assert "in use by others" in reason

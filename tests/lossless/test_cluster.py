@@ -117,7 +117,7 @@ async def served(
     """The pipeline's own verifier, as another coordinator sees it."""
     [address] = [one.address for one in await pipeline.describe() if one.name == "verifier rank 0"]
     tokenizer = backend(reference.tokenizer)
-    async with verifier_at(address, pipeline.config, pipeline.token) as verifier:
+    async with verifier_at(address, pipeline.config, pipeline.security) as verifier:
         yield Served(
             verifier, reference.verifier, tokenizer, MAX_SCRIPTED_TOKENS, known_plainly, every=4
         )

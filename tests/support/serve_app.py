@@ -95,7 +95,7 @@ def serve_app(args: dict[str, Any]) -> Iterator[ServeApp]:
 
 async def status_of(member: Member, config: PipelineConfig) -> ServiceStatus:
     """Ask a pipeline's coordinator, with the address and the token of the directory."""
-    client = await RemoteCoordinator.connect(member.address, config.security(member.token))
+    client = await RemoteCoordinator.connect(member.address, member.security)
     try:
         return await client.status()
     finally:

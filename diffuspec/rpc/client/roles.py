@@ -192,6 +192,7 @@ class RemoteVerifier(_RemoteRole):
     failure = VerifierError
     unavailable = VerifierUnavailableError
     lost = VerifierLostError
+    problem = ""  # why it is known to be out of service: nothing is
 
     def __init__(self, connection: Connection, deadline_seconds: float) -> None:
         super().__init__(connection, deadline_seconds)

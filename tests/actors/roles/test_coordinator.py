@@ -54,15 +54,15 @@ def expected(pipeline) -> tuple[int, ...]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def verifier_address(pipeline, token) -> AsyncIterator[str]:
-    verifier = VerifierRank(pipeline, token)
+async def verifier_address(pipeline, security) -> AsyncIterator[str]:
+    verifier = VerifierRank(pipeline, security)
     yield await verifier.start("", HOST)
     await verifier.stop()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def drafter_address(pipeline, token, target_info, vocabulary) -> AsyncIterator[str]:
-    scorer, drafter = PathScorerActor(pipeline, token), DrafterActor(pipeline, token)
+async def drafter_address(pipeline, security, target_info, vocabulary) -> AsyncIterator[str]:
+    scorer, drafter = PathScorerActor(pipeline, security), DrafterActor(pipeline, security)
     scorer_address = await scorer.start(target_info, HOST)
     yield await drafter.start(target_info, vocabulary, scorer_address, HOST)
     await drafter.stop()
@@ -70,19 +70,19 @@ async def drafter_address(pipeline, token, target_info, vocabulary) -> AsyncIter
 
 
 @contextlib.asynccontextmanager
-async def serving(config: PipelineConfig, token: str, verifier: str) -> AsyncIterator[Any]:
+async def serving(config: PipelineConfig, security: Security, verifier: str) -> AsyncIterator[Any]:
     """A coordinator that is `ready`, and a `client` of it."""
-    actor: Any = CoordinatorActor(config, token)
-    actor.ready = await actor.start(partial(verifier_at, verifier, config, token), HOST)
-    actor.client = await RemoteCoordinator.connect(actor.ready.address, Security(token))
+    actor: Any = CoordinatorActor(config, security)
+    actor.ready = await actor.start(partial(verifier_at, verifier, config, security), HOST)
+    actor.client = await RemoteCoordinator.connect(actor.ready.address, security)
     yield actor
     await actor.client.close()
     await actor.stop()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def coordinator(pipeline, token, verifier_address) -> AsyncIterator[Any]:
-    async with serving(pipeline, token, verifier_address) as actor:
+async def coordinator(pipeline, security, verifier_address) -> AsyncIterator[Any]:
+    async with serving(pipeline, security, verifier_address) as actor:
         yield actor
 
 
@@ -174,15 +174,15 @@ async def test_a_drafter_of_the_same_name_takes_over(coordinator, drafter_addres
 
 
 async def test_several_drafters_share_the_requests(
-    token, expected, verifier_address, drafter_address
+    security, expected, verifier_address, drafter_address
 ):
     config = tiny_pipeline(placement={"drafter": {"count": 2}})
     async with (
-        serving(config, token, verifier_address) as actor,
+        serving(config, security, verifier_address) as actor,
         contextlib.AsyncExitStack() as stack,
     ):
         ready = actor.ready
-        scorer, drafter = PathScorerActor(config, token), DrafterActor(config, token)
+        scorer, drafter = PathScorerActor(config, security), DrafterActor(config, security)
         stack.push_async_callback(scorer.stop)
         stack.push_async_callback(drafter.stop)
         scorer_address = await scorer.start(ready.info, HOST)
@@ -197,10 +197,10 @@ async def test_several_drafters_share_the_requests(
 
 
 async def test_it_audits_answers_also_those_that_began_at_another_one(
-    token, verifier_address, expected
+    security, verifier_address, expected
 ):
     config = tiny_pipeline({"drafter": {"kind": "pld"}}, audit_rate=1.0)
-    async with serving(config, token, verifier_address) as actor:
+    async with serving(config, security, verifier_address) as actor:
         for committed in ((), expected[:9], (expected[0] + 1,)):  # the last is not plain decoding's
             answer = actor.client.stream(MESSAGES, SHORT, None, "a", committed)
             assert [one async for one in answer]
@@ -210,9 +210,9 @@ async def test_it_audits_answers_also_those_that_began_at_another_one(
     assert 'audits_total{result="different"} 1.0' in text
 
 
-async def test_it_is_not_healthy_while_its_event_loop_hangs(token, verifier_address):
+async def test_it_is_not_healthy_while_its_event_loop_hangs(security, verifier_address):
     config = tiny_pipeline({"drafter": None}, deadlines={"health_seconds": 0.05})
-    async with serving(config, token, verifier_address) as actor:
+    async with serving(config, security, verifier_address) as actor:
         assert not await answer_while_hanging(actor.is_healthy)
         assert await actor.is_healthy()
 
@@ -230,15 +230,15 @@ async def becomes_healthy(client: RemoteCoordinator, is_healthy: bool) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_an_idle_coordinator_serves_while_its_verifier_does(token, impatient):
+async def test_an_idle_coordinator_serves_while_its_verifier_does(security, impatient):
     config = tiny_pipeline({"drafter": None})
-    verifier = VerifierRank(config, token)
+    verifier = VerifierRank(config, security)
     address = await verifier.start("", HOST)
-    async with serving(config, token, address) as actor:
+    async with serving(config, security, address) as actor:
         await becomes_healthy(actor.client, True)
         await verifier.stop()
         await becomes_healthy(actor.client, False)
-        verifier = VerifierRank(config, token)
+        verifier = VerifierRank(config, security)
         await verifier.start("", HOST, int(address.rpartition(":")[2]))
         await becomes_healthy(actor.client, True)
     await verifier.stop()
@@ -249,18 +249,19 @@ class HangingVerifier(FakeVerifier):
 
     num_bytes_sent = num_bytes_received = 0
     drafters = ()
+    problem = ""
 
     async def check_health(self, timeout: float) -> bool:
         return True
 
 
-async def test_a_coordinator_whose_verifier_hangs_is_not_serving_until_it_does_not(token):
+async def test_a_coordinator_whose_verifier_hangs_is_not_serving_until_it_does_not(security):
     config = tiny_pipeline({"drafter": None}, deadlines={"verify_seconds": 0.2})
-    actor = CoordinatorActor(config, token)
+    actor = CoordinatorActor(config, security)
     vocab_size = len(load_tokenizer(config.engine.target.path))
     verifier = HangingVerifier(replace(FAKE_TARGET, vocab_size=vocab_size))
     ready = await actor.start(lambda: contextlib.nullcontext(verifier), HOST)
-    client = await RemoteCoordinator.connect(ready.address, Security(token))
+    client = await RemoteCoordinator.connect(ready.address, security)
     await becomes_healthy(client, True)
     verifier.gate.close()
     answer = asyncio.create_task(actor.engine.complete([1, 2, 3], SHORT, PLAIN))
@@ -273,31 +274,31 @@ async def test_a_coordinator_whose_verifier_hangs_is_not_serving_until_it_does_n
     await actor.stop()
 
 
-async def test_without_a_verifier_nothing_is_served(pipeline, token):
-    actor = CoordinatorActor(pipeline, token)
+async def test_without_a_verifier_nothing_is_served(pipeline, security):
+    actor = CoordinatorActor(pipeline, security)
     with pytest.raises(VerifierUnavailableError):
-        await actor.start(partial(verifier_at, "127.0.0.1:1", pipeline, token), HOST)
+        await actor.start(partial(verifier_at, "127.0.0.1:1", pipeline, security), HOST)
     assert not await actor.is_healthy()
     await actor.stop()
 
 
-async def test_off_loopback_without_tls_no_verifier_is_made(pipeline, token):
+async def test_off_loopback_without_tls_no_verifier_is_made(pipeline, security):
     with pytest.raises(ConfigError, match="without TLS"):
-        await CoordinatorActor(pipeline, token).start(None, "0.0.0.0")  # type: ignore[arg-type]
+        await CoordinatorActor(pipeline, security).start(None, "0.0.0.0")  # type: ignore[arg-type]
 
 
-async def test_a_trace_is_whole_once_the_coordinator_stops(token, verifier_address, tmp_path):
+async def test_a_trace_is_whole_once_the_coordinator_stops(security, verifier_address, tmp_path):
     config = tiny_pipeline({"drafter": None}, trace=tmp_path / "trace.json")
-    async with serving(config, token, verifier_address) as actor:
+    async with serving(config, security, verifier_address) as actor:
         await actor.engine.complete(MESSAGES, SHORT)
     events = json.loads((tmp_path / "trace.json").read_text())
     assert any(event["ph"] == "X" for event in events)
 
 
 async def test_failures_in_a_coordinator_end_its_requests_then_the_coordinator(
-    pipeline, token, verifier_address, expected, caplog
+    pipeline, security, verifier_address, expected, caplog
 ):
-    async with serving(pipeline, token, verifier_address) as actor:
+    async with serving(pipeline, security, verifier_address) as actor:
         working = asyncio.create_task(actor.run())
         for number in range(3):
             if not number:

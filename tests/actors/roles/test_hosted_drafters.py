@@ -33,19 +33,17 @@ class Host:
 
 
 @pytest.fixture
-async def addresses(token: str) -> AsyncIterator[list[str]]:
+async def addresses(security: Security) -> AsyncIterator[list[str]]:
     """Two servers of a drafter."""
     drafter = FakeDrafter(oracle_of(FakeVerifier()), always_right)
     async with contextlib.AsyncExitStack() as stack:
-        servers = [
-            RoleServer([DrafterServicer(drafter, FAKE_TARGET)], Security(token)) for _ in range(2)
-        ]
+        servers = [RoleServer([DrafterServicer(drafter, FAKE_TARGET)], security) for _ in range(2)]
         yield [(await stack.enter_async_context(server)).address for server in servers]
 
 
-async def test_a_drafter_is_asked_where_the_verifier_has_it_now(addresses, token):
+async def test_a_drafter_is_asked_where_the_verifier_has_it_now(addresses, security):
     async def connect(address: str) -> RemoteDrafter:
-        return await RemoteDrafter.connect(address, Security(token))
+        return await RemoteDrafter.connect(address, security)
 
     host = Host()
     drafter = DrafterBesideVerifier("heads", host, connect)
@@ -62,20 +60,20 @@ async def test_a_drafter_is_asked_where_the_verifier_has_it_now(addresses, token
     await drafter.close()
 
 
-async def test_a_drafter_that_does_not_start_leaves_verifier_and_the_others_up(token, tmp_path):
+async def test_a_drafter_that_does_not_start_leaves_verifier_and_the_others_up(security, tmp_path):
     tiny = {"hidden_size": 192, "target_layer_ids": [3, 7]}
     save_dflash(tmp_path / "dflash", tiny, num_target_layers=16, vocab_size=None)
     drafters = {"heads": {"kind": "medusa", "path": tmp_path / "nowhere"}}
     first = {"kind": "dflash", "path": tmp_path / "dflash"}
     config = tiny_pipeline({"drafter": first, "drafters": drafters})
-    rank, coordinator = VerifierRank(config, token), CoordinatorActor(config, token)
+    rank, coordinator = VerifierRank(config, security), CoordinatorActor(config, security)
     address = await rank.start("", LOOPBACK)
-    remote = await RemoteVerifier.connect(address, Security(token))
+    remote = await RemoteVerifier.connect(address, security)
     well, ill = remote.drafters
     assert (well.name, well.problem, ill.name, ill.address) == ("dflash", "", "heads", "")
     await remote.close()
 
-    await coordinator.start(lambda: verifier_at(address, config, token), LOOPBACK)
+    await coordinator.start(lambda: verifier_at(address, config, security), LOOPBACK)
     [reason] = (await coordinator.status()).degraded_reasons
     assert reason.startswith("drafter heads: ") and "nowhere" in reason
     sampling = SamplingParams(max_tokens=32, ignore_eos=True)

@@ -44,8 +44,8 @@ def config(target_path: Callable[[str], Path]) -> PipelineConfig:
 
 
 @pytest.fixture
-async def rank(config: PipelineConfig, token: str) -> AsyncIterator[Any]:
-    rank: Any = VerifierRank(config, token)
+async def rank(config: PipelineConfig, security: Security) -> AsyncIterator[Any]:
+    rank: Any = VerifierRank(config, security)
     rank.address = await rank.start("", LOOPBACK)
     yield rank
     await rank.stop()
@@ -63,8 +63,8 @@ async def decode(verifier: RemoteVerifier | CausalTarget, num_tokens: int) -> li
     return token_ids
 
 
-async def test_a_remote_rank_has_the_verdicts_of_a_local_target(rank, config, token):
-    remote = await RemoteVerifier.connect(rank.address, Security(token))
+async def test_a_remote_rank_has_the_verdicts_of_a_local_target(rank, config, security):
+    remote = await RemoteVerifier.connect(rank.address, security)
     local = CausalTarget.load(config.engine.target)
     assert remote.info == local.info
     assert await decode(remote, 12) == await decode(local, 12)
@@ -76,11 +76,11 @@ async def test_a_remote_rank_has_the_verdicts_of_a_local_target(rank, config, to
 
 
 async def test_a_rank_reports_its_state_while_a_step_blocks_its_event_loop(
-    target_path, token, monkeypatch
+    target_path, security, monkeypatch
 ):
     target = {"path": target_path("qwen2"), "device": "cpu", "max_sequences": 1}
-    rank = VerifierRank(parse_pipeline({"engine": {"target": target}}), token)
-    remote = await RemoteVerifier.connect(await rank.start("", LOOPBACK), Security(token))
+    rank = VerifierRank(parse_pipeline({"engine": {"target": target}}), security)
+    remote = await RemoteVerifier.connect(await rank.start("", LOOPBACK), security)
     has_begun, is_answered = threading.Event(), threading.Event()
     statuses: list[RankStatus] = []
 
@@ -105,7 +105,7 @@ async def test_a_rank_reports_its_state_while_a_step_blocks_its_event_loop(
     await rank.stop()
 
 
-async def test_a_stopped_rank_frees_its_port_and_ends_run(rank, config, token):
+async def test_a_stopped_rank_frees_its_port_and_ends_run(rank, config, security):
     run = asyncio.create_task(rank.run())
     await asyncio.sleep(0)
     await rank.stop()
@@ -113,12 +113,12 @@ async def test_a_stopped_rank_frees_its_port_and_ends_run(rank, config, token):
     with socket.socket() as listener:
         listener.bind((LOOPBACK, int(rank.address.rpartition(":")[2])))
     with pytest.raises(VerifierUnavailableError):
-        await RemoteVerifier.connect(rank.address, Security(token))
+        await RemoteVerifier.connect(rank.address, security)
 
 
-async def test_what_prevents_a_start_is_named_before_anything_is_loaded(token, tmp_path):
+async def test_what_prevents_a_start_is_named_before_anything_is_loaded(security, tmp_path):
     config = parse_pipeline({"engine": {"target": {"path": tmp_path / "nowhere"}}})
-    rank = VerifierRank(config, token)
+    rank = VerifierRank(config, security)
     with pytest.raises(ModelLoadError, match="nowhere does not exist"):
         await rank.start("", LOOPBACK)
     with pytest.raises(ConfigError, match="without TLS"):  # which is checked first
@@ -126,7 +126,7 @@ async def test_what_prevents_a_start_is_named_before_anything_is_loaded(token, t
     tls = dict.fromkeys(("ca", "certificate", "key"), tmp_path / "none.pem")
     config = parse_pipeline({"engine": {"target": {"path": tmp_path}}, "rpc": {"tls": tls}})
     with pytest.raises(ConfigError, match=r"cannot read TLS file .*none\.pem"):
-        await VerifierRank(config, token).start("", "0.0.0.0")
+        await VerifierRank(config, config.security("a")).start("", "0.0.0.0")
     await rank.stop()
 
 
@@ -231,13 +231,13 @@ async def test_the_age_of_a_running_step_is_known():
     assert (watched.oldest_seconds, watched.num_steps) == (0.0, 1)
 
 
-def test_ranks_speak_to_each_other_on_loopback_alone(config, token, monkeypatch):
+def test_ranks_speak_to_each_other_on_loopback_alone(config, security, monkeypatch):
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     placement = config.placement.model_copy(
         update={"verifier": VerifierSettings(tensor_parallel=2, num_gpus=1)}
     )
-    VerifierRank(config.model_copy(update={"placement": placement}), token)
+    VerifierRank(config.model_copy(update={"placement": placement}), security)
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
     assert os.environ["NCCL_SOCKET_IFNAME"] == "=lo"

@@ -104,7 +104,7 @@ class Pipelines:
         servicer = CoordinatorServicer(frontend, health=frontend.health)
         server = self.servers[name] = RoleServer([servicer], security)
         await server.__aenter__()
-        self.members[name] = Member(name, server.address, security.token, "here", INFO)
+        self.members[name] = Member(name, server.address, security, INFO)
         return frontend
 
     async def stop(self, name: str) -> None:
@@ -140,7 +140,7 @@ async def opened(pipelines: Pipelines, patience: float = 30.0) -> AsyncIterator[
     async def list_series() -> dict[str, str]:
         return {"a": "tokens 1.0\n"}
 
-    async with PipelinePool(config, pipelines.list, "here") as pool:
+    async with PipelinePool(config, pipelines.list) as pool:
         yield PipelinesBackend("tiny", config, None, pool, list_series, patience)
 
 
@@ -311,14 +311,6 @@ async def test_before_the_first_pipeline_requests_are_refused_at_once(pipelines)
             _ = backend.model
         [role] = (await backend.status()).roles
         assert role.name == "pipeline" and not role.is_healthy
-
-
-async def test_a_coordinator_on_another_node_s_loopback_is_not_dialled(pipelines):
-    member = pipelines.members["a"]
-    pipelines.members = {"a": replace(member, node_id="there")}
-    async with opened(pipelines) as backend:
-        await until(lambda: backend.pool.links and "rpc.tls" in backend.pool.links[0].problem)
-        assert not backend.pool.usable()
 
 
 async def test_status_and_metrics_are_those_of_all_pipelines(pipelines, backend):

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from actors.service.directory import EXPIRY_SECONDS, Directory, Member
+from diffuspec.rpc.security import Security
 from tests.support.virtual_time import Clock
 
 
 def member(name: str) -> Member:
-    return Member(name, "127.0.0.1:7000", "secret", "node", None)
+    return Member(name, "127.0.0.1:7000", Security("secret"), None)
 
 
 @pytest.fixture

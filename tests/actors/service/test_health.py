@@ -1,5 +1,6 @@
 """When a pipeline is lost for good, and when a service may not be open to the network."""
 
+import asyncio
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +33,7 @@ async def test_a_pipeline_is_lost_without_its_placement_group_or_a_coordinator_i
 ):
     deadlines = {"placement_seconds": 10, "start_seconds": 20}
     pipeline: Any = Pipeline(tiny_pipeline(deadlines=deadlines))
-    pipeline._placement = SimpleNamespace(is_removed=lambda: is_removed)
+    pipeline._placement = SimpleNamespace(is_lost=lambda: asyncio.sleep(0, is_removed))
     pipeline._coordinator = SimpleNamespace(seconds_out=seconds_out, problem="no room")
     pipeline._is_draining = is_draining
     assert re.search(problem, await pipeline.fatal_problem())

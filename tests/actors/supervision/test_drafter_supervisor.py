@@ -119,6 +119,7 @@ async def test_processes_start_before_there_is_a_coordinator_and_end_with_the_su
     monkeypatch.setattr(drafter_supervisor, "kill", ended.append)
     placement: Any = SimpleNamespace(
         config=PLACEMENT.config,
+        has_room=lambda role, tell: asyncio.sleep(0),
         create_drafter=create("drafter"),
         create_path_scorer=create("path scorer"),
     )

@@ -15,8 +15,6 @@ from diffuspec.core.types import FinishReason, RequestOutput, StepStats
 from diffuspec.rpc.messages.status import TransportError
 from tests.actors.conftest import tiny_pipeline
 
-NOWHERE: Any = None
-
 
 def increment(token_id: int, reason: FinishReason | None = None) -> RequestOutput:
     return RequestOutput((token_id,), 0, ("x",), "x", None, reason, StepStats(0, 0, 0, 1))
@@ -58,7 +56,8 @@ async def test_an_interrupted_answer_goes_on_with_the_same_seed(monkeypatch: Any
 
 async def test_an_answer_is_cancelled_while_there_is_no_coordinator() -> None:
     pipeline = Pipeline(tiny_pipeline())
-    pipeline._coordinator = CoordinatorSupervisor(Placement(pipeline.config, "token", NOWHERE))
+    placement = Placement(pipeline.config, pipeline.security, ())
+    pipeline._coordinator = CoordinatorSupervisor(placement)
     victim = asyncio.create_task(anext(pipeline.stream("a", request_id="victim")))
     await asyncio.sleep(0)
     assert not await pipeline.cancel("other")

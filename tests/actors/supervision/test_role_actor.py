@@ -9,7 +9,7 @@ from ray.exceptions import RayActorError
 
 from actors.placement import Place
 from actors.settings import DeadlineSettings
-from actors.supervision import role_actor
+from actors.supervision import role_actor, silence
 from actors.supervision.role_actor import RoleActor
 
 
@@ -31,8 +31,9 @@ class Silent:
 
 
 @pytest.mark.virtual_time
-async def test_a_silent_actor_is_missed_within_the_time_that_the_deadlines_say() -> None:
-    actor = RoleActor("mute", Silent(), Place("n", "127.0.0.1", (), 1), "")
+async def test_a_silent_actor_is_missed_within_the_time_that_the_deadlines_say(monkeypatch) -> None:
+    monkeypatch.setattr(silence, "_is_reachable", lambda *_: asyncio.sleep(0, True))
+    actor = RoleActor("mute", Silent(), Place("n", "127.0.0.1", (), 1), "", "127.0.0.1:1")
     async with asyncio.timeout(DeadlineSettings(health_seconds=0.1).silence_seconds + 0.5):
         assert await actor.watch(0.1) == "it did not answer 3 times in a row"
 
@@ -50,7 +51,7 @@ class Dead(Silent):
 
 @pytest.mark.virtual_time
 async def test_the_end_of_an_actor_s_process_is_told_without_a_health_check() -> None:
-    actor = RoleActor("dead", Dead(), Place("n", "127.0.0.1", (), 1), "")
+    actor = RoleActor("dead", Dead(), Place("n", "127.0.0.1", (), 1), "", "127.0.0.1:1")
     assert "experienced an error" in await actor.watch(interval_seconds=1e9)
 
 
@@ -59,7 +60,7 @@ async def test_an_actor_is_killed_even_if_its_stop_is_cancelled(monkeypatch) -> 
     monkeypatch.setattr(role_actor, "kill", killed.append)
     handle = Silent()
     handle.stop = handle
-    actor = RoleActor("mute", handle, Place("n", "127.0.0.1", (), 1), "")
+    actor = RoleActor("mute", handle, Place("n", "127.0.0.1", (), 1), "", "127.0.0.1:1")
     stopping = asyncio.create_task(actor.stop(60.0))
     await asyncio.sleep(0)
     stopping.cancel()

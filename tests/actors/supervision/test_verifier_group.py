@@ -159,8 +159,10 @@ class Service:
 
 
 @pytest.fixture
-async def service(builder: Builder, group: VerifierGroup, token: str) -> AsyncIterator[Service]:
-    security, target = Security(token), FakeVerifier()
+async def service(
+    builder: Builder, group: VerifierGroup, security: Security
+) -> AsyncIterator[Service]:
+    target = FakeVerifier()
     async with RoleServer([VerifierServicer(target)], security) as server:
         ranks = FakeRanks(server.address)
         builder.to_come = [ranks, FakeRanks(server.address)]
@@ -177,10 +179,12 @@ async def test_verdicts_are_those_of_the_ranks(service):
     assert await service.verifier.check_health(1)
 
 
-async def test_an_idle_verifier_is_that_of_new_ranks_with_their_drafters(service, builder, token):
+async def test_an_idle_verifier_is_that_of_new_ranks_with_their_drafters(
+    service, builder, security
+):
     hosted = HostedDrafter("heads", "127.0.0.1:1")
     other = VerifierServicer(FakeVerifier(), [hosted])
-    async with RoleServer([other], Security(token)) as server:
+    async with RoleServer([other], security) as server:
         builder.to_come = [FakeRanks(server.address)]
         service.ranks.loss.set_result("rank 0 died")
         await until(lambda: bool(service.verifier.group.recoveries))
@@ -225,9 +229,9 @@ async def test_ranks_are_kept_when_requests_are_at_fault(service, builder):
     assert builder.num_builds == 1
 
 
-async def test_new_ranks_with_another_target_are_refused(service, builder, token):
+async def test_new_ranks_with_another_target_are_refused(service, builder, security):
     other = FakeVerifier(TargetInfo(51, 512, 4, (1,)))
-    async with RoleServer([VerifierServicer(other)], Security(token)) as server:
+    async with RoleServer([VerifierServicer(other)], security) as server:
         builder.to_come = [FakeRanks(server.address)]
         service.ranks.loss.set_result("another checkpoint")
         await until(lambda: service.ranks.is_dead)

@@ -49,11 +49,11 @@ def pipeline(target: Path, num_ranks: int) -> PipelineConfig:
     )
 
 
-def make_group(config: PipelineConfig, token: str) -> VerifierGroup:
+def make_group(config: PipelineConfig, security: Security) -> VerifierGroup:
     remote: Any = ray.remote
     kind = remote(num_cpus=1, max_restarts=0, concurrency_groups={CONTROL: 2})(VerifierRank)
     return VerifierGroup(
-        lambda rank: kind.remote(config, token, rank),
+        lambda rank: kind.remote(config, security, rank),
         config.placement.verifier.tensor_parallel,
         config.deadlines,
         lambda place: LOOPBACK,
@@ -61,11 +61,11 @@ def make_group(config: PipelineConfig, token: str) -> VerifierGroup:
 
 
 @contextlib.asynccontextmanager
-async def serving(config: PipelineConfig, token: str) -> AsyncIterator[SupervisedVerifier]:
+async def serving(config: PipelineConfig, security: Security) -> AsyncIterator[SupervisedVerifier]:
     """A verifier; once it is left, nothing of it is there."""
-    group = make_group(config, token)
+    group = make_group(config, security)
     seconds = config.deadlines.verify_seconds
-    async with SupervisedVerifier(group, Security(token), seconds) as verifier:
+    async with SupervisedVerifier(group, security, seconds) as verifier:
         yield verifier
         ranks, left = await group.ready(60), await pids(group)
     with pytest.raises(VerifierError, match="no verifier any more: it was stopped"):
@@ -113,8 +113,8 @@ async def expected(target_path: Callable[[str], Path]) -> AsyncIterator[Answers]
     target.close()
 
 
-async def test_one_rank_is_killed_and_the_next_one_s_steps_fail(target_path, token, expected):
-    async with serving(pipeline(target_path("qwen2"), 1), token) as verifier:
+async def test_one_rank_is_killed_and_the_next_one_s_steps_fail(target_path, security, expected):
+    async with serving(pipeline(target_path("qwen2"), 1), security) as verifier:
         [pid] = await pids(verifier.group)
         assert await answers(verifier, lambda: os.kill(pid, signal.SIGKILL)) == expected
         assert len(verifier.group.recoveries) == 1
@@ -126,8 +126,8 @@ async def test_one_rank_is_killed_and_the_next_one_s_steps_fail(target_path, tok
         assert "illegal memory access" in verifier.group.recoveries[1].reason
 
 
-async def test_ranks_of_two_are_killed_and_stopped(target_path, token, expected):
-    async with serving(pipeline(target_path("qwen2"), 2), token) as verifier:
+async def test_ranks_of_two_are_killed_and_stopped(target_path, security, expected):
+    async with serving(pipeline(target_path("qwen2"), 2), security) as verifier:
         group = verifier.group
         before = await pids(group)
         assert await answers(verifier, lambda: os.kill(before[1], signal.SIGKILL)) == expected
@@ -149,8 +149,8 @@ async def test_ranks_of_two_are_killed_and_stopped(target_path, token, expected)
         assert await pids(group) == paused and len(group.recoveries) == 2
 
 
-async def test_a_rank_that_does_not_start_says_why_and_leaves_nothing(tmp_path, token):
-    group = make_group(pipeline(tmp_path / "nowhere", 1), token)
+async def test_a_rank_that_does_not_start_says_why_and_leaves_nothing(tmp_path, security):
+    group = make_group(pipeline(tmp_path / "nowhere", 1), security)
     before = ray.available_resources()["CPU"]
     with pytest.raises(ModelLoadError, match="nowhere does not exist"):
         await group.start()
