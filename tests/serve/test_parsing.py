@@ -244,18 +244,6 @@ def test_prompts_alone_are_reported_whole_and_with_echo(keys, param):
     assert caught.value.param == param
 
 
-@pytest.mark.parametrize(
-    ("key", "meant"),
-    [("temprature", "temperature"), ("guided_choices", "guided_choice"), ("message", "messages")],
-)
-def test_a_key_that_is_spelled_wrong_is_told_with_the_one_that_it_is_like(key, meant):
-    with pytest.raises(
-        BadRequestError, match=f"^unknown parameter '{key}'; did you mean '{meant}'"
-    ):
-        chat(**{key: 1})
-    assert chat(colour=1).ignored == ("colour",)
-
-
 def test_neutral_values_and_nulls_and_labels_are_taken():
     job = chat(
         best_of=None, n=1, suffix=None, tools=[], tool_choice="none", parallel_tool_calls=True,

@@ -122,6 +122,8 @@ def test_the_value_that_asks_for_nothing_is_taken_and_others_are_refused(name: s
     ("key", "meant"),
     [
         ("temprature", "temperature"),
+        ("guided_choices", "guided_choice"),
+        ("message", "messages"),
         ("topP", "top_p"),
         ("max-tokens", "max_tokens"),
         ("Stop", "stop"),

@@ -1,5 +1,6 @@
 """What is promised about the corpus: one right answer, true sums, nothing held out leaks."""
 
+import hashlib
 import json
 import random
 import re
@@ -8,11 +9,18 @@ from itertools import islice
 import pytest
 
 from recipes.tiny.corpus import conversations as corpus
-from recipes.tiny.corpus.families import lexicon, source
+from recipes.tiny.corpus.families import source
 
 SYNTHETIC = tuple(family for family in corpus.FAMILIES if family != "code")
+DIGESTS = {
+    "mt_bench": "74c823c64b9e58c8",
+    "translation": "0d8cac8a6901ccde",
+    "summarization": "1c236e7699201cb6",
+    "qa": "cec0f3b887f3c9b4",
+    "math_reasoning": "db124960093c8dd7",
+    "rag": "80d6443c9ff6a2a9",
+}
 PERFORM = {"+": int.__add__, "-": int.__sub__, "x": int.__mul__}
-NOT_CAPITALISED_IN_PASSAGES = {"On", "The", "So", "It", "In", "Before"}
 
 
 def drawn(family: str, count: int, size: float = 1.0, seed: int = 3) -> list[corpus.Conversation]:
@@ -20,14 +28,10 @@ def drawn(family: str, count: int, size: float = 1.0, seed: int = 3) -> list[cor
     return [corpus.conversation(family, rng, size) for _ in range(count)]
 
 
-def mean_length(conversations: list[corpus.Conversation]) -> float:
-    return sum(len(" ".join(c.turns + c.answers)) for c in conversations) / len(conversations)
-
-
-@pytest.mark.parametrize("family", corpus.FAMILIES)
-def test_the_same_seed_draws_the_same_conversations(family):
-    assert drawn(family, 50) == drawn(family, 50)
-    assert drawn(family, 50) != drawn(family, 50, seed=4)
+@pytest.mark.parametrize("family", SYNTHETIC)
+def test_the_corpus_draws_what_it_has_always_drawn(family):
+    text = repr(drawn(family, 1000, size=0.0) + drawn(family, 1000))
+    assert hashlib.blake2b(text.encode(), digest_size=8).hexdigest() == DIGESTS[family]
 
 
 @pytest.mark.parametrize("family", SYNTHETIC)
@@ -35,24 +39,6 @@ def test_a_question_has_one_right_answer(family):
     answers: dict[tuple[str, ...], tuple[str, ...]] = {}
     for one in drawn(family, 3000, size=0.0) + drawn(family, 3000):
         assert answers.setdefault(one.turns, one.answers) == one.answers
-
-
-@pytest.mark.parametrize("family", corpus.FAMILIES)
-def test_every_template_is_filled_in(family):
-    for one in drawn(family, 500):
-        texts = one.turns + one.answers
-        assert all(text and text == text.strip("\n") for text in texts)
-        assert family == "code" or not re.search(r"[{}]|  ", "".join(texts))
-
-
-@pytest.mark.parametrize("family", [f for f in corpus.FAMILIES if f != "qa"])
-def test_size_bounds_the_length(family):
-    assert mean_length(drawn(family, 400, size=0.0)) < mean_length(drawn(family, 400, size=1.0))
-
-
-def test_only_two_turn_chats_have_two_turns():
-    for family in corpus.FAMILIES:
-        assert {len(c.turns) for c in drawn(family, 100)} == {2 if family == "mt_bench" else 1}
 
 
 def test_unknown_families_and_sizes_are_refused():
@@ -128,82 +114,3 @@ def test_worked_sums_are_right_and_follow_the_question():
         told = [int(number) for number in re.findall(r"\d+", question)]
         assert told == [int(start[1]), *(int(right) for _, _, right, _, _ in sums)]
         assert 2 <= len(sums) <= 3
-
-
-@pytest.mark.parametrize("family", ["summarization", "rag"])
-def test_names_and_numbers_of_the_answer_come_from_the_text(family):
-    for one in drawn(family, 1000):
-        values = set(re.findall(r"\b[A-Z]\w+|\d+", one.answers[0])) - NOT_CAPITALISED_IN_PASSAGES
-        assert values
-        assert values <= set(re.findall(r"\w+", one.turns[0])), one
-
-
-def test_an_answer_quotes_its_passage():
-    for one in drawn("rag", 1000):
-        quoted = one.answers[0].partition(" So ")[0]
-        assert re.search(rf"Passage \d: {re.escape(quoted)}", one.turns[0])
-
-
-def noun(german: str) -> lexicon.Noun:
-    nouns = lexicon.PEOPLE + lexicon.ANIMALS + lexicon.GOODS + lexicon.DRINKS
-    return next(one for one in nouns if one.german == german)
-
-
-@pytest.mark.parametrize(
-    ("german", "adjective", "nominative", "accusative"),
-    [
-        ("Tisch", "", "der Tisch", "den Tisch"),
-        ("Tisch", "alt", "der alte Tisch", "den alten Tisch"),
-        ("Bäcker", "müde", "der müde Bäcker", "den müden Bäcker"),
-        ("Lampe", "neu", "die neue Lampe", "die neue Lampe"),
-        ("Milch", "", "die Milch", "die Milch"),
-        ("Buch", "kurz", "das kurze Buch", "das kurze Buch"),
-        ("Mädchen", "", "das Mädchen", "das Mädchen"),
-        ("Käse", "frisch", "der frische Käse", "den frischen Käse"),
-    ],
-)
-def test_german_articles_and_endings(german, adjective, nominative, accusative):
-    assert noun(german).nominative(adjective) == nominative
-    assert noun(german).accusative(adjective) == accusative
-
-
-def test_the_lexicon_maps_one_to_one():
-    nouns = lexicon.PEOPLE + lexicon.ANIMALS + lexicon.GOODS + lexicon.DRINKS
-    pairs = {(one.german, one.english) for one in nouns}
-    pairs |= {*lexicon.OBJECTS, *lexicon.ACTIONS, *lexicon.PLACES, *lexicon.TIMES, *lexicon.BEING}
-    pairs |= {pair for one in nouns for pair in lexicon.qualities(one)}
-    assert len({german for german, _ in pairs}) == len({english for _, english in pairs})
-    assert len({german for german, _ in pairs}) == len(pairs)
-
-
-def test_numbered_lists_keep_the_order_of_the_words():
-    chats = [c for c in drawn("mt_bench", 2000) if "with their numbers" in c.answers[0]]
-    assert chats
-    for chat in chats:
-        given = chat.turns[0].split(": ")[1].rstrip(".").split(", ")
-        numbered = re.findall(r"(\d)\. (\w+)", chat.answers[0])
-        assert numbered == [(str(n), word) for n, word in enumerate(given, start=1)]
-
-
-def test_three_people_are_ordered_by_the_comparisons():
-    chats = [c for c in drawn("mt_bench", 2000) if re.search(r" than .*Who is the ", c.turns[0])]
-    assert chats
-    for chat in chats:
-        pairs = dict(re.findall(r"(\w+) is \w+ than (\w+)", chat.turns[0]))
-        (first,) = set(pairs) - set(pairs.values())
-        names = [first, pairs[first], pairs[pairs[first]]]
-        assert f" is {', '.join(names)}." in chat.answers[0]
-
-
-def test_facts_are_true():
-    answers = {one.answers[0].split(". ")[0] for one in drawn("qa", 8000)}
-    assert {
-        "The capital of France is Paris",
-        "Canberra is the capital of Australia",
-        "The currency of Japan is the yen",
-        "The third planet from the sun is Earth",
-        "The month after December is January",
-        "The chemical symbol of gold is Au",
-        'The opposite of "hot" is "cold"',
-        "A young cow is called a calf",
-    } <= answers
