@@ -117,9 +117,7 @@ def _split_by_columns(layer: nn.Module) -> nn.Linear:
     return _linear(nn.Linear, _local(layer.weight), bias)
 
 
-def _linear(
-    kind: type[nn.Linear], weight: nn.Parameter, bias: nn.Parameter | None
-) -> nn.Linear:
+def _linear(kind: type[nn.Linear], weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Linear:
     num_outputs, num_inputs = weight.shape
     layer = kind(num_inputs, num_outputs, bias=bias is not None, device="meta")
     layer.weight = weight

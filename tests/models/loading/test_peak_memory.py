@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.support.forked import forked
 from tests.support import gguf_files
+from tests.support.forked import forked
 from tests.support.gguf_files import write_gguf
 from tests.support.models import edit_json
 from tests.support.quantized_models import FILE, FORMATS, save_quantized

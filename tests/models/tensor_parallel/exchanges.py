@@ -45,9 +45,7 @@ def checksum(tensor: Tensor) -> int:
 
 def main() -> None:
     rank, port = map(int, sys.argv[1:])
-    with RankGroup(
-        find_meeting_point(HOST, port, LIMITS), rank, NUM_RANKS, CPU, LIMITS
-    ) as group:
+    with RankGroup(find_meeting_point(HOST, port, LIMITS), rank, NUM_RANKS, CPU, LIMITS) as group:
         print([checksum(tensor) for pair in sums(rank) for tensor in pair])
         print(all_ranks(True, CPU), all_ranks(rank != 2, CPU), flush=True)
         group.gather(0)

@@ -8,7 +8,6 @@ import subprocess
 import pytest
 import torch
 
-from tests.support.forked import forked
 from diffuspec.models.tensor_parallel.collectives import all_ranks
 from diffuspec.models.tensor_parallel.rank_group import RankGroup, open_meeting_point
 from tests.models.tensor_parallel.exchanges import (
@@ -21,6 +20,7 @@ from tests.models.tensor_parallel.exchanges import (
     sums,
 )
 from tests.models.tensor_parallel.follower import HOST, LIMITS
+from tests.support.forked import forked
 
 pytestmark = pytest.mark.process
 
