@@ -149,7 +149,8 @@ class VerifierRank:
             self._group = self._join(meeting_point)
             self._resources.callback(self._group.close)
         config = self._config.engine.target
-        target = CausalTarget.load(config, self._num_ranks)
+        with self._group.loading() if self._group else contextlib.nullcontext():
+            target = CausalTarget.load(config, self._num_ranks)
         # done now, since later all requests would wait for it
         grammars_of(config.path, target.info).prepare()
         return target
@@ -190,7 +191,8 @@ class VerifierRank:
 
         deadlines = self._config.deadlines
         return RankLimits(
-            meet_seconds=deadlines.start_seconds,
+            # shorter than the supervisor's limit, since a rank names the others that are missing
+            meet_seconds=deadlines.start_seconds / 2,
             compute_seconds=deadlines.start_seconds,
             message_seconds=max(deadlines.verify_seconds, _MIN_WORD_SECONDS),
         )

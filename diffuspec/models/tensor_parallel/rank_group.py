@@ -7,7 +7,9 @@ another limit than reading weights.
 
 from __future__ import annotations
 
+import contextlib
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Self
@@ -16,12 +18,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from diffuspec.core.errors import VerifierError, VerifierUnavailableError
+from diffuspec.core.errors import DiffuspecError, VerifierError, VerifierUnavailableError
 
 _BLOCK_BYTES = 1 << 16  # a message up to this size takes a single broadcast
 _LENGTH_BYTES = 8
 _HEAD_BYTES = _BLOCK_BYTES - _LENGTH_BYTES  # first part of a message, sent with its length
 _MAX_MESSAGE_BYTES = 1 << 30
+_FAILURE = "failure"  # key of the first reason for which a rank could not load
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,30 @@ class RankGroup:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """Load this rank's share within: if that fails, all ranks fail with the first reason.
+
+        Raises the error, naming the rank; VerifierUnavailableError if another rank has failed.
+        """
+        store = self._store
+        assert store is not None
+        try:
+            yield
+        except Exception as error:
+            if reason := _failure(store):
+                raise VerifierUnavailableError(
+                    f"rank {self.rank} stops, since another one cannot load: {reason}"
+                ) from error
+            if isinstance(error, VerifierUnavailableError):
+                raise
+            reason = f"rank {self.rank}: {error}"
+            store.set(_FAILURE, reason)
+            self.close()  # the others wait for this rank no longer
+            if isinstance(error, DiffuspecError):
+                raise type(error)(reason) from error
+            raise
+
     def broadcast(self, message: bytes = b"") -> bytes:
         """Return rank 0's message. The argument of other ranks is ignored."""
         block = self._block
@@ -166,6 +193,14 @@ def _wait_for_all(store: TCPStore, rank: int, num_ranks: int, limits: RankLimits
             f"{names[rank]} waited {limits.meet_seconds} seconds at {store.host}:{store.port} "
             f"for {', '.join(missing)}"
         ) from error
+
+
+def _failure(store: TCPStore) -> str:
+    """Return why a rank could not load; "" if none has said so."""
+    try:
+        return store.get(_FAILURE).decode() if store.check([_FAILURE]) else ""
+    except RuntimeError:  # rank 0, which serves the store, is lost
+        return ""
 
 
 def _first_line(error: Exception) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 
 from diffuspec.core.config import TargetConfig
-from diffuspec.core.errors import VerifierError
+from diffuspec.core.errors import DiffuspecError
 from diffuspec.models.target import CausalTarget
 from diffuspec.models.tensor_parallel.lockstep import follow
 from diffuspec.models.tensor_parallel.rank_group import RankGroup, RankLimits, find_meeting_point
@@ -45,7 +45,9 @@ class Membership:
         cpu = torch.device("cpu")
         config = TargetConfig.model_validate_json(json.dumps(self.config))
         with RankGroup(store, self.rank, self.num_ranks, cpu, LIMITS) as group:
-            follow(CausalTarget.load(config, self.num_ranks), group)
+            with group.loading():
+                target = CausalTarget.load(config, self.num_ranks)
+            follow(target, group)
 
 
 def config(path: Path, exact: bool | None = False, **keys: Any) -> TargetConfig:
@@ -59,7 +61,7 @@ def main() -> None:
     for line in sys.stdin:
         try:
             Membership.from_line(line).follow()
-        except VerifierError as error:
+        except DiffuspecError as error:
             print("lost:", error, flush=True)
         else:
             print("left", flush=True)

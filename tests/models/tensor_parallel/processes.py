@@ -85,7 +85,8 @@ class Ranks:
         for rank, follower in enumerate(self.followers, start=1):
             follower.say(Membership(store.port, rank, num_ranks, settings).to_line())
         self._group = RankGroup(store, 0, num_ranks, CPU, LIMITS)
-        self.share = CausalTarget.load(self.config, num_ranks)
+        with self._group.loading():
+            self.share = CausalTarget.load(self.config, num_ranks)
         self.target = LockstepTarget(self.share, self._group, IDLE_SECONDS)
         return self
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from diffuspec.core.errors import VerifierUnavailableError
+from diffuspec.core.errors import ModelLoadError, VerifierUnavailableError
+from diffuspec.models.target import CausalTarget
 from diffuspec.models.tensor_parallel import lockstep
 from diffuspec.models.tensor_parallel.rank_group import (
     RankGroup,
@@ -17,7 +19,7 @@ from diffuspec.models.tensor_parallel.rank_group import (
     find_meeting_point,
     open_meeting_point,
 )
-from tests.models.tensor_parallel.follower import HOST, config
+from tests.models.tensor_parallel.follower import HOST, LIMITS, Membership, config
 from tests.models.tensor_parallel.processes import CPU, Follower, Ranks, save_family
 from tests.models.test_target import PROMPT, request
 
@@ -55,6 +57,25 @@ async def test_ranks_that_disagree_give_no_verdict(
         with pytest.raises(VerifierUnavailableError, match=r"different verdicts in step 2: \[42, "):
             await other.target.verify([request(PROMPT)])
     assert "different verdicts in step 2" in other.followers[0].hear()
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_ranks_name_the_one_that_cannot_load(tmp_path: Path, failing: int) -> None:
+    good = save_family(tmp_path / "good", "qwen2")
+    bad = shutil.copytree(good, tmp_path / "bad")
+    (bad / "model.safetensors").unlink()
+    paths = [bad, good] if failing == 0 else [good, bad]
+    store, follower = open_meeting_point(HOST, LIMITS), Follower()
+    settings = [config(path) for path in paths]
+    follower.say(Membership(store.port, 1, 2, settings[1].model_dump(mode="json")).to_line())
+    reason = f"rank {failing}: {bad} has no model.safetensors"
+    error = ModelLoadError if failing == 0 else VerifierUnavailableError
+    with RankGroup(store, 0, 2, CPU, LIMITS) as group:
+        with pytest.raises(error, match=reason), group.loading():
+            CausalTarget.load(settings[0], 2)
+        said = follower.hear()
+    assert reason in said or (failing == 0 and "rank 1 lost another rank" in said)
+    follower.close()
 
 
 def test_a_group_names_the_ranks_that_did_not_join() -> None:
