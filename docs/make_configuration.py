@@ -178,6 +178,7 @@ EXAMPLES = {  # keys: classes that read the sections
     "HydraConfig": "drafter: {kind: hydra, path: models/hydra-vicuna-7b-v1.3}",
     "EagleConfig": "drafter: {kind: eagle, path: models/EAGLE-Vicuna-7B-v1.3}",
     "Eagle2Config": "drafter: {kind: eagle2, path: models/EAGLE-Qwen2-7B-Instruct}",
+    "Eagle3Config": "drafter: {kind: eagle3, path: models/EAGLE3-LLaMA3.1-Instruct-8B}",
     "DFlashConfig": "drafter: {kind: dflash, path: models/Qwen3-8B-DFlash-b16}",
     "DFlashRemoteConfig": (
         "drafter: {kind: dflash_remote, path: models/Qwen3-8B-DFlash-b16, device: cuda}"

@@ -51,8 +51,8 @@ _DRAFTER = (
 )
 _DRAFTER_KIND = (
     "A diffusion LM (diffuspec), a causal LM (sps), no model (pld, samd, samd_recycling,"
-    " token_recycling, lookahead) or heads of the target (medusa, hydra, eagle, eagle2, dflash)."
-    " Or a NAME of --config; auto: the fastest. Default: diffuspec."
+    " token_recycling, lookahead) or heads of the target (medusa, hydra, eagle, eagle2, eagle3,"
+    " dflash). Or a NAME of --config; auto: the fastest. Default: diffuspec."
 )
 _MAX_MODEL_LEN = (
     "Maximum number of tokens of prompt and answer together. Default: what the target was trained"

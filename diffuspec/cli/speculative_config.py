@@ -15,6 +15,7 @@ _KINDS = {  # vLLM's methods
     "dflash": "dflash",
     "draft_model": "sps",
     "eagle": "eagle",
+    "eagle3": "eagle3",
     "medusa": "medusa",
     "ngram": "pld",
     "suffix": "samd",

@@ -214,6 +214,13 @@ class Eagle2Config(Section):
     path: FilePath = Field(description=_HEAD_PATH)
 
 
+class Eagle3Config(Section):
+    """EAGLE-3: one layer on the target's hidden states in three places, and EAGLE-2's tree."""
+
+    kind: Literal["eagle3"] = Field("eagle3", description=_KIND)
+    path: FilePath = Field(description=_HEAD_PATH)
+
+
 class DFlashConfig(_LatticeSection):
     """DFlash: a block-diffusion model that reads the target's hidden states, and a path search."""
 
@@ -242,6 +249,7 @@ DrafterConfig: TypeAlias = Annotated[
     | HydraConfig
     | EagleConfig
     | Eagle2Config
+    | Eagle3Config
     | DFlashConfig
     | DFlashRemoteConfig,
     Field(discriminator="kind"),

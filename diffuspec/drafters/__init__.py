@@ -17,6 +17,7 @@ from diffuspec.drafters import (
     diffuspec,
     eagle,
     eagle2,
+    eagle3,
     hydra,
     lookahead,
     medusa,
@@ -42,6 +43,7 @@ KINDS: dict[str, DrafterKind[Any]] = {
     "hydra": hydra.KIND,
     "eagle": eagle.KIND,
     "eagle2": eagle2.KIND,
+    "eagle3": eagle3.KIND,
     "dflash": dflash.KIND,
     "dflash_remote": dflash_remote.KIND,
 }

@@ -118,12 +118,19 @@ def _where_known(
 
 
 class HeadDrafter:
-    """A Drafter beside the target, with heads that read its last hidden states."""
+    """A Drafter beside the target, with heads that read its hidden states."""
 
-    def __init__(self, target: Target, heads: DraftHeads, *, keeps_all: bool = True) -> None:
+    def __init__(
+        self,
+        target: Target,
+        heads: DraftHeads,
+        hidden_layers: tuple[int, ...] = (LAST_LAYER,),
+        *,
+        keeps_all: bool = True,
+    ) -> None:
         """keeps_all: False: keep only each prefix's last hidden state."""
         self._heads = heads
-        self._reader = StateReader(target, (LAST_LAYER,), keeps_all=keeps_all)
+        self._reader = StateReader(target, hidden_layers, keeps_all=keeps_all)
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Draft a batch; see `Drafter.draft`."""

@@ -23,7 +23,7 @@ from diffuspec.core.params import DraftLengthPolicy, SamplingParams, Speculation
 from diffuspec.core.types import Prompt, RequestOutput
 from diffuspec.engine.engine import Engine
 from diffuspec.pairs import parse_config
-from tests.support.heads import save_dflash, save_eagle, save_hydra, save_medusa
+from tests.support.heads import save_dflash, save_eagle, save_eagle3, save_hydra, save_medusa
 from tests.support.lossless import PLAIN, Answer, Arrival, Job, answer_all
 
 POLICIES: tuple[DraftLengthPolicy, ...] = ("cost_aware", "paper", "fixed")
@@ -177,8 +177,9 @@ def _random_heads(target: Path, drafter: Path, path: Path) -> tuple[EngineConfig
     save_medusa(path / "medusa", 32, 264)
     save_hydra(path / "hydra", 32, None)
     save_eagle(path / "eagle", 32, 264)
+    save_eagle3(path / "eagle3", 32, 264)
     save_dflash(path / "dflash")
-    kinds = ("medusa", "hydra", "eagle", "eagle2", "dflash", "dflash_remote")
+    kinds = ("medusa", "hydra", "eagle", "eagle2", "eagle3", "dflash", "dflash_remote")
     paths = [path / kind.removesuffix("2").removesuffix("_remote") for kind in kinds]
     sections = [{"kind": k, "path": p} for k, p in zip(kinds, paths, strict=True)]
     sections[-1]["device"] = "cpu"  # the others are beside the target

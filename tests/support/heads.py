@@ -98,6 +98,63 @@ def save_eagle(
     return weights
 
 
+EAGLE3_COLUMNS = 40  # ids that a random EAGLE-3 head can draft: every sixth of the target's
+
+
+def save_eagle3(
+    path: Path, hidden_size: int, vocab_size: int, dialect: str = "eagle", **config: Any
+) -> dict[str, torch.Tensor]:
+    """Save a head that reads the layers 0, 1 and 1, and return its tensors by vLLM's names.
+
+    dialect: eagle, as SafeAILab/EAGLE does it, or speculators, with embeddings of its own.
+    """
+    torch.manual_seed(7)
+    size, inner = hidden_size, EAGLE_SIZES["intermediate_size"]
+    shapes = {
+        "fc": (size, 3 * size),
+        "layers.0.self_attn.q_proj": (size, 2 * size),
+        "layers.0.self_attn.k_proj": (size // 2, 2 * size),
+        "layers.0.self_attn.v_proj": (size // 2, 2 * size),
+        "layers.0.self_attn.o_proj": (size, size),
+        "layers.0.mlp.gate_proj": (inner, size),
+        "layers.0.mlp.up_proj": (inner, size),
+        "layers.0.mlp.down_proj": (size, inner),
+        "lm_head": (EAGLE3_COLUMNS, size),
+    }
+    weights = {f"{name}.weight": torch.randn(*shape) / 5 for name, shape in shapes.items()}
+    norms = ["layers.0.hidden_norm", "layers.0.input_layernorm", "norm"]
+    for name in (*norms, "layers.0.post_attention_layernorm"):
+        weights[f"{name}.weight"] = torch.rand(size) + 0.5
+    if config.get("norm_before_fc"):
+        weights["input_norm.weight"] = torch.rand(3 * size) + 0.5
+    ids = 6 * torch.arange(EAGLE3_COLUMNS)
+    weights["d2t"] = ids - torch.arange(EAGLE3_COLUMNS)
+    weights["t2d"] = torch.isin(torch.arange(vocab_size), ids)
+    layer = {
+        **EAGLE_SIZES,
+        "model_type": "llama",
+        "hidden_size": size,
+        "vocab_size": vocab_size,
+        "num_hidden_layers": 1,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 5000.0,
+        "max_position_embeddings": 512,
+        "hidden_act": "silu",
+    }
+    said: dict[str, Any] = {"draft_vocab_size": EAGLE3_COLUMNS}
+    stored = weights
+    if dialect == "eagle":
+        said |= {**layer, "architectures": ["LlamaForCausalLMEagle3"]}
+        said["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [0, 1, 1]}
+        stored = {name.replace("layers.0.", "midlayer."): x for name, x in weights.items()}
+    else:
+        weights["embed_tokens.weight"] = torch.randn(vocab_size, size)
+        said |= {"speculators_model_type": "eagle3", "transformer_layer_config": layer}
+        said["eagle_aux_hidden_state_layer_ids"] = [1, 2, 2]
+    _save(path, said | config, stored, "pytorch_model.bin")
+    return weights
+
+
 NOTHING: Mapping[str, Any] = {}
 DFLASH_SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
 DFLASH_BLOCK, DFLASH_MASK = 6, 259

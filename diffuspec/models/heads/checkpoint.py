@@ -15,6 +15,26 @@ from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.loading.shared import from_int8
 from diffuspec.text.directory import read_json
 
+SPECULATORS = "speculators_model_type"  # key that only vLLM's speculators write
+_MODEL_KEYS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "rms_norm_eps",
+    "attention_bias",
+    "mlp_bias",
+    "max_position_embeddings",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "layer_types",
+    "sliding_window",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class HeadCheckpoint:
@@ -46,6 +66,19 @@ class HeadCheckpoint:
         if not isinstance(value, int) or value < 1:
             raise ModelLoadError(f"{self.path}: {key} must be 1 or more, got {value!r}")
         return value
+
+    def section(self, name: str) -> dict[str, Any]:
+        """Return an object in config.json; an empty one if there is none."""
+        section = self.config.get(name)
+        return dict(section) if isinstance(section, Mapping) else {}
+
+    def model_fields(self) -> dict[str, Any]:
+        """Return what config.json says of the layers' sizes, in the keys of transformers.
+
+        In vLLM's speculators it is below `transformer_layer_config`.
+        """
+        fields = {**self.config, **self.section("transformer_layer_config")}
+        return {key: fields[key] for key in _MODEL_KEYS if fields.get(key) is not None}
 
     def check_size(self, key: str, found: object, wanted: int) -> None:
         """Raise ModelLoadError unless a number in config.json equals the target's."""

@@ -36,6 +36,7 @@ from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.attention.cache import CacheShape
 from diffuspec.models.attention.interface import ATTENTION_NAME, Attention, attending
 from diffuspec.models.heads.checkpoint import HeadCheckpoint
+from diffuspec.models.heads.own_head import OwnHead
 from diffuspec.models.heads.target_layers import TargetLayers
 
 PICKLED = ("pytorch_model.bin",)
@@ -43,23 +44,6 @@ _OTHER_NAMES = {  # names of tensors in transformers' own model: our names
     "encoder.fc.weight": "fc.weight",
     "encoder.output_norm_enc.weight": "hidden_norm.weight",
 }
-_MODEL_KEYS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "rms_norm_eps",
-    "attention_bias",
-    "max_position_embeddings",
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
-    "layer_types",
-    "sliding_window",
-)
 _TRANSFORMERS_TYPE = "muse_glimmer_assistant"
 # Keys of variants that compute something else, each with the value that matches the paper.
 _OTHER_FUNCTIONS = {
@@ -85,8 +69,8 @@ class DFlashSettings:
     def read(cls, checkpoint: HeadCheckpoint, target: TargetLayers) -> Self:
         """Read config.json. Raises ModelLoadError, also if it was made for another target."""
         raw = checkpoint.config
-        own = raw | _section(raw, "dflash_config")
-        fields = {**raw, **_section(raw, "transformer_layer_config")}
+        own = raw | checkpoint.section("dflash_config")
+        fields = {**raw, **checkpoint.section("transformer_layer_config")}
         for key, plain in _OTHER_FUNCTIONS.items():
             if own.get(key, plain) not in (plain, None):
                 raise ModelLoadError(f"{checkpoint.path}: {key} is not supported, got {own[key]!r}")
@@ -99,7 +83,7 @@ class DFlashSettings:
             found.number("mask_token_id"),
             tuple(_is_causal(own, fields, layer) for layer in range(model.num_hidden_layers)),
         )
-        settings._check(checkpoint, own, target)
+        settings._check(checkpoint, fields | own, target)
         return settings
 
     def _check(
@@ -138,16 +122,12 @@ def _layer_ids(own: Mapping[str, Any], num_target_layers: int, num_layers: int) 
     return default_layer_ids(num_target_layers, num_layers)
 
 
-def _section(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
-    section = raw.get(name)
-    return dict(section) if isinstance(section, Mapping) else {}
-
-
 def _model_config(
     checkpoint: HeadCheckpoint, fields: Mapping[str, Any], target: TargetLayers
 ) -> Qwen3Config:
     checkpoint.check_size("hidden_size", fields.get("hidden_size"), target.hidden_size)
-    known = {key: fields[key] for key in _MODEL_KEYS if fields.get(key) is not None}
+    known = checkpoint.model_fields()
+    known.pop("mlp_bias", None)  # Qwen3 has none
     types: Sequence[str] = known.get("layer_types", ())
     try:
         if fields.get("model_type") == _TRANSFORMERS_TYPE:  # its window includes one token more
@@ -187,8 +167,7 @@ class DFlashModel(nn.Module):
         self.norm = Qwen3RMSNorm(size, config.rms_norm_eps)
         self.rotary_emb: Any = Qwen3RotaryEmbedding(config)
         self._context_layer: nn.Linear | None = None  # see `_fuse_context`
-        self.token_ids: torch.Tensor | None = None  # ids of the columns of `head`
-        self.head: nn.Linear | None = None  # None: the target's head is used
+        self.head: OwnHead | None = None  # None: the target's head is used
 
     @classmethod
     def load(cls, path: Path, target: TargetLayers) -> Self:
@@ -202,7 +181,7 @@ class DFlashModel(nn.Module):
         model = cls(DFlashSettings.read(checkpoint, target))
         checkpoint.fill(model)
         model._fuse_context()
-        model._take_head(checkpoint, target)
+        model.head = OwnHead.read(checkpoint, target, target.hidden_size)
         return target.place_decoder(model, Qwen3RotaryEmbedding(model.settings.model))
 
     @property
@@ -264,20 +243,3 @@ class DFlashModel(nn.Module):
         if bias is not None:
             layer.bias = nn.Parameter(bias.detach())
         self._context_layer = layer
-
-    def _take_head(self, checkpoint: HeadCheckpoint, target: TargetLayers) -> None:
-        """Load the checkpoint's own head, if any, for some or all of the target's ids."""
-        if "lm_head.weight" not in checkpoint.weights:
-            return
-        num_columns = len(checkpoint.weights["lm_head.weight"])
-        self.head = nn.Linear(target.hidden_size, num_columns, bias=False)
-        self.head.weight.data = checkpoint.take("lm_head.weight", num_columns, target.hidden_size)
-        ids = torch.arange(num_columns)
-        if "d2t" in checkpoint.weights:  # the target's ids minus the column numbers
-            ids = ids + checkpoint.take("d2t", num_columns)
-        if not 0 <= int(ids.min()) <= int(ids.max()) < target.vocab_size:
-            raise ModelLoadError(
-                f"{checkpoint.path} was trained for another target: it guesses ids from "
-                f"{int(ids.min())} to {int(ids.max())}, the target has {target.vocab_size}"
-            )
-        self.token_ids = ids.to(target.device)

@@ -25,7 +25,7 @@ from diffuspec.models.draft_requests import with_noise
 from diffuspec.models.heads.dflash import DFlashModel
 from diffuspec.models.heads.features import Features
 from diffuspec.models.heads.head_runner import HeadRunner
-from diffuspec.models.heads.target_layers import TargetLayers, by_padded_rows
+from diffuspec.models.heads.target_layers import TargetLayers
 from diffuspec.models.kernels.operations import most_probable
 
 MAX_CONTEXT_ROWS = 2048  # rows of hidden states read at a time
@@ -204,13 +204,7 @@ class DFlashRunner(HeadRunner):
     def _logits(self, hidden: Tensor) -> Tensor:
         """Return logits over the target's ids, [R, V] float32; -inf for ids never drafted."""
         model, num_ids = self._model, self._target.vocab_size
-        if model.head is None or model.token_ids is None:
-            logits = self._layers.logits(hidden)
-        else:
-            own = by_padded_rows(model.head, hidden).float()
-            shape = len(hidden), self._layers.vocab_size
-            logits = torch.full(shape, -torch.inf, device=own.device)
-            logits[:, model.token_ids] = own
+        logits = self._layers.logits(hidden) if model.head is None else model.head(hidden)
         logits[:, num_ids:] = -torch.inf
         if model.settings.mask_token_id < num_ids:
             logits[:, model.settings.mask_token_id] = -torch.inf

@@ -48,7 +48,10 @@ class EagleHead(nn.Module):
         checkpoint = HeadCheckpoint.read(path, PICKLED)
         weights = checkpoint.weights
         if any(name in weights for name in _EAGLE_3):
-            raise ModelLoadError(f"{path} is an EAGLE-3 head; EAGLE-1 and 2 are supported")
+            raise ModelLoadError(
+                f"{path} is an EAGLE-3 head: use a drafter of the kind eagle3; eagle and eagle2 "
+                "are for EAGLE-1 and 2"
+            )
         if checkpoint.number("num_hidden_layers", default=1) != 1:
             raise ModelLoadError(f"{path}: an EAGLE head has one layer, config.json says otherwise")
         if "embed_tokens.weight" in weights:  # the target's own embeddings are used
@@ -63,6 +66,14 @@ class EagleHead(nn.Module):
         attention: Any = self.layers[0].self_attn
         num_heads = self.config.num_key_value_heads or self.config.num_attention_heads
         return CacheShape(1, num_heads, attention.head_dim)
+
+    def embed(self, token_ids: torch.Tensor, target: TargetLayers) -> torch.Tensor:
+        """Return the target's embeddings of tokens, [T, H]."""
+        return target.embed(token_ids)
+
+    def logits(self, outputs: torch.Tensor, target: TargetLayers) -> torch.Tensor:
+        """Return the target's logits of guessed states, [R, V] float32."""
+        return target.logits(outputs)
 
     def forward(
         self,

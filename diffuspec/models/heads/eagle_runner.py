@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import DraftRequest, TokenIds
+from diffuspec.models.attention.cache import CacheShape
+from diffuspec.models.attention.interface import Attention
 from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.segment import Segment
-from diffuspec.models.heads.eagle import EagleHead
 from diffuspec.models.heads.features import Features
 from diffuspec.models.heads.head_runner import HeadRunner
 from diffuspec.models.heads.nodes import Candidates, DraftNode, Level, Place, likeliest_after
@@ -51,10 +53,38 @@ class _HeadInputs:
     states: list[torch.Tensor] = field(default_factory=list)  # one for each segment, [rows, H]
 
 
+class EagleModel(Protocol):
+    """A head of the EAGLE family: EagleHead or Eagle3Head."""
+
+    @property
+    def cache_shape(self) -> CacheShape: ...
+
+    def embed(self, token_ids: torch.Tensor, target: TargetLayers) -> torch.Tensor:
+        """Return the embeddings of tokens, [T, H]."""
+        ...
+
+    def logits(self, outputs: torch.Tensor, target: TargetLayers) -> torch.Tensor:
+        """Return logits over the target's ids, [R, V] float32; -inf for ids never drafted."""
+        ...
+
+    def __call__(
+        self,
+        embedded: torch.Tensor,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        attention: Attention,
+    ) -> torch.Tensor:
+        """Map embeddings and the states before them to outputs, [T, H].
+
+        The states of a call are the target's, or the head's own outputs for the tokens before.
+        """
+        ...
+
+
 class EagleRunner(HeadRunner):
     """A LevelHead: an EAGLE head beside its target."""
 
-    def __init__(self, head: EagleHead, layers: TargetLayers, target: TargetInfo) -> None:
+    def __init__(self, head: EagleModel, layers: TargetLayers, target: TargetInfo) -> None:
         super().__init__(layers, target, head.cache_shape, _MAX_TREE_ROWS)
         self._head = head
         self._sessions: dict[str, _Session] = {}
@@ -86,7 +116,7 @@ class EagleRunner(HeadRunner):
                 outputs.append(output)
                 position = len(session.request.prefix) + len(node.path)
                 places.append(Place(session.request, position, node.path))
-        logits = self._layers.logits(torch.stack(outputs))
+        logits = self._head.logits(torch.stack(outputs), self._layers)
         found = iter(likeliest_after(logits, places, self._target, count))
         return [[next(found) for _ in nodes] for _, nodes in below]
 
@@ -127,7 +157,7 @@ class EagleRunner(HeadRunner):
         positions = np.concatenate([segment.positions for segment in rows.segments])
         packed = PackedBatch(rows.segments, self._cache, num_padding=padding)
         outputs: torch.Tensor = self._head(
-            self._layers.embed(self._padded(token_ids, padding)),
+            self._head.embed(self._padded(token_ids, padding), self._layers),
             self._padded_states(torch.cat(rows.states), padding),
             self._padded(positions, padding),
             packed,

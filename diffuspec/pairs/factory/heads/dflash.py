@@ -8,6 +8,7 @@ since they only matter if all earlier ones were right.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn import functional
 from transformers import Qwen3Config
 
 from diffuspec.models.attention.interface import Attention, Projections, Scoring
+from diffuspec.models.heads.checkpoint import SPECULATORS
 from diffuspec.models.heads.dflash import DFlashModel, DFlashSettings, default_layer_ids
 from diffuspec.models.heads.target_layers import TargetLayers
 from diffuspec.pairs.factory.blocks import Blocks, place_blocks
@@ -41,6 +43,7 @@ class DFlashLearner:
         """kept: indices of the target's layers. token_ids [B, N]: examples that show its states."""
         self._layers = layers
         self._settings = settings
+        self._target_config = target.config
         self.module = DFlashModel(settings)
         start_from_layers(self.module.to(layers.device), target, kept, token_ids)
 
@@ -49,21 +52,35 @@ class DFlashLearner:
         return self._settings.target_layer_ids
 
     def config(self) -> dict[str, Any]:
+        """Return the configuration as vLLM's speculators have it, which `vllm serve` reads."""
         settings = self._settings
-        said: dict[str, Any] = settings.model.to_diff_dict()
-        said.pop("_attn_implementation", None)
-        own = {
+        model: dict[str, Any] = settings.model.to_diff_dict()
+        model.pop("_attn_implementation", None)
+        return {
+            "architectures": ["DFlashSpeculator"],
+            "aux_hidden_state_layer_ids": [layer + 1 for layer in settings.target_layer_ids],
             "block_size": settings.block_size,
-            "mask_token_id": settings.mask_token_id,
-            "target_layer_ids": list(settings.target_layer_ids),
-        }
-        return said | {
-            "architectures": ["DFlashDraftModel"],
-            "block_size": settings.block_size,
-            "dflash_config": own,
+            "draft_vocab_size": self._layers.vocab_size,
             "dtype": "bfloat16",
+            "mask_token_id": settings.mask_token_id,
             "num_target_layers": self._layers.num_layers,
-            "vocab_size": self._layers.vocab_size,
+            "sliding_window_non_causal": True,
+            "speculators_config": self._proposals(),
+            SPECULATORS: "dflash",
+            "transformer_layer_config": model,
+        }
+
+    def _proposals(self) -> dict[str, Any]:
+        """Return how tokens are proposed, and to which target."""
+        greedy = {"proposal_type": "greedy", "speculative_tokens": self._settings.block_size - 1}
+        return {
+            "algorithm": "dflash",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [greedy],
+            "verifier": {
+                "architectures": list(self._target_config.architectures or ()),
+                "name_or_path": str(Path(self._target_config.name_or_path).resolve()),
+            },
         }
 
     def loss(self, rows: Rows, head: Head) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """A DFlash drafter is trained to do what it does when it drafts."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ from diffuspec.algorithm.lattice import Pruning
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftRequest
+from diffuspec.models.heads.checkpoint import HeadCheckpoint
+from diffuspec.models.heads.dflash import DFlashSettings
 from diffuspec.models.heads.dflash_runner import DFlashRunner
 from diffuspec.models.heads.features import Features
 from diffuspec.models.heads.target_layers import layers_of
@@ -48,3 +51,25 @@ def test_a_block_is_trained_as_it_is_drafted(target: Path) -> None:
         ids = torch.from_numpy(found.token_ids).long()
         expected = wanted.log_softmax(-1).gather(1, ids).numpy()
         assert np.allclose(found.logprobs, expected, atol=1e-4)
+
+
+def test_its_configuration_is_that_of_vllms_speculators(target: Path) -> None:
+    """What vLLM 0.32 reads (transformers_utils/configs/speculators), and what we read back."""
+    model = load_target(target).eval()
+    settings = settings_for(model.config, 2, SIZE, MASK)
+    layers = layers_of(model)
+    learner = DFlashLearner(model, layers, settings, (0, 1), torch.zeros(1, 4, dtype=torch.long))
+    config = json.loads(json.dumps(learner.config()))
+    assert config["speculators_model_type"] == "dflash"
+    proposals = config["speculators_config"]
+    assert proposals["proposal_methods"][0]["speculative_tokens"] == SIZE - 1
+    assert proposals["verifier"]["name_or_path"] == str(target.resolve())
+    assert config["aux_hidden_state_layer_ids"] == [n + 1 for n in settings.target_layer_ids]
+    assert config["draft_vocab_size"] == config["transformer_layer_config"]["vocab_size"] == 264
+    assert config["transformer_layer_config"]["model_type"] == "qwen3"
+    read = DFlashSettings.read(HeadCheckpoint(target, config, {}), layers)
+    assert read.target_layer_ids == settings.target_layer_ids
+    assert read.causal_layers == (False, False)
+    assert (read.block_size, read.mask_token_id) == (SIZE, MASK)
+    read.model.vocab_size = settings.model.vocab_size  # it has neither embeddings nor a head
+    assert read.model.to_diff_dict() == settings.model.to_diff_dict()
