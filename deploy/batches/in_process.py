@@ -18,7 +18,7 @@ from diffuspec.core.errors import (
     VerifierUnavailableError,
     WorkerError,
 )
-from diffuspec.serve.backend import Backend
+from diffuspec.serve.backend import TokenSource
 from diffuspec.serve.generation import outputs
 from diffuspec.serve.http.ignored_keys import MAX_NAMED
 from diffuspec.serve.openai.answers import Exchange
@@ -31,7 +31,7 @@ from diffuspec.serve.openai.replies import Whole, make_reply
 class BackendService:
     """A `Service` over a backend. Belongs to the backend's event loop."""
 
-    def __init__(self, backend: Backend, concurrency: int, timeout_seconds: float) -> None:
+    def __init__(self, backend: TokenSource, concurrency: int, timeout_seconds: float) -> None:
         """timeout_seconds bounds one answer."""
         self.concurrency = concurrency
         self._backend = backend

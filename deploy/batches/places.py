@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.settings import PipelineConfig
+from deploy.batches.engine_process import EngineProcess
 from deploy.batches.http import HttpService
 from deploy.batches.in_process import BackendService
 from deploy.batches.results import Service
 from diffuspec.core.errors import ConfigError, VerifierUnavailableError
-from diffuspec.core.interfaces import ServiceStatus
+from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput, TokenIds
-from diffuspec.data_parallel.engine import DataParallelEngine
-from diffuspec.serve.backend import Backend, ServedModel
+from diffuspec.engine.preflight import check_files
+from diffuspec.serve.backend import ServedModel, TokenSource
 from diffuspec.serve.conventions import read_conventions
-from diffuspec.serve.server import EngineBackend, name_of
+from diffuspec.serve.server import name_of
 from diffuspec.serve.settings import ServeSettings
 from diffuspec.text.tokenizer import load_tokenizer
 
@@ -84,9 +85,9 @@ def in_process(config: PipelineConfig) -> Place:
 
     @contextlib.asynccontextmanager
     async def service() -> AsyncIterator[Service]:
-        num_threads = config.placement.verifier.num_threads
-        async with DataParallelEngine.from_config(config.engine, num_threads) as engine:
-            yield _service(EngineBackend(engine, name_of(config.engine.target.path)), config)
+        check_files(config.engine)  # all faults at once
+        async with EngineProcess(config) as engine:
+            yield _service(_RemoteModel(engine, engine.ready.info, config), config)
 
     return Place(contextlib.nullcontext, service)
 
@@ -105,8 +106,10 @@ async def pipeline_service(config: PipelineConfig) -> AsyncIterator[Service]:
     from actors.pipeline import Pipeline
 
     async with Pipeline(config) as pipeline:
-        name = name_of(config.engine.target.path)
-        yield _service(_PipelineBackend(pipeline, name), config)
+        actor = pipeline.coordinator.actor
+        if actor is None:
+            raise VerifierUnavailableError(pipeline.coordinator.problem)
+        yield _service(_RemoteModel(pipeline, actor.ready.info, config), config)
 
 
 def read_api_key(path: Path | None) -> str | None:
@@ -122,31 +125,29 @@ def read_api_key(path: Path | None) -> str | None:
     return key
 
 
-def _service(backend: Backend, config: PipelineConfig) -> BackendService:
+def _service(model: TokenSource, config: PipelineConfig) -> BackendService:
     num_sequences = config.engine.target.max_sequences
     seconds = config.deadlines.answer_seconds
-    return BackendService(backend, _ROWS_PER_SEQUENCE * num_sequences, seconds)
+    return BackendService(model, _ROWS_PER_SEQUENCE * num_sequences, seconds)
 
 
-class _PipelineBackend:
-    """A `Backend` over a pipeline that has started. The caller stops the pipeline."""
+class _RemoteModel:
+    """A `TokenSource` over a pipeline or an engine's process, which the caller stops."""
 
-    def __init__(self, pipeline: Pipeline, name: str) -> None:
-        """`name`: the model's. Raises VerifierUnavailableError while there is no coordinator."""
-        actor, config = pipeline.coordinator.actor, pipeline.config
-        if actor is None:
-            raise VerifierUnavailableError(pipeline.coordinator.problem)
-        info, path = actor.ready.info, config.engine.target.path
+    def __init__(
+        self, source: Pipeline | EngineProcess, info: TargetInfo, config: PipelineConfig
+    ) -> None:
+        path = config.engine.target.path
         self.tokenizer: Any = load_tokenizer(path, config.engine.target.chat_template)
         self.model = ServedModel(
-            name,
+            name_of(path),
             int(time.time()),
             info.max_model_len,
             info.vocab_size,
             config.engine.speculation,
             read_conventions(path, self.tokenizer, ServeSettings()),
         )
-        self._pipeline = pipeline
+        self._source = source
 
     def stream(
         self,
@@ -155,18 +156,6 @@ class _PipelineBackend:
         speculation: SpeculationParams | None,
         request_id: str,
     ) -> AsyncGenerator[RequestOutput]:
-        """See `Backend.stream`."""
+        """See `TokenSource.stream`."""
         prompt = prompt_token_ids.tolist()
-        return self._pipeline.stream(prompt, sampling, speculation, request_id)
-
-    @property
-    def is_alive(self) -> bool:
-        return True
-
-    async def status(self) -> ServiceStatus:
-        """Return the state of roles and requests."""
-        return await self._pipeline.status()
-
-    async def metrics(self) -> str:
-        """Return the Prometheus series as text."""
-        return await self._pipeline.metrics()
+        return self._source.stream(prompt, sampling, speculation, request_id)

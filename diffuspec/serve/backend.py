@@ -25,12 +25,8 @@ class ServedModel:
     conventions: Conventions = field(default_factory=Conventions)
 
 
-class Backend(Protocol):
-    """Answers prompts for the HTTP application. Belongs to the application's event loop.
-
-    While a backend is not ready, any of its members may raise VerifierUnavailableError; clients
-    then get 503 and may try again.
-    """
+class TokenSource(Protocol):
+    """Answers prompts with tokens. Belongs to one event loop."""
 
     @property
     def model(self) -> ServedModel: ...
@@ -53,6 +49,14 @@ class Backend(Protocol):
         OverloadedError before the first output, WorkerError and RequestCancelledError at any time.
         """
         ...
+
+
+class Backend(TokenSource, Protocol):
+    """What the HTTP application needs. Belongs to the application's event loop.
+
+    While a backend is not ready, any of its members may raise VerifierUnavailableError; clients
+    then get 503 and may try again.
+    """
 
     async def status(self) -> ServiceStatus:
         """Return the state of roles and requests within a second or two.

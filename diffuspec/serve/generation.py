@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import TypeAlias
 
 from diffuspec.core.types import RequestOutput
-from diffuspec.serve.backend import Backend
+from diffuspec.serve.backend import TokenSource
 from diffuspec.serve.openai.jobs import Generation
 
 Indexed: TypeAlias = tuple[int, RequestOutput]
@@ -18,7 +18,7 @@ _MAX_UNREAD = 64  # outputs of all generations; the backend waits for a slower c
 
 
 async def outputs(
-    backend: Backend,
+    backend: TokenSource,
     generations: Sequence[Generation],
     request_id: str,
     max_seconds: float,
@@ -43,7 +43,7 @@ async def outputs(
 
 
 async def _indexed(
-    backend: Backend, generation: Generation, request_id: str, places: Places
+    backend: TokenSource, generation: Generation, request_id: str, places: Places
 ) -> AsyncGenerator[Indexed]:
     stream = backend.stream(
         generation.prompt_token_ids, generation.sampling, generation.speculation, request_id

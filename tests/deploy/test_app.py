@@ -19,10 +19,8 @@ from deploy.serve import read_serve_file, unknown_keys
 from diffuspec.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-FILES = [
-    ROOT / "deploy" / name
-    for name in ("serve.yaml", "serve_dream_qwen.yaml", "serve_together.yaml")
-]
+NAMES = ("serve.yaml", "serve_dream_qwen.yaml", "serve_together.yaml")
+FILES = [ROOT / "deploy" / name for name in NAMES]
 TINY: dict[str, Any] = {"pipeline": {"engine": {"preset": "tiny"}}}
 
 

@@ -99,7 +99,10 @@ class Waiting(FakeFrontend):
 
 
 @pytest.mark.parametrize("begins", [True, False])
-async def test_a_client_knows_whether_a_lost_coordinator_worked_on_its_request(begins, security):
+@pytest.mark.parametrize("closes", [False, True], ids=["", "closed here first"])
+async def test_a_client_knows_whether_a_lost_coordinator_worked_on_its_request(
+    begins, closes, security
+):
     frontend = Waiting(begins=begins)
     async with relayed(RemoteCoordinator, CoordinatorServicer(frontend), security) as (
         client,
@@ -109,7 +112,7 @@ async def test_a_client_knows_whether_a_lost_coordinator_worked_on_its_request(b
         reading = asyncio.ensure_future(anext(answer))
         await frontend.has_it.wait()
         await asyncio.sleep(0.05)  # what it says about the request arrives
-        await relay.go()
+        await (client.close() if closes else relay.go())
         with pytest.raises(TransportError) as caught:
             await reading
         assert isinstance(caught.value, LostAnswerError) == begins

@@ -1,6 +1,6 @@
 """An engine process that a certain prefix kills, as a bug of native code at a token would.
 
-python FILE -m diffuspec.data_parallel.worker
+python FILE -m deploy.batches.engine_process
 
 DEADLY is the prefix, as JSON; DEATHS a file that gets the number of requests in each deadly call.
 """
@@ -13,8 +13,8 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from deploy.batches.engine_process import main
 from diffuspec.core.types import Verdict, VerifyRequest
-from diffuspec.data_parallel.worker import main
 from diffuspec.models.target import CausalTarget
 
 DEADLY, DEATHS = "TESTS_DEADLY_PREFIX", "TESTS_DEATHS"

@@ -12,7 +12,13 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from diffuspec.core.errors import DiffuspecError
 from diffuspec.rpc.limits import Options, RpcLimits
-from diffuspec.rpc.messages.status import TransportError, from_rpc_error, is_task_cancelled
+from diffuspec.rpc.messages.status import (
+    BEGUN_KEY,
+    LostAnswerError,
+    TransportError,
+    from_rpc_error,
+    is_task_cancelled,
+)
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.services import HEALTH_SERVICE
 
@@ -69,6 +75,7 @@ class Connection:
             call = stub(request, timeout=timeout, metadata=(*self._metadata, *metadata))
         except grpc.aio.UsageError as error:
             raise self._closed() from error
+        metadata_sent = asyncio.ensure_future(call.initial_metadata())
         try:
             while (response := await call.read()) is not grpc.aio.EOF:
                 yield response
@@ -77,8 +84,10 @@ class Connection:
         except asyncio.CancelledError:
             if is_task_cancelled():
                 raise
-            raise TransportError(f"{self.address} cancelled the call") from None
+            loss = LostAnswerError if _has_begun(metadata_sent) else TransportError
+            raise loss(f"{self.address} cancelled the call") from None
         finally:
+            metadata_sent.cancel()
             call.cancel()
 
     def open_stream(self, service: str, method: str) -> BytesStream:
@@ -114,6 +123,13 @@ class Connection:
 
     def _closed(self) -> TransportError:
         return TransportError(f"the connection to {self.address} was closed")
+
+
+def _has_begun(initial_metadata: asyncio.Future[Any]) -> bool:
+    """Return whether a server has said that it works on a call."""
+    if not initial_metadata.done() or initial_metadata.cancelled():
+        return False
+    return any(key == BEGUN_KEY for key, _ in initial_metadata.result() or ())
 
 
 def _open(

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
+from deploy.batches import engine_process
 from deploy.batches.inputs import jsonl_file, read, scan
 from deploy.batches.outputs import open_output
 from deploy.batches.places import in_process
 from deploy.batches.run import Options, Run
 from deploy.batches.summary import Counts
-from diffuspec.data_parallel import process
 from diffuspec.text.prompt import encode_prompt
 from diffuspec.text.tokenizer import load_tokenizer
 from tests.actors.conftest import tiny_pipeline
@@ -31,7 +31,7 @@ async def test_a_row_that_kills_its_process_fails_and_the_batch_goes_on(
     deadly = encode_prompt(rows[1]["messages"], tokenizer, 512).tolist()
     monkeypatch.setenv(deadly_worker.DEADLY, json.dumps(deadly))
     monkeypatch.setenv(deadly_worker.DEATHS, str(tmp_path / "deaths"))
-    monkeypatch.setattr(process, "PYTHON", tuple(forked(deadly_worker.__file__)))
+    monkeypatch.setattr(engine_process, "PYTHON", tuple(forked(deadly_worker.__file__)))
     source, output = jsonl_file(written(*rows)), tmp_path / "out.jsonl"
     index, counts = scan(source), Counts(4)
     with open_output(output, index, counts.before.add) as results:
