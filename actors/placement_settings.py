@@ -145,7 +145,8 @@ class PlacementSettings(Section):
     together: bool = Field(
         False,
         description="Run all roles in the coordinator's process, with the resources of the section "
-        "coordinator; the sections of the other roles must be left out.",
+        "coordinator; the sections of the other roles must be left out. With one CPU and no GPU, "
+        "drafter and target take turns in one thread.",
     )
     strategy: Strategy = Field(
         "PACK",

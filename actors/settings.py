@@ -188,15 +188,6 @@ class PipelineConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _one_engine(self) -> Self:
-        if (size := self.engine.data_parallel_size) > 1:
-            raise ValueError(
-                f"engine.data_parallel_size must be 1, got {size}: a pipeline is one engine;"
-                " Ray Serve runs several pipelines"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _no_place_without_a_process(self) -> Self:
         names, placement = self.drafters_in("process"), self.placement
         for name in placement.drafters:

@@ -10,14 +10,12 @@ if TYPE_CHECKING:
     from diffuspec.core.errors import DiffuspecError
     from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredOutput
     from diffuspec.core.types import FinishReason, RequestOutput
-    from diffuspec.data_parallel.engine import DataParallelEngine
     from diffuspec.engine.completion import Completion
     from diffuspec.pairs import load_config, parse_config
     from diffuspec.pairs.engine import Engine
 
 __all__ = [
     "Completion",
-    "DataParallelEngine",
     "DiffuspecError",
     "Engine",
     "EngineConfig",
@@ -33,7 +31,6 @@ __all__ = [
 # Names are imported on first use: `diffuspec --help` needs none of them, nor torch.
 _MODULES = {
     "Completion": "engine.completion",
-    "DataParallelEngine": "data_parallel.engine",
     "DiffuspecError": "core.errors",
     "Engine": "pairs.engine",
     "EngineConfig": "core.config",

@@ -1,8 +1,7 @@
 """Chooses a pipeline for a prompt: one that has seen the prompt's beginning, unless it is too busy.
 
 Several processes choose, and each knows only its own clients' requests and prompts, so they agree
-by hashing. (`diffuspec.data_parallel.routing`, which runs in a single process, compares costs
-instead.) Nothing here depends on Ray or gRPC.
+by hashing. Nothing here depends on Ray or gRPC.
 """
 
 from __future__ import annotations

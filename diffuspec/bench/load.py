@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -101,14 +101,10 @@ async def ask_all(
     prompts: Sequence[Prompt],
     concurrency: int,
     max_tokens: int,
-    cpu_seconds: Callable[[], float] = time.process_time,
 ) -> LoadRun:
-    """Send every prompt once, `concurrency` at a time (at most the number of prompts).
-
-    `cpu_seconds` returns the processor time of the relevant processes so far.
-    """
+    """Send every prompt once, `concurrency` at a time (at most the number of prompts)."""
     run = _Run(client, max_tokens, enumerate(prompts))
-    run.started_at, cpu = time.monotonic(), cpu_seconds()
+    run.started_at, cpu = time.monotonic(), time.process_time()
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
@@ -121,7 +117,7 @@ async def ask_all(
         run.started_at,
         run.full_until - run.started_at,
         tuple(sorted(run.answers, key=lambda answer: answer.prompt)),
-        cpu_seconds() - cpu,
+        time.process_time() - cpu,
     )
 
 

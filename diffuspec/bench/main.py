@@ -41,9 +41,8 @@ from diffuspec.bench.studies.sweeps import (
 )
 from diffuspec.bench.systems.naming import BASELINE
 from diffuspec.core.config import EngineConfig
-from diffuspec.data_parallel.engine import DataParallelEngine
 from diffuspec.engine.engine import Engine
-from diffuspec.telemetry.trace import Tracer, tracing
+from diffuspec.telemetry.trace import tracing
 
 __all__ = ["BenchOptions", "run_benchmark"]
 
@@ -130,7 +129,7 @@ def _run_load(
     questions: Sequence[Question],
     console: Console,
 ) -> int:
-    with tracing(options.trace) as tracer, _open_for_load(options, config, tracer) as engine:
+    with tracing(options.trace) as tracer, Engine.from_config(config, tracer) as engine:
         machine = describe_configured(config)
         plan = LoadPlan(options.max_tokens, CONCURRENCIES, options.repeats, options.rounds)
         with progress(2 * options.repeats * len(CONCURRENCIES)) as advance:
@@ -141,19 +140,8 @@ def _run_load(
         "rows": [asdict(row) for row in rows],
     }
     tables, lines = load_tables(rows), [f"Answers that differ: {num_different}."]
-    if config.data_parallel_size > 1:
-        lines.append(f"Processes with an engine each: {config.data_parallel_size}.")
-        data["data_parallel_size"] = config.data_parallel_size
     write_report(options.out, "load", data, tables, lines, console)
     return int(num_different > 0)
-
-
-def _open_for_load(
-    options: BenchOptions, config: EngineConfig, tracer: Tracer | None
-) -> Engine | DataParallelEngine:
-    if config.data_parallel_size == 1:
-        return Engine.from_config(config, tracer)
-    return DataParallelEngine.from_config(config, options.threads or options.default_threads)
 
 
 @contextlib.contextmanager

@@ -57,7 +57,6 @@ class BenchOptions:
     # verify the whole draft of a system, not only the part that pays off
     whole_drafts: bool = False
     resume: bool = False  # continue with the answers already in `out`
-    data_parallel_size: int = 1  # number of processes with an engine each, under load
 
     def __post_init__(self) -> None:
         for name in ("limit", "max_tokens", "repeats", "rounds", "threads"):
@@ -110,10 +109,6 @@ class BenchOptions:
                 raise ConfigError(f"--{option} has no effect on {names[0]}")
         if self.rounds != ROUNDS and not self.load:
             raise ConfigError("--rounds has no effect without --load")
-        if self.data_parallel_size > 1 and not self.load:
-            raise ConfigError("--data-parallel-size has no effect without --load")
-        if self.data_parallel_size > 1 and self.trace is not None:
-            raise ConfigError("--trace has no effect on engines in other processes")
         if self.pre_drafts and self.repeats > 1:
             raise ConfigError("--repeats has no effect on --pre-drafts")
 
@@ -177,7 +172,6 @@ def engine_config(options: BenchOptions) -> EngineConfig:
     if options.dtype is not None:
         data["target"]["dtype"] = options.dtype
     data["target"]["max_sequences"] = max(CONCURRENCIES) if options.load else 1
-    data["data_parallel_size"] = options.data_parallel_size
     config = parse_config(data)
     if not _makes_lattices(config):
         for name in ("ngram", "ablations", "pre_drafts"):

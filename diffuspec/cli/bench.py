@@ -20,7 +20,6 @@ EXAMPLES = """[bold]Examples[/bold]
   diffuspec bench --ablations --pair smollm2 --questions spec_bench.jsonl --limit 1 --max-tokens 48
   diffuspec bench --pre-drafts --limit 3
   diffuspec bench --load --max-tokens 64 --repeats 3
-  diffuspec bench --load --data-parallel-size 2
   diffuspec bench --pair smollm2 --questions spec_bench.jsonl --limit 10 --max-tokens 128
   diffuspec bench --target DIR --drafter DIR --questions spec_bench.jsonl
 """
@@ -98,7 +97,6 @@ class Chosen:
     pre_drafts: PreDrafts = False
     load: Load = False
     rounds: options.Rounds = 6
-    data_parallel_size: options.DataParallelSize = None
     threads: options.Threads = None
     out: Out = Path("runs/bench")
     resume: Resume = False

@@ -23,7 +23,6 @@ from diffuspec.pairs import DEFAULT_PAIR, PAIRS
 from diffuspec.telemetry import logs
 
 if TYPE_CHECKING:
-    from diffuspec.engine.base import EngineBase
     from diffuspec.engine.engine import Engine
     from diffuspec.telemetry.trace import Tracer
 
@@ -69,10 +68,6 @@ _BLOCK_SIZE = (
 _NGRAM = "KenLM model over token ids, as `diffuspec ngram build` makes; none: draft without one."
 _CONFIG = "Configuration of an engine; the options given here override it."
 _THREADS = "CPU threads. Default: torch's choice, 1 for the embedded pair."
-_DATA_PARALLEL_SIZE = (
-    "Processes with an engine each, to spread requests over; --threads is per process."
-    " Default: 1, in this process."
-)
 _DTYPE = "Type of the target's weights. Default: auto, bfloat16 on a GPU and float32 on CPUs."
 
 PairName = Annotated[str | None, model(_PAIR, "NAME")]
@@ -108,7 +103,6 @@ Rounds = Annotated[
     ),
 ]
 Threads = Annotated[int | None, model(_THREADS, "N", min=1, max=MAX_THREADS)]
-DataParallelSize = Annotated[int | None, model(_DATA_PARALLEL_SIZE, "N", min=1, max=64)]
 
 DraftLength = Annotated[
     str | None,
@@ -182,18 +176,6 @@ def use_threads(num_threads: int | None) -> None:
         import torch
 
         torch.set_num_threads(num_threads)
-
-
-def open_engines(config: EngineConfig, num_threads: int | None) -> EngineBase:
-    """Load the models of a configuration in its number of processes; see `open_engine`.
-
-    num_threads: threads of each process; None: one for each processor of its share.
-    """
-    from diffuspec.data_parallel.engine import DataParallelEngine
-
-    if config.data_parallel_size == 1:
-        return open_engine(config, num_threads)
-    return DataParallelEngine.from_config(config, num_threads or _threads_of_pair(config))
 
 
 def _threads_of_pair(config: EngineConfig) -> int | None:

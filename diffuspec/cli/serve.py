@@ -1,4 +1,4 @@
-"""`diffuspec serve`: OpenAI's API over models in this process, or in several."""
+"""`diffuspec serve`: OpenAI's API over models in this process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ EXAMPLES = """[bold]Examples[/bold]
 
   diffuspec serve                             [dim]# the embedded pair on http://127.0.0.1:8000[/dim]
   diffuspec serve DIR --drafter DIR --ngram FILE --port 9000
-  diffuspec serve --data-parallel-size 2      [dim]# an engine in each of two processes[/dim]
   diffuspec keys add keys.yaml alice
   diffuspec serve --host 0.0.0.0 --api-keys keys.yaml --tls-certificate FILE --tls-key FILE
 
@@ -72,7 +71,7 @@ ModelName = Annotated[
 MaxSequences = Annotated[
     int | None,
     _option(
-        "Number of requests that each engine decodes concurrently. Default: 8.",
+        "Number of requests that are decoded concurrently. Default: 8.",
         "N",
         min=1,
         max=1024,
@@ -137,7 +136,6 @@ class ServiceOptions:
     api_keys: ApiKeys = None
     model_name: ModelName = None
     max_sequences: MaxSequences = None
-    data_parallel_size: options.DataParallelSize = None
     tls_certificate: Certificate = None
     tls_key: Key = None
     tool_call_parser: ToolCallParser = None
@@ -195,7 +193,7 @@ class ServiceOptions:
     def engine(
         self, given: options.EngineOptions, speculation: Given, data: Mapping[str, object]
     ) -> EngineConfig:
-        """Return the engines' configuration: a file's data, then options. Raises ConfigError."""
+        """Return the engine's configuration: a file's data, then options. Raises ConfigError."""
         configured = parse_file(data) if data.keys() - {"serve"} else None
         if configured is None:
             given = replace(given, config=None)
@@ -205,9 +203,7 @@ class ServiceOptions:
         if self.chat_template is not None:
             target = config.target.model_copy(update={"chat_template": self.chat_template})
             config = config.model_copy(update={"target": target})
-        if self.data_parallel_size is None:
-            return config
-        return config.model_copy(update={"data_parallel_size": self.data_parallel_size})
+        return config
 
 
 @takes_fields("service", ServiceOptions)
@@ -233,7 +229,7 @@ def run(
         path, settings = checked.config.target.path, checked.settings
         name = service.model_name or name_of(path)
         typer.echo(f"loading {path}", err=True)
-        engine = options.open_engines(checked.config, given.threads)
+        engine = options.open_engine(checked.config, given.threads)
 
         def announce(url: str) -> None:
             typer.echo(f"serving {name} on {url}\n\n{_curl(url, settings)}\n")

@@ -217,13 +217,6 @@ class EngineConfig(Section):
     coordinator: CoordinatorConfig = Field(
         CoordinatorConfig(), description="Limits of the coordinator."
     )
-    data_parallel_size: int = Field(
-        1,
-        ge=1,
-        le=64,
-        description="Number of engines among which `diffuspec serve` distributes requests, each "
-        "with its own models in its own process; 1: one engine, in the serving process.",
-    )
 
     @field_validator("drafter", mode="before")
     @classmethod

@@ -20,7 +20,10 @@ _RANKS = (
     "`diffuspec ray serve --config FILE.yaml` runs the target on several GPUs, as many as the key"
     " tensor_parallel of its section verifier says (docs/serving.md)"
 )
-_SERVED = "engines beside each other are served, by `diffuspec serve --data-parallel-size N`"
+_SERVED = (
+    "`diffuspec ray serve --config FILE.yaml` serves several engines on one machine, as many as its"
+    " key num_replicas of Pipeline says: see deploy/serve_together.yaml and docs/serving.md"
+)
 _BY_REQUEST = "requests set it, and the options of `diffuspec generate`"
 
 HINTS = {  # advice, by options that have no counterpart

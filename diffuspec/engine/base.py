@@ -1,4 +1,4 @@
-"""The interface of an engine to its callers, whether it runs in this process or in several."""
+"""The interface of an engine to its callers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -53,7 +52,7 @@ class EngineBase(ABC):
     @property
     @abstractmethod
     def info(self) -> TargetInfo:
-        """Facts about the target; its max_sequences is the total of all processes."""
+        """Facts about the target."""
 
     @property
     def is_alive(self) -> bool:
@@ -99,9 +98,9 @@ class EngineBase(ABC):
         The engine can be used again afterwards.
         """
 
+    @abstractmethod
     def prepare_forms(self) -> None:
         """Prepare for structured output, so that no request has to wait for it."""
-        return  # engines in other processes do this there
 
     @abstractmethod
     def _close(self) -> None:
@@ -114,10 +113,6 @@ class EngineBase(ABC):
         """
         if os.getpid() == self._process_id:
             self._close()
-
-    def cpu_seconds(self) -> float:
-        """Processor seconds of the engine's processes so far, this one included."""
-        return time.process_time()
 
     def __enter__(self) -> Self:
         return self

@@ -20,7 +20,7 @@ from prometheus_client import generate_latest
 
 from diffuspec.core.beside_loop import call_beside
 from diffuspec.core.config import EngineConfig
-from diffuspec.core.errors import BrokenEngineError, ConfigError
+from diffuspec.core.errors import BrokenEngineError
 from diffuspec.core.interfaces import (
     Drafter,
     LatticeModel,
@@ -282,12 +282,6 @@ def load_parts(config: EngineConfig) -> Parts:
     """Load the models of one engine. Raises ModelLoadError, NgramError, ConfigError."""
     from diffuspec.models.target import CausalTarget  # imports torch
 
-    if config.data_parallel_size > 1:
-        raise ConfigError(
-            f"data_parallel_size is {config.data_parallel_size}, and this is one engine: serve"
-            " or measure several by `diffuspec serve` or `diffuspec bench --load`, or open a"
-            " DataParallelEngine"
-        )
     check_files(config)
     verifier = CausalTarget.load(config.target)
     info, tokenizer = verifier.info, load_tokenizer(config.target.path, config.target.chat_template)

@@ -45,17 +45,6 @@ def configure(form: LogFormat | None = None, level: LogLevel = "info") -> None:
         logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
 
 
-def configured() -> tuple[LogFormat, LogLevel] | None:
-    """Return the arguments of `configure` in this process; None if it was not called."""
-    root = logging.getLogger()
-    for handler in root.handlers:
-        if isinstance(handler.formatter, JsonLines | TextLines):
-            is_json = isinstance(handler.formatter, JsonLines)
-            level: Any = logging.getLevelName(root.level).lower()
-            return "json" if is_json else "text", level
-    return None
-
-
 def about(request_id: str, traceparent: str = "") -> dict[str, str]:
     """Return the `extra` fields of a log line about a request other than the context's."""
     return {"request_id": request_id, "traceparent": traceparent}

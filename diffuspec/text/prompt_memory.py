@@ -50,10 +50,6 @@ class PromptMemory(Generic[V]):
         for block in list(islice(self._values, excess)):
             del self._values[block]
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self._values.clear()
-
     def longest(self, blocks: Sequence[bytes]) -> tuple[int, V] | None:
         """Return the number of blocks and the value of the longest known beginning."""
         for num_blocks in range(len(blocks), 0, -1):

@@ -61,8 +61,8 @@ def test_studies_are_asked_for_by_a_flag(diffuspec, asked, study):
 
 
 def test_the_study_of_load_has_options_of_its_own(diffuspec, asked):
-    diffuspec("bench", "--load", "--rounds", "20", "--data-parallel-size", "2")
-    assert asked == [BenchOptions(load=True, rounds=20, data_parallel_size=2)]
+    diffuspec("bench", "--load", "--rounds", "20")
+    assert asked == [BenchOptions(load=True, rounds=20)]
 
 
 def test_exit_code_is_that_of_the_benchmark(diffuspec, asked):

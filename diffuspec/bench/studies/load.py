@@ -27,7 +27,6 @@ from diffuspec.bench.text_table import TextTable
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import PLAIN, SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt
-from diffuspec.data_parallel.engine import DataParallelEngine
 from diffuspec.engine.base import EngineBase
 from diffuspec.engine.engine import Engine
 
@@ -66,7 +65,7 @@ class EngineClient:
 
 
 def study_load(
-    engine: Engine | DataParallelEngine,
+    engine: Engine,
     questions: Sequence[Question],
     plan: LoadPlan,
     on_turn: Callable[[str], None] = lambda _: None,
@@ -74,42 +73,27 @@ def study_load(
     """Return the rows, and the number of answers whose text differs with speculation on and off.
 
     The first turns of the questions are sent in random order. Each system has one turn for each
-    repeat at each concurrency; after each of them, `on_turn` is called with a description. An
-    engine of several processes is closed at the end. Raises ConfigError if no question leaves room
-    for max_tokens.
+    repeat at each concurrency; after each of them, `on_turn` is called with a description. Raises
+    ConfigError if no question leaves room for max_tokens.
     """
     prompts = _prompts(engine, questions, plan.max_tokens)
-
-    async def measure() -> tuple[list[LoadRow], int]:
-        async with _opened(engine) as (on, off, forget):
-            clients: dict[str, LoadClient] = {
-                ON: EngineClient(on, engine.default_speculation),
-                OFF: EngineClient(off, PLAIN),
-            }
-            return await compare_load(clients, prompts, plan, forget, on_turn, engine.cpu_seconds)
-
-    return uvloop.run(measure())  # the event loop that engines and servers use
-
-
-@contextlib.asynccontextmanager
-async def _opened(
-    engine: Engine | DataParallelEngine,
-) -> AsyncGenerator[tuple[EngineBase, EngineBase, Callable[[], Awaitable[None]]]]:
-    """Yield the engine with speculation, the one without, and what empties their caches."""
-    if isinstance(engine, DataParallelEngine):
-        async with engine:
-            yield engine, engine, engine.reset_prefix_cache
-        return
 
     async def forget() -> None:
         engine.reset_prefix_cache()
 
-    on, off = sibling(engine), sibling(engine)
-    try:
-        yield on, off, forget
-    finally:
-        await on.stop()
-        await off.stop()
+    async def measure() -> tuple[list[LoadRow], int]:
+        on, off = sibling(engine), sibling(engine)
+        clients: dict[str, LoadClient] = {
+            ON: EngineClient(on, engine.default_speculation),
+            OFF: EngineClient(off, PLAIN),
+        }
+        try:
+            return await compare_load(clients, prompts, plan, forget, on_turn)
+        finally:
+            await on.stop()
+            await off.stop()
+
+    return uvloop.run(measure())  # the event loop that engines and servers use
 
 
 async def _keep() -> None:
@@ -132,12 +116,11 @@ async def compare_load(
     plan: LoadPlan,
     forget: Callable[[], Awaitable[None]] = _keep,
     on_turn: Callable[[str], None] = lambda _: None,
-    cpu_seconds: Callable[[], float] = time.process_time,
 ) -> tuple[list[LoadRow], int]:
     """Send the same prompts with all clients at each concurrency, in turns; see `study_load`.
 
     Each repeat covers all concurrencies, so that a slowdown of the machine affects all of them.
-    `forget` empties the prompt caches before each turn; for `cpu_seconds` see `ask_all`.
+    `forget` empties the prompt caches before each turn.
     """
     num_different = 0
     runs: dict[tuple[int, str], list[LoadRun]] = defaultdict(list)
@@ -151,7 +134,7 @@ async def compare_load(
             texts: list[list[str]] = []
             for name, client in rotated(clients.items(), repeat):
                 await forget()
-                run = await ask_all(client, asked, concurrency, plan.max_tokens, cpu_seconds)
+                run = await ask_all(client, asked, concurrency, plan.max_tokens)
                 runs[concurrency, name].append(run)
                 texts.append([answer.text for answer in run.answers])
                 on_turn(f"{name}, {concurrency} at a time")

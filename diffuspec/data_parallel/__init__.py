@@ -1,1 +1,0 @@
-"""Data parallelism: several engines, each in its own process, behind one interface."""
