@@ -35,7 +35,7 @@ from diffuspec.core.types import Prompt, RequestOutput
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.rpc.client.resumption import ResumedAnswer
 from diffuspec.rpc.messages.status import TransportError
-from diffuspec.rpc.security import new_token
+from diffuspec.rpc.security import Security, new_token
 
 PYTHON: tuple[str, ...] = (sys.executable,)
 
@@ -60,7 +60,7 @@ class EngineProcess(Supervisor[RunningEngine]):
         placement = PlacementSettings(together=True, coordinator=role)
         rpc = RpcSettings(max_message_bytes=config.rpc.max_message_bytes)
         self._config = config.model_copy(update={"placement": placement, "rpc": rpc})
-        self._token = new_token()
+        self._security = Security(new_token())
 
     async def __aenter__(self) -> EngineProcess:
         """Start the process. Raises ConfigError, ModelLoadError, VerifierError and WorkerError."""
@@ -123,7 +123,7 @@ class EngineProcess(Supervisor[RunningEngine]):
 
     async def bring_up(self) -> RunningEngine:
         """Start a process, and connect to it once its models are loaded."""
-        config, token = self._config, self._token
+        config, security = self._config, self._security
         path = os.pathsep.join(filter(None, sys.path))  # it imports from the same places
         threads = str(config.placement.coordinator.num_threads)
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": threads}
@@ -132,10 +132,10 @@ class EngineProcess(Supervisor[RunningEngine]):
         )
         try:
             async with asyncio.timeout(config.deadlines.start_seconds):
-                ready = await _load(process, config, token)
+                ready = await _load(process, config, security)
             client = await RemoteCoordinator.connect(
                 ready.address,
-                config.security(token),
+                security,
                 deadline_seconds=config.deadlines.answer_seconds,
                 limits=config.coordinator_limits(),
             )
@@ -161,11 +161,11 @@ class EngineProcess(Supervisor[RunningEngine]):
             await thing.client.close()
 
 
-async def _load(process: Process, config: PipelineConfig, token: str) -> Ready:
+async def _load(process: Process, config: PipelineConfig, security: Security) -> Ready:
     """Send a process its pipeline; return what it reports. Raises its error."""
     assert process.stdin is not None and process.stdout is not None
     with contextlib.suppress(ConnectionError):  # it may have ended: there is no report then
-        process.stdin.write(pickle.dumps((config, token)))
+        process.stdin.write(pickle.dumps((config, security)))
         await process.stdin.drain()
     line = await process.stdout.readline()
     if not line:
@@ -188,9 +188,9 @@ async def _end(process: Process) -> None:
     await process.wait()
 
 
-async def _serve(config: PipelineConfig, token: str, reports: int) -> None:
+async def _serve(config: PipelineConfig, security: Security, reports: int) -> None:
     """Serve a pipeline in this process; write what it reports to a descriptor, as one line."""
-    actor = CoordinatorActor(config, token)
+    actor = CoordinatorActor(config, security)
     try:
         report: object = await actor.start(lambda: colocated_verifier(config), LOOPBACK)
     except DiffuspecError as error:
@@ -212,9 +212,9 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     reports = os.dup(1)
     os.dup2(2, 1)
-    config, token = pickle.load(sys.stdin.buffer)
+    config, security = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_input, daemon=True).start()
-    asyncio.run(_serve(config, token, reports))
+    asyncio.run(_serve(config, security, reports))
 
 
 if __name__ == "__main__":
