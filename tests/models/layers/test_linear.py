@@ -8,7 +8,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from diffuspec.models.kernels import operations
 from diffuspec.models.kernels.products import MatrixProduct
-from diffuspec.models.layers.linear import FusedNorm, KernelLinear, use_fast_layers
+from diffuspec.models.layers.linear import FusedNorm, KernelLinear, fastest_linear, use_fast_layers
+from tests.support.gpu import DEVICES
 from tests.support.models import FAMILIES, make_model
 
 
@@ -51,6 +52,23 @@ def test_16_bits_are_computed_as_precisely_as_by_torch() -> None:
     use_fast_layers(model)
     error = (model(token_ids, use_cache=False).logits - expected).abs().mean()
     assert error < 1.5 * (rounded - expected).abs().mean()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_partial_sums_are_not_rounded_to_16_bits(device: str, has_bias: bool) -> None:
+    random = torch.Generator().manual_seed(0)
+    inputs, weight, bias = (
+        torch.randn(*shape, generator=random).to(device, torch.bfloat16)
+        for shape in ((1, 17, 96), (64, 96), (64,))
+    )
+    layer = fastest_linear(weight, bias if has_bias else None, True, False, is_partial=True)
+    outputs = layer(inputs)
+    expected = inputs.double() @ weight.double().T + (bias.double() if has_bias else 0)
+    assert outputs.dtype == torch.float32
+    assert (outputs - expected).abs().max() < 1e-4  # a rounded sum of 20 may be wrong by 0.06
+    assert layer.is_exact and torch.equal(layer(inputs[:, 5:6]), outputs[:, 5:6])
 
 
 def test_a_model_of_two_precisions_is_left_alone() -> None:

@@ -13,6 +13,7 @@ from diffuspec.algorithm.draft_tree import chain
 from diffuspec.core.errors import InvalidRequestError, VerifierError, VerifierUnavailableError
 from diffuspec.core.params import SamplingParams, StructuredOutput
 from diffuspec.models.attention.cache import Slot
+from diffuspec.models.layers.fused_decoder import FusedDecoder, FusedDecoderLayer
 from diffuspec.models.target import CausalTarget
 from tests.models.tensor_parallel.follower import config
 from tests.models.tensor_parallel.processes import (
@@ -117,6 +118,14 @@ async def test_each_rank_holds_its_share_of_heads_and_weights(
     assert qwen2.share.runner.cache.shape.num_kv_heads == 1
     assert alone.runner.cache.shape.num_kv_heads == 2
     assert qwen2.share.runner.vocab_size == alone.runner.vocab_size
+
+
+async def test_collectives_part_fused_layers(qwen2: Ranks, alone: CausalTarget) -> None:
+    """Each layer of a share is fused by itself, since others wait between layers."""
+    assert isinstance(alone.model.base_model.layers, FusedDecoder)
+    layers = qwen2.share.model.base_model.layers
+    assert not isinstance(layers, FusedDecoder)
+    assert all(isinstance(layer, FusedDecoderLayer) for layer in layers)
 
 
 async def test_the_prefix_of_a_released_request_can_be_reused(
