@@ -15,6 +15,7 @@ from diffuspec.models.layers.draft_head import HEAD_TOKEN_IDS, use_draft_head
 from diffuspec.models.layers.rotary import RoundedAngles
 from diffuspec.models.loading.backend import Backend
 from diffuspec.models.loading.checkpoint import Checkpoint
+from diffuspec.models.loading.fingerprint import check_same_files
 from diffuspec.models.loading.shared import read_with_shared
 from diffuspec.models.tensor_parallel.layers import (
     sharding_options,
@@ -61,6 +62,8 @@ def read_transformers_model(
     """Return the causal LM of a directory, or a rank's share of it. Raises ModelLoadError."""
     path, family = checkpoint.path, checkpoint.family
     sharding = sharding_options(path, config, num_ranks)
+    if num_ranks > 1:
+        check_same_files(path, backend.device)
     weights = read_with_shared(checkpoint, config)
     head_token_ids = weights.pop(HEAD_TOKEN_IDS, None) if weights else None
     try:

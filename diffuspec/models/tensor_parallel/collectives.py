@@ -64,6 +64,15 @@ def all_ranks(is_true: bool, device: torch.device) -> bool:
     return bool(vote)
 
 
+def all_equal(value: int, device: torch.device) -> bool:
+    """Return whether all ranks pass the same signed 64-bit integer. `device`: as for all_ranks."""
+    bounds = torch.tensor([value, ~value], device=device)  # ~ reverses the order
+    with _peers():
+        dist.all_reduce(bounds, dist.ReduceOp.MIN)
+    least, inverted_most = bounds.tolist()
+    return bool(least == ~inverted_most)
+
+
 def _add(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     total = parts[0].float() + parts[1]
     for part in parts[2:]:

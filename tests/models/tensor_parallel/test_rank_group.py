@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-from diffuspec.core.errors import ModelLoadError, VerifierUnavailableError
+from diffuspec.core.errors import DiffuspecError, ModelLoadError, VerifierUnavailableError
 from diffuspec.models.target import CausalTarget
 from diffuspec.models.tensor_parallel import lockstep
 from diffuspec.models.tensor_parallel.rank_group import (
@@ -59,23 +60,41 @@ async def test_ranks_that_disagree_give_no_verdict(
     assert "different verdicts in step 2" in other.followers[0].hear()
 
 
+def load_apart(mine: Path, its: Path, error: type[DiffuspecError], match: str) -> str:
+    """Load a share from one directory here, and rank 1's from another; return its last line."""
+    store, follower = open_meeting_point(HOST, LIMITS), Follower()
+    settings = config(its).model_dump(mode="json")
+    follower.say(Membership(store.port, 1, 2, settings).to_line())
+    with RankGroup(store, 0, 2, CPU, LIMITS) as group:
+        with pytest.raises(error, match=match), group.loading():
+            CausalTarget.load(config(mine), 2)
+        said = follower.hear()
+    follower.close()
+    return said
+
+
 @pytest.mark.parametrize("failing", [0, 1])
 def test_ranks_name_the_one_that_cannot_load(tmp_path: Path, failing: int) -> None:
     good = save_family(tmp_path / "good", "qwen2")
     bad = shutil.copytree(good, tmp_path / "bad")
     (bad / "model.safetensors").unlink()
-    paths = [bad, good] if failing == 0 else [good, bad]
-    store, follower = open_meeting_point(HOST, LIMITS), Follower()
-    settings = [config(path) for path in paths]
-    follower.say(Membership(store.port, 1, 2, settings[1].model_dump(mode="json")).to_line())
     reason = f"rank {failing}: {bad} has no model.safetensors"
-    error = ModelLoadError if failing == 0 else VerifierUnavailableError
-    with RankGroup(store, 0, 2, CPU, LIMITS) as group:
-        with pytest.raises(error, match=reason), group.loading():
-            CausalTarget.load(settings[0], 2)
-        said = follower.hear()
-    assert reason in said or (failing == 0 and "rank 1 lost another rank" in said)
-    follower.close()
+    if failing:
+        assert reason in load_apart(good, bad, VerifierUnavailableError, reason)
+    else:
+        said = load_apart(bad, good, ModelLoadError, reason)
+        assert reason in said or "rank 1 lost another rank" in said
+
+
+def test_ranks_load_the_same_model(tmp_path: Path) -> None:
+    path = save_family(tmp_path / "one", "qwen2")
+    other = shutil.copytree(path, tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    weights["model.norm.weight"] += 1
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    match = "(one|other) differs from the directory of another rank: copy the same one"
+    said = load_apart(path, other, DiffuspecError, match)
+    assert "differs from the directory of another rank" in said
 
 
 def test_a_group_names_the_ranks_that_did_not_join() -> None:
