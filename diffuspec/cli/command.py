@@ -16,7 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TextIO, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -30,6 +30,7 @@ from diffuspec.core.errors import (
     WorkerError,
 )
 from diffuspec.core.vllm_words import ALIASES, HINTS
+from diffuspec.telemetry.logs import stages
 
 N = TypeVar("N", int, float)
 
@@ -215,15 +216,27 @@ def _full_disk_named(out: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _warnings_shown() -> Iterator[None]:
-    """Print warnings logged by our packages on stderr."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("warning: %(message)s"))
-    handler.setLevel(logging.WARNING)
-    loggers = [logging.getLogger(name) for name in ("diffuspec", "actors", "deploy")]
-    for logger in loggers:
+    """Print warnings logged by our packages on stderr, and on a terminal what takes long."""
+    warnings = _line_handler("warning: %(message)s", logging.WARNING)
+    shown = [(logging.getLogger(name), warnings) for name in ("diffuspec", "actors", "deploy")]
+    if is_terminal(sys.stderr):
+        shown.append((stages, _line_handler("%(message)s ...", logging.INFO)))
+        stages.setLevel(logging.INFO)
+    for logger, handler in shown:
         logger.addHandler(handler)
     try:
         yield
     finally:
-        for logger in loggers:
+        for logger, handler in shown:
             logger.removeHandler(handler)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    return stream.isatty()
+
+
+def _line_handler(form: str, level: int) -> logging.Handler:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(form))
+    handler.setLevel(level)
+    return handler

@@ -164,6 +164,7 @@ def open_engine(
 
     num_threads is by default torch's, but 1 for the embedded pair, which is too small for more.
     """
+    logs.stages.info("importing torch and transformers")
     from diffuspec.engine.engine import Engine
 
     use_threads(num_threads or _threads_of_pair(config))

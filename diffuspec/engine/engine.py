@@ -39,6 +39,7 @@ from diffuspec.engine.preflight import check_files
 from diffuspec.scheduler.coordinator import Coordinator
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.telemetry import context
+from diffuspec.telemetry.logs import stages
 from diffuspec.telemetry.trace import Tracer
 from diffuspec.text.bad_words import encode_bad_words
 from diffuspec.text.detokenizer import Detokenizer, backend
@@ -272,6 +273,7 @@ class Engine(EngineBase):
             coordinator.on_broken = self._on_broken
             self._coordinator, self._loop = await coordinator.__aenter__(), loop
             if seconds := self.config.coordinator.profile_seconds:
+                stages.info("measuring what steps cost, in at most %g s", seconds)
                 self._profile = loop.create_task(coordinator.profile(seconds))
         if self._profile is not None and not self._profile.done():
             await asyncio.shield(self._profile)  # profiling occupies the verifier's slots

@@ -19,6 +19,9 @@ from diffuspec.telemetry import context
 LogFormat: TypeAlias = Literal["text", "json"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
+# What takes more than a second, as it begins: shown by commands on a terminal, by services in logs.
+stages = logging.getLogger("diffuspec.stages")
+
 FORMAT_VARIABLE = "DIFFUSPEC_LOG_FORMAT"
 LEVEL_VARIABLE = "DIFFUSPEC_LOG_LEVEL"
 # warnings only: their info repeats our own lines, or is of no use to operators

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import os
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,17 @@ def load_saved_tokenizer(path: Path) -> Any:
         raise ModelLoadError(f"{path} has no tokenizer.json: a fast tokenizer is needed")
     check_is_no_pointer(path / "tokenizer.json")
     try_directory(path)
+    files = [(file.name, file.stat()) for file in os.scandir(path) if file.is_file()]
+    return copy(_read(path, tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in files)))
+
+
+@functools.lru_cache(maxsize=1)
+def _read(path: Path, files: tuple[tuple[str, int, int], ...]) -> Any:
+    """Read a directory's tokenizer; once for the checks, the target and the engine.
+
+    files: names, times and sizes of the directory's files. Callers may change attributes of a copy,
+    but not its backend. Raises ModelLoadError.
+    """
     from transformers import PreTrainedTokenizerFast  # takes half a second
 
     try:

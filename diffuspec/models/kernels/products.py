@@ -151,6 +151,9 @@ class MatrixProduct(CpuProduct):
         """Return a weight in the layout, packed in parts to avoid a second copy in memory."""
         takes_pairs = dtype == torch.bfloat16 and (has_tiles() or has_bfloat16_vectors())
         input_size = 1 if self._scales is not None else 2 if takes_pairs else 4
+        stored = weight.dtype
+        if weight.element_size() == input_size < 4 and weight.shape[1] * input_size % 4 == 0:
+            weight, input_size = weight.contiguous().view(torch.int32), 4  # moves a group at once
         block, starts = self._layout.block, range(0, max(1, len(weight)), _PART)
         shape = self._layout.pack(weight[:1], input_size).shape
         size = (-(-len(weight) // block), *shape[1:])
@@ -158,7 +161,7 @@ class MatrixProduct(CpuProduct):
         for start in starts:
             part = self._layout.pack(weight[start : start + _PART], input_size)
             packed[start // block : start // block + len(part)] = part
-        return packed
+        return packed.view(stored)
 
     @property
     def weight(self) -> Tensor:
@@ -177,6 +180,11 @@ def padded_biases(bias: Tensor | None, size: int) -> Tensor:
     if bias is not None:
         biases[: len(bias)] = bias
     return biases
+
+
+def _padded(weight: Tensor, num_columns: int, num_rows: int) -> Tensor:
+    """Return the weight with columns and rows of zeros at the end; itself if there are none."""
+    return pad(weight, (0, num_columns, 0, num_rows)) if num_columns or num_rows else weight
 
 
 def _in_16_bits(weight: Tensor) -> Tensor:
@@ -208,7 +216,7 @@ class _Tiles:
     def pack(cls, weight: Tensor, input_size: int) -> Tensor:
         num_outputs, num_inputs = weight.shape
         width, group = cls.line // input_size, 4 // input_size
-        padded = pad(weight, (0, -num_inputs % width, 0, -num_outputs % cls.block))
+        padded = _padded(weight, -num_inputs % width, -num_outputs % cls.block)
         parts = padded.view(-1, 2, cls.lanes, padded.shape[1] // width, width // group, group)
         return parts.permute(0, 3, 1, 4, 2, 5)
 
@@ -228,7 +236,7 @@ class _Vectors:
     def pack(cls, weight: Tensor, input_size: int) -> Tensor:
         num_outputs, num_inputs = weight.shape
         group = 4 // input_size
-        padded = pad(weight, (0, -num_inputs % group, 0, -num_outputs % cls.block))
+        padded = _padded(weight, -num_inputs % group, -num_outputs % cls.block)
         parts = padded.view(-1, cls.block, padded.shape[1] // group, group)
         return parts.transpose(1, 2)
 

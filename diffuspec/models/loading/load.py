@@ -36,8 +36,11 @@ from diffuspec.models.loading.transformers_model import (
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.tensor_parallel.collectives import Agree, all_ranks
 from diffuspec.models.tensor_parallel.layers import has_only_plain_tensors
+from diffuspec.telemetry.logs import stages
 
 logger = logging.getLogger(__name__)
+
+_QUICK_BYTES = 50_000_000  # weights that are loaded in less than a second
 
 # errors whose message explains the reason to the user
 _UNSUPPORTED = (ModelLoadError, NotImplementedError)
@@ -92,6 +95,8 @@ def load_model(
         backend = replace(backend, quantizes_activations=True)
     cache_bytes = cache_shape(path, config).num_bytes(num_slots, num_rows, backend.dtype)
     _check_fits(checkpoint, backend, cache_bytes, num_ranks)
+    if (num_bytes := checkpoint.weight_bytes(backend.dtype)) > _QUICK_BYTES:
+        stages.info("loading %s (%d MB)", path, num_bytes // 1_000_000)
     model = _read_model(checkpoint, config, backend, num_ranks)
     fixed_rows = 1 + num_scratch_rows if is_exact else None
     agree: Agree = partial(all_ranks, device=model.device) if num_ranks > 1 else bool
