@@ -13,8 +13,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from diffuspec.adl.cost_model import DraftCosts
-from diffuspec.adl.profile import profile_drafter
 from diffuspec.algorithm.validation import check_draft
 from diffuspec.core.backoff import Breaker
 from diffuspec.core.errors import DrafterError
@@ -23,7 +21,9 @@ from diffuspec.core.params import MAX_TREE_NODES
 from diffuspec.core.types import Draft, DraftRequest
 from diffuspec.draft_server.metrics import DraftMetrics
 from diffuspec.draft_server.request import EngineRequest
+from diffuspec.speculation.costs import DraftCosts, Interference
 from diffuspec.telemetry.busy_time import BusyTime
+from diffuspec.telemetry.profile import Profile
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class Dispatcher:
         self, drafter: Drafter, info: TargetInfo, max_seconds: float, metrics: DraftMetrics
     ) -> None:
         """A call of the drafter that takes longer than max_seconds counts as failed."""
-        self.costs = DraftCosts(0.0)
+        self.costs = DraftCosts(Interference.assumed(0.0))
         self.busy = BusyTime()
         self._started_at = self._ends_at = 0.0  # start and expected end of the running call
         self.pre_draft_sources: list[PreDraftSource] = []
@@ -182,10 +182,11 @@ class Dispatcher:
 
     async def profile(self, max_seconds: float) -> None:
         """Measure the drafter before engines use it."""
-        try:
-            await profile_drafter(self._drafter, self._info, self.costs, max_seconds)
-        except Exception as error:
-            logger.warning("the drafter is not profiled, costs are learnt as it drafts: %s", error)
+        profile = Profile(self._info, max_seconds, max_wait_seconds=max(10 * max_seconds, 10.0))
+        for call in await profile.drafter_calls(self._drafter):
+            sizes = call.size, call.num_requests, call.num_unread
+            self.costs = self.costs.observe(*sizes, call.seconds)
+        await profile.release([self._drafter])
 
     async def run(self) -> None:
         """Draft until cancelled. Requests that are not released by then are not released."""
@@ -253,7 +254,8 @@ class Dispatcher:
             seconds = time.monotonic() - started
             kind = "waited_for" if jobs[0].waited_until else "ahead"
             self._metrics.calls.at(kind).observe(seconds)
-            self.costs.observe(sum([job.length for job in jobs]), len(jobs), unread, seconds)
+            positions = sum([job.length for job in jobs])
+            self.costs = self.costs.observe(positions, len(jobs), unread, seconds)
             for job, draft in zip(jobs, drafts, strict=True):
                 job.request.is_read = True
                 job.request.keep(job.num_tokens, job.tokens, draft, job.length)

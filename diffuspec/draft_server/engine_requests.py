@@ -8,13 +8,12 @@ from collections.abc import Callable, ItemsView, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from diffuspec.adl.acceptance import SharedExpectation
-from diffuspec.algorithm.outcomes import OutcomeModel
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import SamplingParams
 from diffuspec.draft_server.held_tokens import TOKENS_PER_REQUEST, HeldTokens
 from diffuspec.draft_server.request import EngineRequest
 from diffuspec.draft_server.validation import highest_token_id
+from diffuspec.speculation.acceptance import SharedAcceptance
 from diffuspec.v1.draft_service_pb2 import Hello, RequestRow
 
 _TURN_SECONDS = 0.005  # time after which other engines get a turn
@@ -55,8 +54,7 @@ class EngineRequests:
         # The salt is the engine's, not the tenant's: any engine may name any tenant.
         self._sampling = SamplingParams(cache_salt=name)
         self._forget = forget
-        self._shared = SharedExpectation(hello.max_draft_tokens)
-        self._outcomes = OutcomeModel()
+        self._shared = SharedAcceptance(hello.max_draft_tokens)
         self._by_id: dict[str, EngineRequest] = {}
         self._lengths: dict[str, int] = {}  # tokens of requests that are not drafted for, by id
         self._without_drafts = self._make("", 0)  # in answers, in place of each of these requests
@@ -166,9 +164,8 @@ class EngineRequests:
         request.priority = row.priority
 
     def _make(self, name: str, num_prompt_tokens: int) -> EngineRequest:
-        shared, outcomes = self._shared, self._outcomes
         weight, sampling = self._weight, self._sampling
-        return EngineRequest(name, num_prompt_tokens, shared, outcomes, weight, sampling)
+        return EngineRequest(name, num_prompt_tokens, self._shared, weight, sampling)
 
 
 def _num_held(request: EngineRequest) -> int:

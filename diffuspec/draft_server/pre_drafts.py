@@ -11,6 +11,7 @@ from diffuspec.draft_server.dispatcher import Dispatcher, DraftJob, PreDraftBatc
 from diffuspec.draft_server.planner import Planner, Sent
 from diffuspec.draft_server.request import EngineRequest
 from diffuspec.draft_server.tenants import Tenant
+from diffuspec.speculation.lengths import Ahead
 
 _MAX_AHEAD = 64  # pre-drafts in one call
 
@@ -21,6 +22,7 @@ class _Outcome(NamedTuple):
     probability: float
     request: EngineRequest
     tokens: tuple[int, ...]  # tokens that it commits
+    length: int  # of a draft after them
 
 
 class PreDrafts:
@@ -52,7 +54,7 @@ class PreDrafts:
         """Return whether drafts for the coming steps are being made, or are worth making."""
         if not self._requests:
             return False
-        if self._planner.is_patient or self._dispatcher.is_drafting_for(self._requests):
+        if self._planner.is_fixed or self._dispatcher.is_drafting_for(self._requests):
             return True
         return bool(self._worth_drafting(time.monotonic()))
 
@@ -69,35 +71,35 @@ class PreDrafts:
         chosen = self._worth_drafting(now)
         if not chosen:
             return None
-        costs = self._planner.costs
-        saved = sum([one.probability * costs.seconds(length, 1) for one, length in chosen])
-        spent = costs.seconds(sum([length + 1 for _, length in chosen]), len(chosen))
-        jobs = [DraftJob.after(one.request, one.tokens, length) for one, length in chosen]
+        costs = self._planner.draft_costs
+        saved = sum([one.probability * costs.seconds(one.length, 1) for one in chosen])
+        spent = costs.seconds(sum([one.length + 1 for one in chosen]), len(chosen))
+        jobs = [DraftJob.after(one.request, one.tokens, one.length) for one in chosen]
         jobs[-1].done.add_done_callback(lambda _: self._on_made())
         return PreDraftBatch(jobs, saved / max(spent, 1e-9))
 
-    def _worth_drafting(self, now: float) -> list[tuple[_Outcome, int]]:
-        """Return the outcomes that are worth a draft, with its length."""
+    def _worth_drafting(self, now: float) -> list[_Outcome]:
+        """Return the outcomes that are worth a draft."""
         sent = self._sent
         if sent is None or not self._requests:
             return []
-        seconds = self._planner.verify_seconds(sent.num_rows, sent.num_requests)
+        seconds = self._planner.costs.verify_seconds(sent.num_rows, sent.num_requests)
         left = max(self._sent_at + seconds - now, 0.0)
-        found: list[_Outcome] = []
+        possible: list[_Outcome] = []
         for request in self._requests:
-            found += [_Outcome(chance, request, tokens) for chance, tokens in request.outcomes()]
+            possible += [_outcome(chance, request, then) for chance, then in request.outcomes()]
             if request.sent is EMPTY_DRAFT:  # the present prefix has no known continuations
-                found.append(_Outcome(request.expectation.at(1), request, ()))
-        found = [one for one in found if self._can_draft(one)]
-        found = sorted(found, key=lambda one: one.probability, reverse=True)[:_MAX_AHEAD]
-        offers = [(one.probability, one.request, _room(one)) for one in found]
-        lengths = self._planner.lengths_ahead(offers, left, sent.num_requests)
-        return [(one, length) for one, length in zip(found, lengths, strict=True) if length]
+                possible.append(_outcome(request.prospects.at(1), request, ()))
+        possible = [one for one in possible if self._can_draft(one)]
+        possible = sorted(possible, key=lambda one: one.probability, reverse=True)[:_MAX_AHEAD]
+        ahead = [Ahead(one.probability, one.length) for one in possible]
+        return possible[: self._planner.num_ahead(ahead, left, sent.num_requests)]
 
     def _can_draft(self, outcome: _Outcome) -> bool:
         is_drafting = self._dispatcher.is_drafting_after(outcome.request, outcome.tokens)
-        return _room(outcome) > 0 and not is_drafting
+        return outcome.length > 0 and not is_drafting
 
 
-def _room(outcome: _Outcome) -> int:
-    return outcome.request.room_after(len(outcome.tokens))
+def _outcome(chance: float, request: EngineRequest, tokens: tuple[int, ...]) -> _Outcome:
+    length = min(request.length, request.room_after(len(tokens)))
+    return _Outcome(chance, request, tokens, length)

@@ -8,10 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from diffuspec.adl.acceptance import Expectation, SharedExpectation
 from diffuspec.algorithm.draft_tree import draft_after, follow
 from diffuspec.algorithm.drafter_weight import DrafterWeight
-from diffuspec.algorithm.outcomes import OutcomeModel, OutcomeRanking, RankedOutcome
 from diffuspec.core.params import MAX_DRAFT_TOKENS, MAX_TREE_NODES, SamplingParams
 from diffuspec.core.types import (
     EMPTY_DRAFT,
@@ -22,6 +20,8 @@ from diffuspec.core.types import (
     TokenIds,
     Verdict,
 )
+from diffuspec.speculation.acceptance import Acceptance, Prospects, SharedAcceptance
+from diffuspec.speculation.outcomes import RankedOutcome
 
 _MAX_MADE = 32  # drafts kept for one request
 
@@ -43,8 +43,7 @@ class EngineRequest:
         self,
         request_id: str,
         num_prompt_tokens: int,
-        shared: SharedExpectation,
-        outcomes: OutcomeModel,
+        shared: SharedAcceptance,
         drafter_weight: float | Literal["adaptive"],
         sampling: SamplingParams,
     ) -> None:
@@ -54,12 +53,11 @@ class EngineRequest:
         self.priority = 0
         self.num_left = 0  # tokens that may still be committed
         self.max_draft_tokens = 0  # most draft tokens that the engine accepts now
-        self.expectation = Expectation(shared)
+        self.acceptance = Acceptance(shared)
         self.sent = EMPTY_DRAFT  # what the engine verifies
         self.length = 0  # latest draft length
         self.num_accepted = 0  # drafted tokens accepted in the engine's latest step
         self.is_read = False  # whether the drafter holds the prompt
-        self._ranking = OutcomeRanking(outcomes)
         self._ranked: list[RankedOutcome] | None = None  # outcomes of the running verification
         self._tokens = np.zeros(256, np.int32)
         self._made: list[ReadyDraft] = []
@@ -84,6 +82,11 @@ class EngineRequest:
         return max(min(self.num_left - num_tokens - 1, self.max_draft_tokens), 0)
 
     @property
+    def prospects(self) -> Prospects:
+        """What its next draft is expected to bring."""
+        return self.acceptance.prospects
+
+    @property
     def num_unread(self) -> int:
         """Number of tokens that the drafter must read for a first draft."""
         return 0 if self.is_read else self.num_tokens
@@ -105,10 +108,8 @@ class EngineRequest:
         self._append(token_ids)
         verdict = _verdict(self.sent.tree, token_ids) if token_ids else None
         self.num_accepted = verdict.num_accepted_tokens if verdict is not None else 0
-        if verdict is not None and self._ranked is not None:
-            self._ranking.observe(self.sent, verdict)
-        if verdict is not None and self.sent.tree.num_nodes:
-            self.expectation.observe_verdict(self.sent, verdict)
+        if verdict is not None:
+            self.acceptance.observe_verdict(self.sent, verdict)
             self._weight.observe(self.sent, verdict)
         if token_ids:
             committed = tuple(token_ids)
@@ -168,7 +169,7 @@ class EngineRequest:
         best, most = None, 0.0
         for made in self._made:
             if not made.tokens:
-                tokens = sum(self.expectation.reach(made.draft))
+                tokens = sum(self.acceptance.reach(made.draft))
                 if tokens > most:
                     best, most = made, tokens
         return best, most
@@ -176,8 +177,8 @@ class EngineRequest:
     def reach_of(self, made: ReadyDraft) -> list[float]:
         """Return the reach of the nodes of a draft that is about to be sent, and learn from it."""
         if made.is_rest:
-            return self.expectation.reach(made.draft)
-        return self.expectation.observe_draft(made.draft, made.length)
+            return self.acceptance.reach(made.draft)
+        return self.acceptance.observe_draft(made.draft, made.length)
 
     def send(self, draft: Draft) -> None:
         """Record what the engine verifies from now on."""
@@ -189,7 +190,7 @@ class EngineRequest:
         Each is a pair of its probability and the tokens that it commits, likeliest first.
         """
         if self._ranked is None:
-            self._ranked = self._ranking.rank(self.sent, self.prefix)
+            self._ranked = self.acceptance.rank(self.sent, self.prefix)
         made = {one.tokens for one in self._made}
         found = [(one.probability, one.outcome.committed(self.sent.tree)) for one in self._ranked]
         return [one for one in found if one[1] not in made]

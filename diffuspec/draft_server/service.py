@@ -16,7 +16,6 @@ from diffuspec.core.memory import release_freed
 from diffuspec.core.version import own_version
 from diffuspec.draft_server.config import DraftServerConfig
 from diffuspec.draft_server.dispatcher import Dispatcher
-from diffuspec.draft_server.fixed_lengths import FixedLengths
 from diffuspec.draft_server.held_tokens import HeldTokens
 from diffuspec.draft_server.metrics import DraftMetrics, SessionStats
 from diffuspec.draft_server.planner import Planner
@@ -89,8 +88,8 @@ class DraftService:
             self._take_a_place()
         name, kind = f"engine-{next(self._numbers)}", self.config.drafter.kind
         tenant = self._tenants.find(hello.tenant)
-        length, costs = self.config.num_draft_tokens, self.dispatcher.costs
-        planner = Planner(kind, costs) if length is None else FixedLengths(kind, costs, length)
+        length = self.config.num_draft_tokens
+        planner = Planner(kind, lambda: self.dispatcher.costs, length)
         spans = None
         if self.spans is not None:
             spans = self.spans.engine(name, hello.engine, hello.tenant)

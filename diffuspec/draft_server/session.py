@@ -111,7 +111,8 @@ class Session:
         for number in found.unknown:
             rows[number].source = DRAFT_SOURCE_UNKNOWN_BASE
         known = [row for number, row in enumerate(rows) if number not in found.unknown]
-        reading = self.planner.reading_seconds([row.request for row in known])
+        unread = sum([row.request.num_unread for row in known])
+        reading = self.planner.draft_costs.reading_seconds(unread)
         waited = await self._draft(known, received + step.deadline_seconds)
         answer = self._answer(step, rows, received, waited, min(reading, waited))
         self.stats.count_step(time.monotonic() - received)
@@ -157,7 +158,7 @@ class Session:
         lengths = self.planner.lengths([row.request for row in rows])
         missing: list[_Row] = []
         for row in rows:
-            row.request.length = lengths.get(row.request, 0)
+            row.request.length = lengths.get(row.request.request_id, 0)
             if row.request.length:
                 row.made, row.worth = row.request.best()
                 if row.made is None or row.made.is_rest:
@@ -171,32 +172,30 @@ class Session:
     async def _draft_now(self, rows: Sequence[_Row], num_rows: int, deadline: float) -> float:
         """Wait for the drafts that are worth it. Returns the seconds waited."""
         dispatcher, started = self._dispatcher, time.monotonic()
-        may_hang = not self.planner.is_patient and dispatcher.is_overdue(started)
+        may_hang = not self.planner.is_fixed and dispatcher.is_overdue(started)
         if may_hang or not dispatcher.is_available:
             source = DRAFT_SOURCE_LATE if dispatcher.is_available else DRAFT_SOURCE_FAILED
             for row in rows:
                 row.source = source if row.made is None else row.source
             return 0.0
         requests, at_hand = [row.request for row in rows], [row.worth for row in rows]
-        lengths = self.planner.lengths_now(requests, at_hand, num_rows)
-        jobs = {one: job for one in lengths if (job := dispatcher.job_for(one))}
+        if not self.planner.may_wait(requests, at_hand, num_rows):
+            return 0.0
+        jobs = {one: job for one in requests if (job := dispatcher.job_for(one))}
         new = {
-            one: DraftJob.after(one, (), k, deadline)
-            for one, k in lengths.items()
+            one: DraftJob.after(one, (), one.length, deadline)
+            for one in requests
             if one not in jobs
         }
         dispatcher.submit([*new.values()])
         jobs |= new
-        if not jobs:
-            return 0.0
         left = max(deadline - _ANSWER_SECONDS - started, 0.0)
-        if not self.planner.is_patient:
+        if not self.planner.is_fixed:
             left = min(left, dispatcher.patience([*jobs.values()], started))
         await asyncio.wait([job.done for job in jobs.values()], timeout=left)
         for row in rows:
-            if row.request in jobs:
-                row.made, _ = row.request.best()
-                row.source = _source(row.made, jobs[row.request].done)
+            row.made, _ = row.request.best()
+            row.source = _source(row.made, jobs[row.request].done)
         return time.monotonic() - started
 
     def _answer(
@@ -210,7 +209,7 @@ class Session:
             assert row.made is not None
             limit = min(number, row.request.room)
             row.sent, tokens = likeliest(row.made.draft, reach, limit)
-            row.request.expectation.observe_cut(row.num_nodes, tokens, sum(reach))
+            row.request.acceptance.observe_cut(row.num_nodes, tokens, sum(reach))
             if not row.num_nodes:
                 row.source = DRAFT_SOURCE_NOT_WORTH_IT
         now = time.monotonic()
@@ -218,9 +217,10 @@ class Session:
             row.request.send(row.sent)
             self.stats.count_row(row.request, row.source, row.num_nodes, now - received)
             if row.made is None:
-                row.request.expectation.observe_no_draft()
+                row.request.acceptance.observe_no_draft()
         num_nodes, busy = sum([row.num_nodes for row in rows]), self._dispatcher.busy.seconds(now)
-        self._sent = Sent(len(rows), num_nodes, waited, reading, busy)
+        explores = any([row.request.request_id == self.planner.explored for row in drafted])
+        self._sent = Sent(len(rows), num_nodes, waited, reading, busy, explores)
         self.pre_drafts.begin(self._sent, [row.request for row in rows if row.request.length])
         self._pushed.clear()
         self._step_id = step.step_id

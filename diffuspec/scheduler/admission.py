@@ -8,24 +8,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 
-from diffuspec.adl.acceptance import Expectation, SharedExpectation
-from diffuspec.adl.policies import DrafterChoice, DrafterRates, make_policy
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import OverloadedError, ShuttingDownError
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.core.params import AUTO_DRAFTER, SamplingParams, SpeculationParams
-from diffuspec.core.types import NO_TOKENS, TokenIds
 from diffuspec.scheduler.drafters import DrafterPool
-from diffuspec.scheduler.request import Request
+from diffuspec.scheduler.request import Request, Submission
 from diffuspec.scheduler.waiting import WaitingRequests
+from diffuspec.speculation.acceptance import Acceptance, SharedAcceptance
+from diffuspec.speculation.policies import make_policy
 from diffuspec.telemetry import context
 from diffuspec.telemetry.busy_time import BusyTime
 from diffuspec.telemetry.metrics import Metrics
-from diffuspec.text.detokenizer import Detokenizer
 
 
 class Beginnings:
-    """Creates requests, each with a policy and the expectations learnt from earlier requests."""
+    """Creates requests, each with a policy and the acceptance learnt from earlier requests."""
 
     def __init__(
         self,
@@ -40,51 +37,26 @@ class Beginnings:
         self._config = config
         self._draft_length = draft_length
         self._numbers = count(1)
-        self._rates = DrafterRates(self._drafters)
-        self._shared: dict[tuple[str, bool], SharedExpectation] = {}  # keys: drafter, is_greedy
+        self._shared: dict[tuple[str, bool], SharedAcceptance] = {}  # keys: drafter, is_greedy
 
-    def make(
-        self,
-        prompt_token_ids: TokenIds,
-        sampling: SamplingParams,
-        speculation: SpeculationParams,
-        drafter: str,
-        *,
-        detokenizer: Detokenizer | None = None,
-        client_request_id: str | None = None,
-        committed_token_ids: TokenIds = NO_TOKENS,
-        num_losses: int = 0,
-    ) -> Request:
+    def make(self, wanted: Submission, drafter: str) -> Request:
         """Return a new request that uses the drafter with this name; see Request."""
+        speculation = wanted.speculation
         if not self._config.overlap:
             speculation = replace(speculation, num_outcomes=0)
         if not self._drafters:
             speculation = replace(speculation, policy="off")
-
-        def expect(name: str) -> Expectation:
-            key = name, sampling.is_greedy
-            if key not in self._shared:
-                self._shared[key] = SharedExpectation(self._draft_length.max_draft_tokens)
-            return Expectation(self._shared[key])
-
-        is_auto = drafter == AUTO_DRAFTER
-        request = Request(
-            f"{client_request_id or 'request'}-{next(self._numbers)}",
-            prompt_token_ids,
-            sampling,
-            speculation,
+        key = drafter, wanted.sampling.is_greedy
+        if key not in self._shared:
+            self._shared[key] = SharedAcceptance(self._draft_length.max_draft_tokens)
+        return Request(
+            f"{wanted.client_request_id or 'request'}-{next(self._numbers)}",
+            replace(wanted, speculation=speculation),
             self._target.eos_token_ids,
-            policy=make_policy(speculation, self._draft_length),
-            expect=expect,
-            detokenizer=detokenizer,
-            client_request_id=client_request_id,
-            committed_token_ids=committed_token_ids,
-            num_losses=num_losses,
-            drafter=self._drafters[0] if is_auto else drafter,
+            make_policy(speculation, self._draft_length),
+            Acceptance(self._shared[key]),
+            drafter,
         )
-        if is_auto and speculation.policy != "off":
-            request.choice = DrafterChoice(self._rates)
-        return request
 
 
 class Admission:

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 
-from diffuspec.adl.profile import Profile
 from diffuspec.algorithm.validation import check_request
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import (
@@ -32,9 +31,10 @@ from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.loop import Loop
 from diffuspec.scheduler.observe import bind_gauges, report_step
 from diffuspec.scheduler.pulse import Pulse
-from diffuspec.scheduler.request import Request
+from diffuspec.scheduler.request import Request, Submission
 from diffuspec.scheduler.step import Step
 from diffuspec.telemetry.metrics import Metrics
+from diffuspec.telemetry.profile import Profile
 from diffuspec.telemetry.trace import Tracer
 from diffuspec.text.detokenizer import Detokenizer
 
@@ -110,20 +110,20 @@ class Coordinator:
             raise self.broken
         if self._task is None:
             raise RequestCancelledError("the coordinator is not running")
+        wanted = Submission(
+            prompt_token_ids,
+            sampling,
+            speculation,
+            detokenizer,
+            request_id,
+            committed_token_ids,
+            num_losses,
+        )
         try:
             check_request(prompt_token_ids, sampling, speculation, self._info, committed_token_ids)
             drafter = self.pool.choose(speculation.drafter)
             self.admission.check_load(is_resumed=len(committed_token_ids) > 0)
-            request = self._beginnings.make(
-                prompt_token_ids,
-                sampling,
-                speculation,
-                drafter,
-                detokenizer=detokenizer,
-                client_request_id=request_id,
-                committed_token_ids=committed_token_ids,
-                num_losses=num_losses,
-            )
+            request = self._beginnings.make(wanted, drafter)
         except DiffuspecError as error:
             self.metrics.observe_refusal(error)
             raise
@@ -183,6 +183,7 @@ class Coordinator:
                 self.loop.begin_step(request, following)
             else:
                 request.progress.enter("waiting", "its reader")
+                self.loop.hold(request)
                 self._held.add(request)
                 if request.losses.is_suspect:
                     self._admit()
@@ -200,11 +201,7 @@ class Coordinator:
             request.adapt(verdict)
         committed = request.commit(verdict)
         following = self.loop.next_step()
-        step = report_step(request, verdict, committed, call, following, self.metrics, self._tracer)
-        if request.choice is not None and not (step.num_tree_nodes and request.is_first_draft):
-            observe = request.choice.observe
-            with attempt("learning what a drafter is worth"):
-                observe(request.drafter, step.num_committed_tokens, step.step_seconds)
+        report_step(request, verdict, committed, call, following, self.metrics, self._tracer)
         return following
 
     # ---- the end of a request
@@ -227,7 +224,6 @@ class Coordinator:
         sizes = request.num_prompt_tokens, request.num_output_tokens
         self.metrics.observe_finish(reason, *sizes, request.timeline)
         self._free(request)
-        self.loop.linger()
 
     def _abort(self, request: Request, error: Exception | None = None) -> None:
         """End a request early, unless it has ended. Its stream raises `error`; None: it was closed.
@@ -271,11 +267,21 @@ class Coordinator:
 
         A hanging role is given up after the configuration's `max_draft_seconds`.
         """
-        max_wait_seconds = self._config.max_draft_seconds
-        profile = Profile(self._info, max_seconds, max_wait_seconds)
-        drafters = {one.chosen_by: one.drafter for one in self.pool.lanes if one.is_available}
-        await profile.run(self._verifier, drafters, self.loop.learner.costs)
-        self.loop.learner.keep()
+        profile = Profile(self._info, max_seconds, self._config.max_draft_seconds)
+        learner, lanes = self.loop.learner, {lane.chosen_by: lane for lane in self.pool.lanes}
+        costs = learner.costs
+        if not costs.is_known:
+            for call in await profile.verifier_calls(self._verifier):
+                costs = costs.observe_verification(call.size, call.num_requests, call.seconds, {})
+        for name, lane in lanes.items():
+            if lane.is_available and not costs.drafters[name].is_known:
+                for call in await profile.drafter_calls(lane.drafter, name):
+                    costs = costs.observe_draft(
+                        name, call.size, call.num_requests, call.num_unread, call.seconds
+                    )
+        await profile.release([self._verifier, *[lane.drafter for lane in lanes.values()]])
+        learner.costs = costs
+        learner.keep()
 
     async def __aenter__(self) -> Coordinator:
         self.releases.open()

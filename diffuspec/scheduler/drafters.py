@@ -1,30 +1,70 @@
-"""The drafters of a coordinator: which one drafts for which request, and their health.
+"""The drafters of a coordinator, and their health.
 
 A drafter that fails, is late or gives invalid answers costs speed, never a request: its requests
-continue without drafts, or with another drafter's. After a pause it gets a trial; if that succeeds,
-it drafts again.
+continue without drafts, or with another drafter's. After a pause it gets a health check; if that
+succeeds, it drafts again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from diffuspec.adl.cost_model import CostModel
+from diffuspec.core.backoff import Breaker
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import Drafter
-from diffuspec.core.params import AUTO_DRAFTER
-from diffuspec.scheduler.calls import UNNAMED, DraftCall, Lane
+from diffuspec.scheduler.calls import DraftCall
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import PreDraft
+from diffuspec.speculation.costs import CostModel
+from diffuspec.speculation.values import DrafterView
+
+UNNAMED = ""  # the name for a coordinator's drafters if they were given none
+# first and last pause, in seconds, between a drafter's failure and its next health check
+_PAUSES = 0.5, 30.0
+
+
+class Lane:
+    """One drafter of a pool: it runs one call at a time, and no lane waits for another."""
+
+    def __init__(
+        self, drafter: Drafter, name: str, chosen_by: str = UNNAMED, number: int = 0
+    ) -> None:
+        self.number = number  # unique in its pool
+        self.chosen_by = chosen_by  # the name by which requests choose it
+        self.drafter = drafter
+        self.name = name
+        self.is_gone = False
+        self.breaker = Breaker(*_PAUSES)
+        # large batches may fail where small ones succeed
+        self.pre_draft_breaker = Breaker(*_PAUSES)
+        self.call: DraftCall | None = None
+        self.held_request_ids: set[str] = set()  # requests whose prefix it may hold
+
+    @property
+    def is_available(self) -> bool:
+        """Return whether requests may be placed here."""
+        return self.breaker.is_closed and not self.is_gone
+
+    def view(self, now: float) -> DrafterView:
+        """Return what decisions depend on."""
+        ahead = self.pre_draft_breaker
+        return DrafterView(
+            self.number,
+            self.chosen_by,
+            self.is_available,
+            self.is_gone,
+            self.breaker.is_trial_due(now),
+            ahead.is_closed or ahead.is_trial_due(now),
+            len(self.held_request_ids),
+            None if self.call is None else self.call.view,
+        )
 
 
 class DrafterPool:
     """The drafters of one coordinator; they may join and leave while it uses them.
 
-    Drafters with the same name are interchangeable, and draft for requests that chose the name. A
-    request stays with the drafter that knows its prefix. A new request, or one whose drafter fails
-    or leaves, goes to the drafter with the least load.
+    Drafters with the same name are interchangeable, and draft for requests that chose the name.
     """
 
     def __init__(self, num_expected: int = 0, names: Sequence[str] = (UNNAMED,)) -> None:
@@ -33,6 +73,7 @@ class DrafterPool:
         `names`: names that requests may choose; requests that choose none get the first.
         """
         self._num_expected = num_expected
+        self._num_added = 0
         self.names = tuple(names)
         self.lanes: list[Lane] = []  # a lane that leaves stays until its last call is over
         self.on_change: Callable[[], None] = lambda: None  # called when a drafter joins or leaves
@@ -44,18 +85,18 @@ class DrafterPool:
             return drafter
         named = drafter if isinstance(drafter, Mapping) else {UNNAMED: drafter}
         pool = cls(names=list(named))
-        for name, one in named.items():
-            pool.add(one, f"drafter {name}" if len(named) > 1 else "drafter", name)
+        for name, member in named.items():
+            pool.add(member, f"drafter {name}" if len(named) > 1 else "drafter", name)
         return pool
 
     def choose(self, name: str | None) -> str:
-        """Return the name that a request chose, possibly AUTO_DRAFTER; None chooses the first.
+        """Return the name that a request chose; None chooses the first.
 
         Raises InvalidRequestError for an unknown name.
         """
         if name is None:
             return self.names[0]
-        names = [] if self.names[0] == UNNAMED else [*self.names, AUTO_DRAFTER]
+        names = () if self.names[0] == UNNAMED else self.names
         if name not in names:
             known = ", ".join(names) or "none, there are no names to choose from"
             raise InvalidRequestError(f"drafter must be one of {known}, got {name!r}")
@@ -70,22 +111,19 @@ class DrafterPool:
         """Number of drafters with which requests may be placed."""
         return sum(lane.is_available for lane in self.lanes)
 
-    @property
-    def num_awaited(self) -> int:
-        """Number of requests whose step waits for a draft call."""
-        return sum([len(lane.call.awaited) for lane in self.lanes if lane.call is not None])
-
     def add(self, drafter: Drafter, name: str, chosen_by: str | None = None) -> None:
         """Let another drafter join. `name`: its name in logs and status: "drafter", or "drafter 0".
 
         `chosen_by`: the name by which requests choose it; by default the first.
         """
-        self.lanes.append(Lane(drafter, name, self.names[0] if chosen_by is None else chosen_by))
+        chosen_by = self.names[0] if chosen_by is None else chosen_by
+        self.lanes.append(Lane(drafter, name, chosen_by, self._num_added))
+        self._num_added += 1
         self.on_change()
 
     def remove(self, drafter: Drafter) -> None:
         """Let a drafter leave, if it is here; the drafts of a running call are still used."""
-        for lane in [one for one in self.lanes if one.drafter is drafter]:
+        for lane in [lane for lane in self.lanes if lane.drafter is drafter]:
             lane.is_gone = True
             self.forget_if_gone(lane)
         self.on_change()
@@ -95,50 +133,19 @@ class DrafterPool:
         if lane.is_gone and lane.call is None and lane in self.lanes:
             self.lanes.remove(lane)
 
-    def home(self, request: Request) -> Lane | None:
-        """Return the lane with which a request is placed, if that still drafts for it."""
-        for lane in self.lanes:
-            if request in lane.homed:
-                return lane if lane.is_available and lane.chosen_by == request.drafter else None
-        return None
+    def place(self, request: Request, number: int) -> None:
+        """Let a drafter draft for a request from now on."""
+        request.lane = next((lane for lane in self.lanes if lane.number == number), None)
 
-    def place(self, request: Request) -> Lane | None:
-        """Return the lane that drafts for a request; None if no drafter is healthy."""
-        lane = self.home(request)
-        if lane is None:
-            named = [one for one in self.lanes if one.chosen_by == request.drafter]
-            wells = [one for one in named if one.is_available]
-            lane = min(wells, key=lambda one: (request not in one.known, one.load), default=None)
-            for one in self.lanes:
-                one.homed.discard(request)
-            if lane is not None:
-                lane.homed.add(request)
-                lane.held_request_ids.add(request.request_id)
-        return lane
-
-    def call_for(self, request: Request, pre_draft: PreDraft | None) -> DraftCall | None:
-        """Return the call in which a pre-draft is on its way; None: the request's early draft.
+    def call_for(self, pre_draft: PreDraft) -> DraftCall | None:
+        """Return the call in which a pre-draft is on its way.
 
         It may be that of a lane which has left, whereas the request is placed in another one.
         """
         calls = [lane.call for lane in self.lanes if lane.call is not None]
-        return next((call for call in calls if call.makes(request, pre_draft)), None)
-
-    def place_again(self, requests: Iterable[Request]) -> None:
-        """Place requests whose drafter has failed or left, or that had none."""
-        for request in requests:
-            if not request.step.is_settled and self.home(request) is None:
-                self.place(request)
-
-    def trials(self, requests: Iterable[Request], now: float) -> Iterator[DraftCall]:
-        """Yield trials of failed drafters whose pause is over, with copies of requests' drafts."""
-        for lane in self.lanes:
-            if lane.is_idle and lane.breaker.is_trial_due(now):
-                fit = (each for each in requests if each.room > 0 and not each.kills_drafters)
-                request = next(fit, None)
-                if request is not None:
-                    lane.held_request_ids.add(request.request_id)
-                    yield DraftCall(lane, {}, trial=request, wanted_by={request})
+        return next(
+            (call for call in calls if any([job.pre_draft is pre_draft for job in call.jobs])), None
+        )
 
     def slow_down(self, now: float, seconds: float, costs: CostModel) -> float:
         """Delay the expected ends of draft calls, as a verification of `seconds` begins.
@@ -155,9 +162,8 @@ class DrafterPool:
 
     def drop(self, request: Request) -> None:
         """Stop drafting for a request that has ended, at every drafter."""
+        request.lane = None
         for lane in self.lanes:
-            lane.homed.discard(request)
-            lane.known.discard(request)
             if lane.call is not None:
                 lane.call.drop(request)
 
@@ -166,8 +172,6 @@ class DrafterPool:
         self.on_change = lambda: None
         for lane in list(self.lanes):
             lane.call = None
-            lane.homed.clear()
-            lane.known.clear()
             self.forget_if_gone(lane)
 
     async def release(self, request_id: str) -> None:

@@ -10,9 +10,8 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from diffuspec.algorithm.outcomes import outcome_of
 from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.errors import (
     DiffuspecError,
@@ -22,12 +21,13 @@ from diffuspec.core.errors import (
 )
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import Draft, Verdict
-from diffuspec.scheduler.calls import DraftCall
+from diffuspec.scheduler.calls import DraftCall, DraftJob
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.learner import Learner
 from diffuspec.scheduler.request import Request
-from diffuspec.scheduler.step import EarlyDraft
 from diffuspec.scheduler.verifications import Verifications
+from diffuspec.speculation.outcomes import outcome_of
+from diffuspec.speculation.values import DraftPlan, DraftTicket
 from diffuspec.telemetry.busy_time import BusyTime
 from diffuspec.telemetry.spans import trace_drafts, trace_failure, trace_trial
 from diffuspec.telemetry.trace import Tracer
@@ -49,7 +49,7 @@ class Drafting:
         tracer: Tracer | None,
     ) -> None:
         """`put`: adds events to the loop's queue."""
-        self.busy = BusyTime()  # time with a working drafter, excluding trials
+        self.busy = BusyTime()  # time with a working drafter, excluding health checks
         self._pool = pool
         self._target = target
         self._max_seconds = config.max_draft_seconds
@@ -58,82 +58,77 @@ class Drafting:
         self._put = put
         self._tracer = tracer
         self._state_layers: dict[str, tuple[int, ...]] = {}  # layers whose states a drafter wants
-        pool.on_change = lambda: put(self._place_again)
+        pool.on_change = lambda: put(lambda: None)  # the loop looks at the drafters again
 
     # ---- the start of a step
 
     def seek(self, request: Request) -> None:
-        """Find a draft for a request's next step: a pre-draft, or a drafter to call."""
-        self._verifications.ready[request] = None
+        """Use the pre-draft for a request's next step, if there is one; else it may be drafted."""
+        request.state = "ready"
         request.progress.enter("drafting", "a draft")
+        if request.drafter in self._state_layers:
+            request.feed.expect(self._state_layers[request.drafter])
+        hit = None if request.pre_drafts is None else request.pre_drafts.hit
+        if hit is None:
+            return
         try:
-            self._seek(request)
+            if hit.draft is not None:
+                self._take(request, hit.draft, hit.ticket)
+            elif (call := self._pool.call_for(hit)) is not None:
+                call.awaited.add(request)
+                request.progress.waits_for = "a draft on its way"
+                request.state = "drafting"
         except Exception:
             name = request.request_id
             logger.exception("a step of %s goes on without a draft", name, extra=request.about)
             self._skip(request, "drafter_error")
-
-    def _seek(self, request: Request) -> None:
-        pre_drafts, early = request.pre_drafts, request.early
-        hit = None if pre_drafts is None else pre_drafts.hit
-        if request.choice is not None and not hit and early is None:
-            request.drafter = request.choice.choose()
-        self._pool.place(request)
-        if request.drafter in self._state_layers:
-            request.feed.expect(self._state_layers[request.drafter])
-        if hit and hit.draft is not None:
-            self._take(request, hit.draft, hit.num_draft_tokens)
-        elif early is not None and early.draft is not None:
-            self._take_early(request)
-        elif (hit or early) and (call := self._pool.call_for(request, hit)) is not None:
-            length = hit.num_draft_tokens if hit else early.length if early is not None else 0
-            call.awaited[request] = length
-            request.progress.waits_for = "a draft on its way"
-            del self._verifications.ready[request]
-        else:
-            request.early = None
 
     def resolve(self, request: Request, verdict: Verdict) -> None:
         """Before a verdict is committed, match it with the pre-drafts."""
         pre_drafts = request.pre_drafts
         if pre_drafts is None or pre_drafts.happened is not None:
             request.pre_drafts = None
-            return
-        try:
-            pre_drafts.ranking.observe(request.step.draft, verdict)
+        else:
             pre_drafts.happened = outcome_of(verdict)
-        except Exception:
-            logger.exception("a pre-draft of %s is lost", request.request_id, extra=request.about)
-            request.pre_drafts = None
 
     # ---- a call
 
-    def begin(self, call: DraftCall, num_running: int) -> None:
-        """Call a drafter for the drafts of a call."""
-        for request, length in call.lengths.items():
-            steps = call.trial_steps.get(request, 0.0)
-            if request in call.awaited:
-                self._verifications.ready.pop(request, None)
-                request.progress.waits_for = call.lane.name
-                request.step.trial_steps = steps
-            else:
-                request.early = EarlyDraft(request.num_tokens, length)
-            if steps:
-                with self._learner.attempt("paying for a trial"):
-                    self._learner.baseline.take_trial(request.drafter, num_running, steps)
-        for job in call.jobs:
-            job.pre_drafts.send(job.pre_draft)
-        call.wanted_by = {*call.lengths, *[job.request for job in call.jobs]}
-        self.start(call)
+    def begin(self, plan: DraftPlan, requests: Mapping[str, Request], num_running: int) -> None:
+        """Call a drafter for the drafts of a plan."""
+        lane = next(lane for lane in self._pool.lanes if lane.number == plan.drafter)
+        jobs = [self._job(ticket, requests[ticket.request_id]) for ticket in plan.tickets]
+        call = DraftCall(lane, jobs, num_unread=plan.num_unread)
+        for job in jobs:
+            call.wanted_by.add(job.request)
+            if job.pre_draft is None:
+                call.awaited.add(job.request)
+                job.request.state = "drafting"
+                job.request.progress.waits_for = lane.name
+            if job.ticket.is_exploration:
+                with self._learner.attempt("exploring"):
+                    self._learner.explore(job.request.drafter, num_running)
+        self._start(call, plan.seconds)
 
-    def start(self, call: DraftCall) -> None:
-        """Start a call, which may be the trial of a failed drafter."""
+    def _job(self, ticket: DraftTicket, request: Request) -> DraftJob:
+        ahead = request.pre_drafts
+        if ticket.outcome is None or ahead is None:
+            return DraftJob(request, ticket)
+        return DraftJob(request, ticket, ahead, ahead.send(ticket))
+
+    def check(self, number: int, request: Request) -> None:
+        """Test a drafter that has failed, with a copy of a request's draft request."""
+        lane = next(lane for lane in self._pool.lanes if lane.number == number)
+        ticket = DraftTicket(request.request_id, max(request.step.num_draft_tokens, 1))
+        call = DraftCall(lane, [DraftJob(request, ticket)], wanted_by={request}, is_check=True)
+        self._start(call, 0.0)
+
+    def _start(self, call: DraftCall, seconds: float) -> None:
         now = time.monotonic()
-        call.ends_at += now - call.started_at
-        call.started_at = now
+        call.started_at, call.ends_at = now, now + seconds
         call.verify_busy_seconds = self._verifications.busy.seconds(now)
         call.lane.call = call
-        if call.trial is None:
+        call.lane.held_request_ids.update([job.request.request_id for job in call.jobs])
+        if not call.is_check:
             self.busy.begin(now)
             self._learner.busy[call.lane.chosen_by].begin(now)
         loop = asyncio.get_running_loop()
@@ -146,17 +141,17 @@ class Drafting:
         result = await call.answer()
         if isinstance(result, Exception):
             trace_failure(self._tracer, call.lane.name, call.started_at)
-        elif call.trial is not None:
+        elif call.is_check:
             trace_trial(self._tracer, call.lane.name, call.started_at)
         else:
-            trace_drafts(self._tracer, call.lane.name, result, call.started_at, len(call.jobs))
+            trace_drafts(self._tracer, call.lane.name, result, call.started_at, call.num_ahead)
         return result
 
     def _on_end(self, call: DraftCall, task: asyncio.Task[list[Draft] | Exception]) -> None:
         if call.deadline is not None:
             call.deadline.cancel()
         call.ended_at = call.ended_at or time.monotonic()  # it was cancelled before it began
-        if call.trial is None:
+        if not call.is_check:
             self.busy.end(call.ended_at)
             self._learner.busy[call.lane.chosen_by].end(call.ended_at)
         result: list[Draft] | Exception | None = None  # no request wants the drafts any more
@@ -177,110 +172,86 @@ class Drafting:
         try:
             if isinstance(result, Exception):
                 raise result
-            if call.trial is not None:
-                if result is not None:
-                    lane.breaker.succeeded()
-            elif result is None:
-                call.lose_jobs()
+            if result is not None:
+                lane.breaker.succeeded()
+                if not call.is_check:
+                    self._take_all(call, result)
             else:
-                self._take_all(call, result)
+                for job in call.jobs:
+                    job.lose()
         except Exception as error:
             self._on_failure(call, error)
         self._pool.forget_if_gone(lane)
-        if call.trial is not None or lane.is_gone or isinstance(result, Exception):
-            self._place_again()
 
     def _take_all(self, call: DraftCall, drafts: list[Draft]) -> None:
-        lane = call.lane
-        lane.breaker.succeeded()
-        if call.jobs:
-            lane.pre_draft_breaker.succeeded()
+        if call.num_ahead:
+            call.lane.pre_draft_breaker.succeeded()
         beside = self._verifications.busy.seconds(call.ended_at) - call.verify_busy_seconds
         with self._learner.attempt("learning from a draft call"):
             self._learner.on_drafts(call, beside)
-        for (request, length), draft in zip(call.lengths.items(), drafts, strict=False):
-            request.is_first_draft = request not in lane.known
-            lane.known.add(request)
-            if draft.states_wanted is not None:  # the drafter is in another process
-                self._state_layers[request.drafter] = draft.states_wanted.layers
-            request.note_states(draft)
-            if request.early is not None:
-                request.early.draft = draft
-            if request in call.awaited and request.early is not None:
-                self._take_early(request)
-            elif request in call.awaited:
-                self._take(request, draft, length)
-        for job, draft in zip(call.jobs, drafts[len(call.lengths) :], strict=True):
+        for job, draft in zip(call.jobs, drafts, strict=True):
+            request, is_wanted = job.request, job.request in call.awaited
+            if job.pre_draft is None:
+                if draft.states_wanted is not None:  # the drafter is in another process
+                    self._state_layers[request.drafter] = draft.states_wanted.layers
+                request.note_states(draft)
+                if is_wanted:
+                    self._take(request, draft, job.ticket)
+            elif draft.tree.num_nodes:
+                job.pre_draft.draft = draft
+                ahead = job.pre_drafts
+                if is_wanted and ahead is not None and ahead.hit is job.pre_draft:
+                    self._take(request, draft, job.ticket)
             # Once the prefix is committed, there may be a draft where a pre-draft was impossible.
-            has_happened = job.arrive(draft) if draft.tree.num_nodes else job.lose()
-            if has_happened and job.request in call.awaited:  # else its reader is awaited first
-                if draft.tree.num_nodes:
-                    self._take(job.request, draft, job.pre_draft.num_draft_tokens)
-                else:
-                    self.seek(job.request)
+            elif job.lose() and is_wanted:
+                self.seek(request)
 
-    def _take(self, request: Request, draft: Draft, length: int) -> None:
+    def _take(self, request: Request, draft: Draft, ticket: DraftTicket) -> None:
+        """Settle the next step with a draft."""
         if not draft.tree.num_nodes:
             self._skip(request, None)  # a drafter may have nothing to propose: not a fallback
-        else:
-            self._store(request, lambda: request.take_draft(draft, length, self._target))
-
-    def _take_early(self, request: Request) -> None:
-        self._store(request, lambda: request.take_early_draft(self._target))
-
-    def _store(self, request: Request, take: Callable[[], None]) -> None:
-        """Store a draft for the next step; seek another one if `take` leaves the step open."""
+            return
         try:
-            take()
+            request.take_draft(draft, ticket, self._target)
         except InvalidRequestError as error:
             message = "a draft for %s is dropped: %s"
             logger.warning(message, request.request_id, error, extra=request.about)
             self._skip(request, "invalid_draft")
             return
-        if request.step.is_settled:
-            request.step.drafting_seconds = time.monotonic() - request.step.started_at
-            self._ready(request)
-        else:
-            self.seek(request)
+        request.step.drafting_seconds = time.monotonic() - request.step.started_at
+        self._ready(request)
 
     def _skip(self, request: Request, reason: str | None) -> None:
-        request.early = None
         request.step.skip(reason)
         self._ready(request)
 
     def _ready(self, request: Request) -> None:
-        request.step.ready_at = time.monotonic()
+        request.state, request.step.ready_at = "ready", time.monotonic()
         request.progress.enter("verifying", "the verifier")
-        self._verifications.ready[request] = None
 
     def _on_failure(self, call: DraftCall, error: Exception) -> None:
         """Let the requests of a failed call continue without drafts, and pause the drafter."""
         lane = call.lane
         if isinstance(error, DrafterLostError):
-            for request in call.requests:
+            for request in {job.request for job in call.jobs}:
                 request.on_draft_loss()
-        if call.trial is not None:
+        if call.is_check:
             logger.warning("%s is not well yet: %s", lane.name, error)
             lane.breaker.failed(time.monotonic())
             return
         trace = None if isinstance(error, DiffuspecError) else error
         message = "%s failed; decoding goes on without its drafts: %s"
         logger.warning(message, lane.name, error, exc_info=trace)
-        waiting, homed = [*call.awaited], lane.homed.intersection(self._verifications.ready)
-        queued = [one for one in homed if not one.step.is_settled]
-        call.lose_jobs()
-        if call.jobs:
+        if call.num_ahead:
             lane.pre_draft_breaker.failed(time.monotonic())
-        if call.lengths or waiting or queued:
+        is_late = call.ended_at - call.started_at >= self._max_seconds  # it may hang
+        if call.awaited or call.num_ahead < len(call.jobs) or is_late:
             lane.breaker.failed(time.monotonic())
-        for request in call.lengths:
-            request.early = None
-        for request in waiting:
+        for job in call.jobs:
+            job.lose()
+        for request in call.awaited:
             if not request.is_finished and not request.step.is_settled:
                 self._skip(request, "drafter_error")
-
-    def _place_again(self) -> None:
-        self._pool.place_again(self._verifications.ready)
 
     # ---- shutdown
 

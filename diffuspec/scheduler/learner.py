@@ -1,4 +1,4 @@
-"""The learner: owns the cost model and the guard, and updates them from finished calls.
+"""The learner: owns the cost model and the guard, and replaces them as calls end.
 
 A failure while deciding or learning costs one decision, never a request: the models start anew, and
 the next plan is plain decoding.
@@ -7,15 +7,15 @@ the next plan is plain decoding.
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from diffuspec.adl.baseline import Baseline, Interval
-from diffuspec.adl.cost_model import CostModel
 from diffuspec.core.types import Verdict
 from diffuspec.scheduler.calls import DraftCall, VerifyCall
+from diffuspec.speculation.costs import CostModel
+from diffuspec.speculation.guard import Interval, SpeculationGuard
 from diffuspec.telemetry.busy_time import BusyTime
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,6 @@ class Learner:
     def __init__(
         self,
         costs: CostModel,
-        baseline: Baseline,
         busy: Mapping[str, BusyTime],
         count_failure: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -36,19 +35,19 @@ class Learner:
         count_failure: called for each failure, with the name of the attempt that failed.
         """
         self.costs = costs
-        self.baseline = baseline
+        self.guard = SpeculationGuard(tuple(costs.drafters))
         self.busy = busy
         self.must_decode_plainly = False  # the next plan has to be plain decoding
-        self._start = copy.deepcopy((costs, baseline))  # the models after a failure
+        self._start = costs, self.guard  # the models after a failure
         self._count_failure = count_failure
         self._logged: set[tuple[str, type[Exception]]] = set()
         self._ended_at = 0.0  # end of the latest verification, by time.monotonic()
-        self._reading: dict[str, float] = {}  # seconds of prompts read since then, by drafter
+        self._reading_seconds = 0.0  # of prompts read by drafters since then
         self._busy_at_end: dict[str, float] = {}  # the drafters' total busy seconds at that time
 
     def keep(self) -> None:
         """Make the present models those to which a failure resets: called after a profile."""
-        self._start = copy.deepcopy((self.costs, self.baseline))
+        self._start = self.costs, self.guard
 
     @contextlib.contextmanager
     def attempt(self, what: str) -> Iterator[None]:
@@ -64,17 +63,17 @@ class Learner:
             self._logged.add((what, type(error)))
             logger.error("%s failed; requests go on without it", what, exc_info=error)
         self._count_failure(what)
-        self.costs, self.baseline = copy.deepcopy(self._start)
+        self.costs, self.guard = self._start
         self.must_decode_plainly = True
         self.pause()
 
     def busy_seconds(self, now: float) -> dict[str, float]:
         """Total seconds with a draft call in flight, by drafter."""
-        return {name: one.seconds(now) for name, one in self.busy.items()}
+        return {name: timer.seconds(now) for name, timer in self.busy.items()}
 
     def pause(self) -> None:
         """Exclude the time since the latest verification, for example an outage."""
-        self._reading = {}
+        self._reading_seconds = 0.0
         self._ended_at = now = time.monotonic()
         self._busy_at_end = self.busy_seconds(now)
 
@@ -82,58 +81,60 @@ class Learner:
         """Exclude a verification that reveals nothing about the gain of drafts."""
         self.pause()
         if call.num_running:
-            self.baseline.skip(call.num_running)
+            self.guard = self.guard.skip(call.num_running)
+
+    def explore(self, drafter: str, num_running: int) -> None:
+        """Record that an exploration step begins."""
+        self.guard = self.guard.explore(drafter, num_running)
 
     def on_drafts(self, call: DraftCall, beside: float) -> None:
         """Learn from a finished draft call; `beside`: its seconds during a verification."""
-        costs = self.costs.drafters[call.lane.chosen_by]
+        name, number, unread = call.lane.chosen_by, len(call.jobs), call.num_unread
+        costs = self.costs.drafters[name]
         seconds = call.ended_at - call.started_at
         seconds -= costs.interference.lost_seconds(min(beside, seconds))
-        number = len(call.lengths) + len(call.jobs)
-        costs.observe(call.num_positions, number, call.num_unread, seconds)
-        if call.num_unread and call.awaited:
-            name = call.lane.chosen_by
-            reading = costs.reading_seconds(call.num_unread, call.num_positions, number)
-            self._reading[name] = self._reading.get(name, 0.0) + min(reading, seconds)
+        sizes = call.num_positions, number
+        self.costs = self.costs.observe_draft(name, *sizes, unread, seconds)
+        if unread and call.awaited:
+            reading = self.costs.drafters[name].reading_seconds(unread, *sizes)
+            self._reading_seconds += min(reading, seconds)
 
     def on_verdicts(self, call: VerifyCall, verdicts: Sequence[Verdict]) -> None:
         """Learn from a verification, before its verdicts are committed."""
-        busy = self.busy_seconds(call.ended_at)
+        busy, number = self.busy_seconds(call.ended_at), len(call.requests)
         num_rows, num_read = call.rows_fed(verdicts)
         beside = _growth(busy, call.draft_busy_seconds)
         seconds = call.ended_at - call.started_at
-        sizes = num_rows, len(call.requests)
-        call.surprise = self.costs.surprise(*sizes, seconds, beside)
-        begun = min([one.step.started_at for one in call.requests])
+        surprise = self.costs.surprise(num_rows, number, seconds, beside)
+        begun = min([request.step.started_at for request in call.requests])
         interval_seconds = call.ended_at - max(self._ended_at, begun)
         drafting = _growth(busy, self._busy_at_end)
         self._ended_at, self._busy_at_end = call.ended_at, busy
-        drafted = [one for one in call.requests if one.step.draft.tree.num_nodes]
+        drafted = [request for request in call.requests if request.step.draft.tree.num_nodes]
         is_measured = False
-        if drafted and all([one.policy.num_draft_tokens is not None for one in drafted]):
+        if drafted and all([request.policy.num_draft_tokens is not None for request in drafted]):
             self.skip(call)  # clients chose these lengths, not the schedule
         elif call.num_running:
-            is_measured = self._account(call, verdicts, interval_seconds, drafting, num_read)
+            interval = self._interval(call, verdicts, interval_seconds, drafting, num_read)
+            self.guard, is_measured = self.guard.observe(replace(interval, surprise=surprise))
         # In the first plain steps after drafts, the caches hold the drafter's weights: not typical.
         is_plain = num_rows == call.num_running and not beside
-        if is_measured or not is_plain or not self.costs.verification.curve.is_known_near(num_rows):
-            how = {"is_plain": is_measured, "reads": num_read > 0}
-            self.costs.observe_verification(*sizes, seconds, beside, **how)
-        if is_measured:  # after the machine's speed, which explains most of a surprise
-            self.costs.plain.observe(call.num_running, interval_seconds)
+        if is_measured:
+            self.costs = self.costs.observe_plain(number, seconds, interval_seconds)
+        elif not is_plain or not self.costs.is_known_near(num_rows):
+            self.costs = self.costs.observe_verification(
+                num_rows, number, seconds, beside, reads=num_read > 0
+            )
 
-    def _account(
+    def _interval(
         self,
         call: VerifyCall,
         verdicts: Sequence[Verdict],
         seconds: float,
-        drafting: dict[str, float],
+        drafting: Mapping[str, float],
         num_read: int,
-    ) -> bool:
-        """Compare what all requests have committed with plain decoding, or measure the latter.
-
-        Returns whether plain decoding was measured.
-        """
+    ) -> Interval:
+        """Return what all requests have committed since the verdicts before, and at what cost."""
         number, costs, rows = call.num_running, self.costs, call.num_rows
         accepted: dict[str, float] = {}
         nodes: dict[str, int] = {}
@@ -152,13 +153,20 @@ class Learner:
         if spent and num_read:
             base += costs.verify_seconds(number + num_read, len(call.requests))
             base -= costs.verify_seconds(number, number)
-        interval = Interval(number, seconds, plain, base, spent, accepted)
-        if spent:
-            interval.reading, self._reading = self._reading, {}
-        interval.surprise = call.surprise
-        interval.num_missing = max(number - call.num_decoding, 0)
-        interval.is_whole = call.num_decoding == number == len(call.requests)
-        return self.baseline.observe(interval)
+        if spent:  # reading a prompt is paid by all drafts to come, not by the first
+            base, self._reading_seconds = base + self._reading_seconds, 0.0
+        tickets = [request.step.ticket for request in call.requests]
+        return Interval(
+            number,
+            seconds,
+            plain,
+            base,
+            spent,
+            accepted,
+            num_missing=max(number - call.num_decoding, 0),
+            is_whole=call.num_decoding == number == len(call.requests),
+            explores=any([ticket is not None and ticket.is_exploration for ticket in tickets]),
+        )
 
 
 def _growth(totals: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:

@@ -10,31 +10,24 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from diffuspec.adl.baseline import Baseline
-from diffuspec.adl.cost_model import CostModel
 from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.interfaces import Verifier
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.drafting import Drafting
-from diffuspec.scheduler.explain import explain
-from diffuspec.scheduler.isolation import Isolation
 from diffuspec.scheduler.learner import Learner
-from diffuspec.scheduler.plan import Plan, Snapshot
 from diffuspec.scheduler.request import Request
-from diffuspec.scheduler.schedule import plain_plan, schedule
+from diffuspec.scheduler.schedule import num_decoding, plain_plan, schedule
 from diffuspec.scheduler.step import Step
 from diffuspec.scheduler.verifications import FinishStep, Verifications
+from diffuspec.speculation.costs import CostModel, DraftCosts, Interference
+from diffuspec.speculation.values import Limits, Plan, Snapshot
 from diffuspec.telemetry.busy_time import BusyTime
 from diffuspec.telemetry.trace import Tracer
 
 Event: TypeAlias = Callable[[], None]
-
-# Turns of the event loop between the end of an answer and the next calls: its slot is freed, its
-# client wakes and sends the next request, and that is admitted.
-_NUM_TURNS = 4
 
 
 class Events:
@@ -91,12 +84,11 @@ class Loop:
         """
         self.events = Events()
         self.on_plan: Callable[[str], None] | None = None  # called with each plan, in one line
-        interference = 0.0 if config.overlap else 1.0  # roles that do not overlap share a machine
-        self._pool = pool
-        self._config = config
+        # roles that do not overlap share a machine
+        interference = Interference.assumed(0.0 if config.overlap else 1.0)
+        costs = CostModel({name: DraftCosts(interference) for name in pool.names})
         busy = {name: BusyTime() for name in pool.names}
-        costs, baseline = CostModel(pool.names, interference), Baseline(pool.names)
-        self.learner = learner = Learner(costs, baseline, busy, count_failure)
+        self.learner = learner = Learner(costs, busy, count_failure)
         put = self.events.put
         self.verifications = Verifications(
             verifier, config, pool, learner, finish_step, put, tracer
@@ -104,9 +96,16 @@ class Loop:
         self.drafting = Drafting(
             pool, verifier.info, config, learner, self.verifications, put, tracer
         )
-        self._isolation = Isolation()
+        self._pool = pool
+        self._limits = Limits(
+            config.first_token_price,
+            config.overlap,
+            config.max_prefill_seconds,
+            config.prefill_chunk_tokens,
+            config.max_draft_seconds / 4,
+        )
+        self.requests: dict[str, Request] = {}  # running ones, but those held for their readers
         self._plan = Plan()
-        self._turns_left = 0  # turns of the event loop before calls may begin
 
     async def run(self) -> None:
         """Decode until cancelled."""
@@ -129,58 +128,38 @@ class Loop:
         return plain_plan(snapshot)
 
     def _snapshot(self) -> Snapshot:
-        verifications, config = self.verifications, self._config
-        self._turns_left = max(self._turns_left - 1, 0)
-        ready = self._isolation.choose(verifications.ready, self._in_calls)
+        verifications, lanes, now = self.verifications, self._pool.lanes, time.monotonic()
+        call = verifications.in_flight
         return Snapshot(
-            now=time.monotonic(),
-            ready=ready,
-            num_running=self.num_decoding - _num_held(verifications.ready, ready),
-            lanes=self._pool.lanes,
-            home=self._pool.home,
-            verification=verifications.in_flight,
-            isolated=verifications.isolated[0] if verifications.isolated else (),
-            verifier_at=verifications.retry_at,
+            now=now,
+            requests=[one.view(lanes) for one in self.requests.values()],
+            drafters=[lane.view(now) for lane in lanes],
             costs=self.learner.costs,
-            baseline=self.learner.baseline,
-            first_token_price=config.first_token_price,
-            overlap=config.overlap,
-            max_prefill_seconds=config.max_prefill_seconds,
-            max_prefill_tokens=config.prefill_chunk_tokens,
-            max_draft_seconds=config.max_draft_seconds,
+            guard=self.learner.guard,
+            limits=self._limits,
+            verification_ends_at=None if call is None else call.ends_at,
+            verifier_at=verifications.retry_at,
+            isolated=[[one.request_id for one in group] for group in verifications.isolated],
+            alone=self._plan.alone,
             rate=self._plan.rate,
-            may_begin=not self._turns_left,
         )
-
-    def linger(self) -> None:
-        """Let a client whose answer has ended send another request before the next calls begin."""
-        self._turns_left = _NUM_TURNS
 
     def _launch(self, plan: Plan, snapshot: Snapshot) -> None:
         """Start the calls of a plan."""
         if self.on_plan is not None and (plan.verify or plan.drafts or plan.considered):
             with self.learner.attempt("explaining a plan"):
-                self.on_plan(explain(plan, snapshot))
+                self.on_plan(str(plan))
+        requests, num_running = self.requests, num_decoding(snapshot)
+        with self.learner.attempt("placing requests"):
+            for request_id, number in plan.homes.items():
+                self._pool.place(requests[request_id], number)
         if plan.verify:
-            self.verifications.begin(plan, snapshot.num_running)
-            for trial in self._pool.trials(plan.verify, time.monotonic()):
-                self.drafting.start(trial)
+            chosen = [requests[request_id] for request_id in plan.verify]
+            self.verifications.begin(chosen, plan, num_running)
+        for number, request_id in plan.health_checks:
+            self.drafting.check(number, requests[request_id])
         for call in plan.drafts:
-            self.drafting.begin(call, snapshot.num_running)
-
-    def _in_calls(self) -> Iterator[Request]:
-        calls = [lane.call for lane in self._pool.lanes if lane.call is not None]
-        if self.verifications.in_flight is not None:
-            yield from self.verifications.in_flight.requests
-        yield from [request for call in calls for request in call.wanted_by]
-        yield from [request for group in self.verifications.isolated for request in group]
-
-    @property
-    def num_decoding(self) -> int:
-        """Number of decoding requests: neither held nor reading their prompts."""
-        call = self.verifications.in_flight
-        verifying = call.num_decoding if call is not None else 0
-        return self.verifications.num_ready + self._pool.num_awaited + verifying
+            self.drafting.begin(call, requests, num_running)
 
     def next_step(self) -> Step:
         """Return a step that begins now."""
@@ -190,16 +169,21 @@ class Loop:
     def begin_step(self, request: Request, step: Step | None = None) -> None:
         """Schedule a request that was admitted, has its verdict, or whose reader caught up."""
         request.step = step or self.next_step()
-        request.is_first_draft = False
+        self.requests[request.request_id] = request
         self.drafting.seek(request)
+
+    def hold(self, request: Request) -> None:
+        """Leave out a request that waits for its reader."""
+        self.requests.pop(request.request_id, None)
 
     def drop(self, request: Request) -> None:
         """Forget a request that has ended."""
-        self.verifications.ready.pop(request, None)
+        self.requests.pop(request.request_id, None)
         self.drafting.drop(request)
 
     def clear(self) -> None:
         """Forget all requests that are in no call, after a failure of the loop."""
+        self.requests.clear()
         self.verifications.clear()
         self.drafting.clear()
         self._plan = Plan()
@@ -215,10 +199,3 @@ class Loop:
         await self.verifications.stop()
         await self.drafting.stop()
         self.clear()
-
-
-def _num_held(ready: Collection[Request], chosen: Sequence[Request]) -> int:
-    """Return how many decoding requests are ready but not chosen."""
-    if len(ready) == len(chosen):
-        return 0
-    return sum([not request.prefill.is_long for request in ready if request not in chosen])

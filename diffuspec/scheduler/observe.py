@@ -102,8 +102,6 @@ def _verified_draft(request: Request, verdict: Verdict) -> VerifiedDraft | None:
 def _observe_step(metrics: Metrics, request: Request, step: StepStats, now: float) -> None:
     is_first = request.num_steps == 1
     metrics.observe_step(step, is_first=is_first)
-    if request.choice is not None and step.num_draft_tokens:
-        metrics.auto_steps.inc(request.drafter)
     if is_first:
         times = request.timeline
         times.first_token_at = now
@@ -161,5 +159,3 @@ def bind_gauges(
     if pool is not None:
         metrics.drafters.read = lambda: pool.num_available
         metrics.all_drafters.read = lambda: pool.num_expected
-        for name in pool.names:
-            metrics.auto_steps.at(name)

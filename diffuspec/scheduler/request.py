@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from diffuspec.adl.acceptance import Expectation
-from diffuspec.adl.policies import DrafterChoice, FixedLength, Policy
-from diffuspec.algorithm.draft_tree import cut_draft, draft_after
+from diffuspec.algorithm.draft_tree import cut_draft
 from diffuspec.algorithm.drafter_weight import DrafterWeight
-from diffuspec.algorithm.outcomes import OutcomeRanking
 from diffuspec.algorithm.validation import check_draft
 from diffuspec.core.interfaces import RequestStatus, TargetInfo
 from diffuspec.core.losses import SUSPECT_LOSSES, Losses, on_begin
 from diffuspec.core.outputs import Outputs
-from diffuspec.core.params import MAX_DRAFT_TOKENS, SamplingParams, SpeculationParams
+from diffuspec.core.params import (
+    MAX_DRAFT_TOKENS,
+    MAX_OUTCOMES,
+    SamplingParams,
+    SpeculationParams,
+)
 from diffuspec.core.state_feed import StateFeed
 from diffuspec.core.types import (
     EMPTY_DRAFT,
@@ -30,7 +33,11 @@ from diffuspec.core.types import (
     Verdict,
     VerifyRequest,
 )
-from diffuspec.scheduler.step import EarlyDraft, PreDrafts, Prefill, Progress, Step
+from diffuspec.scheduler.prefill import Prefill
+from diffuspec.scheduler.step import PreDrafts, Progress, Step
+from diffuspec.speculation.acceptance import Acceptance
+from diffuspec.speculation.policies import FixedLength, Policy
+from diffuspec.speculation.values import DraftTicket, PossibleOutcome, RequestView, State
 from diffuspec.telemetry import context
 from diffuspec.telemetry.logs import about
 from diffuspec.telemetry.metrics import RequestTimes
@@ -38,7 +45,27 @@ from diffuspec.text.detokenizer import Detokenizer
 from diffuspec.text.prefix import Prefix
 from diffuspec.text.prompt_scoring import PromptScoring
 
+if TYPE_CHECKING:
+    from diffuspec.scheduler.drafters import Lane
+
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What a caller asks for.
+
+    The answer continues after `committed_token_ids`, output of an earlier run that is not emitted
+    again. `num_losses`: see Losses.
+    """
+
+    prompt_token_ids: TokenIds
+    sampling: SamplingParams
+    speculation: SpeculationParams
+    detokenizer: Detokenizer | None = None
+    client_request_id: str | None = None  # the caller's id, which several requests may share
+    committed_token_ids: TokenIds = field(default_factory=lambda: NO_TOKENS)
+    num_losses: int = 0
 
 
 class Request:
@@ -47,73 +74,63 @@ class Request:
     def __init__(
         self,
         request_id: str,
-        prompt_token_ids: TokenIds,
-        sampling: SamplingParams,
-        speculation: SpeculationParams,
+        wanted: Submission,
         eos_token_ids: tuple[int, ...],
-        *,
-        policy: Policy | None = None,
-        expect: Callable[[str], Expectation] | None = None,
-        detokenizer: Detokenizer | None = None,
-        client_request_id: str | None = None,
-        committed_token_ids: TokenIds = NO_TOKENS,
-        num_losses: int = 0,
+        policy: Policy,
+        acceptance: Acceptance,
         drafter: str = "",
     ) -> None:
-        """Begin after `committed_token_ids`, output of an earlier run that is not emitted again.
-
-        `expect` returns the expectation of a drafter's drafts, given its name. `num_losses`: see
-        Losses.
+        """`request_id`: unique within the coordinator. `drafter`: the name of its drafters.
 
         Raises InvalidRequestError if the committed tokens already end the request, and
         FatalRequestError after too many losses.
         """
-        self.request_id = request_id  # unique within the coordinator
-        # the caller's id, which several requests may share
-        self.client_request_id = client_request_id
+        self.request_id = request_id
+        self.client_request_id = wanted.client_request_id
         self.key_name = context.key_name.get()
         self._traceparent = context.traceparent.get()
-        self.num_prompt_tokens = len(prompt_token_ids)
-        self.sampling = sampling
-        self.speculation = speculation
-        self.policy = policy or FixedLength(speculation.num_draft_tokens)
+        self.sampling = wanted.sampling
+        self.speculation = wanted.speculation
+        self.num_prompt_tokens = len(wanted.prompt_token_ids)
+        self.is_resumed = len(wanted.committed_token_ids) > 0
+        self._prefix = Prefix(
+            wanted.prompt_token_ids,
+            wanted.committed_token_ids,
+            wanted.sampling,
+            eos_token_ids,
+            wanted.detokenizer,
+        )
         self.outputs = Outputs()
-        self.slot = 0  # lowest number not used by another running request at admission
-        self.is_resumed = bool(len(committed_token_ids))
         self.progress = Progress()
         self.timeline = RequestTimes(submitted_at=self.progress.since)
+        self.slot = 0  # lowest number not used by another running request at admission
+        self.on_begin = on_begin.get()
 
+        self.state: State = "ready"  # while it runs
         self.step = Step()
         self.num_steps = 0  # verdicts committed by this coordinator
-        self.early: EarlyDraft | None = None
-        self.pre_drafts: PreDrafts | None = None  # pre-drafts of the latest verification
-        self.ranking: OutcomeRanking | None = None  # ranks outcomes
-        self.drafter = drafter  # name of the drafters that may draft for it
-        self.choice: DrafterChoice | None = None  # chooses the drafter for each step
-        self.is_first_draft = False  # its drafter has read the prompt for this step's draft
         self.is_in_verifier = False  # a verification with it has not returned
         self.stalled_since: float | None = None  # start of the verifier's outage
         self.num_outages = 0  # outages of the verifier that `prefill` takes into account
+        is_salted = wanted.sampling.cache_salt is not None
+        self.prefill = Prefill(request_id, self._prefix, self._scoring(wanted), is_salted=is_salted)
+        self.losses = Losses(wanted.num_losses, self.num_tokens)  # of coordinators and verifiers
 
-        self._prefix = Prefix(
-            prompt_token_ids, committed_token_ids, sampling, eos_token_ids, detokenizer
-        )
-        self.losses = Losses(num_losses, self.num_tokens)  # losses of coordinators and verifiers
-        self.on_begin = on_begin.get()
-        self.kills_drafters = False  # drafters were lost repeatedly while they drafted for it
-        self._num_draft_losses = 0
-        scoring = None
-        if sampling.prompt_logprobs is not None and not self.is_resumed:
-            num_top, salt = sampling.prompt_logprobs, sampling.cache_salt
-            scoring = PromptScoring(prompt_token_ids, num_top, salt)
-        self.prefill = Prefill(
-            request_id, self._prefix, scoring, is_salted=sampling.cache_salt is not None
-        )
+        self.drafter = drafter
+        self.lane: Lane | None = None  # the drafter that drafts for it
+        self.policy = policy
+        self.acceptance = acceptance
+        self.pre_drafts: PreDrafts | None = None  # pre-drafts of the latest verification
         self.feed = StateFeed()  # hidden states for its drafter
-        self._expect = expect
-        self._expectations: dict[str, Expectation] = {}  # by drafter
-        self._prediction = np.array(speculation.prediction, np.int32)
-        self._weight = DrafterWeight(speculation.drafter_weight)
+        self._prediction = np.array(wanted.speculation.prediction, np.int32)
+        self._weight = DrafterWeight(wanted.speculation.drafter_weight)
+        self._num_draft_losses = 0
+
+    def _scoring(self, wanted: Submission) -> PromptScoring | None:
+        num_top = wanted.sampling.prompt_logprobs
+        if num_top is None or self.is_resumed:
+            return None
+        return PromptScoring(wanted.prompt_token_ids, num_top, wanted.sampling.cache_salt)
 
     # ---- tokens
 
@@ -184,6 +201,30 @@ class Request:
             num_output_tokens=self.num_output_tokens,
         )
 
+    def view(self, lanes: Collection[Lane]) -> RequestView:
+        """Return what decisions depend on."""
+        step, ahead, length = self.step, self.pre_drafts, self.policy.num_draft_tokens
+        outcomes = ahead.untried if ahead is not None and self.state == "verifying" else ()
+        home = self.lane
+        return RequestView(
+            self.request_id,
+            self.state,
+            self.drafter,
+            home.number if home is not None and home.is_available else None,
+            [lane.number for lane in lanes if self.request_id in lane.held_request_ids],
+            self.num_tokens,
+            self.prefill.num_unread,
+            self.room,
+            length,
+            self.speculation.num_outcomes == "auto",
+            self.losses.is_suspect,
+            self.acceptance.prospects,
+            step.is_settled,
+            step.ticket,
+            step.reach,
+            outcomes,
+        )
+
     def close(self, reason: str) -> None:
         """Enter the finished state; log id, counts, reason and times, but no text."""
         self.progress.enter("finished", "nothing")
@@ -193,48 +234,28 @@ class Request:
 
     # ---- drafting
 
-    @property
-    def last_length(self) -> int:
-        """Length of the next draft if the policy determines it, else of the latest draft."""
-        return self.policy.num_draft_tokens or self.step.num_draft_tokens
-
-    @property
-    def expectation(self) -> Expectation:
-        """The expected value of its drafter's drafts."""
-        if self.drafter not in self._expectations:
-            assert self._expect is not None
-            self._expectations[self.drafter] = self._expect(self.drafter)
-        return self._expectations[self.drafter]
-
     def on_draft_loss(self) -> None:
         """Count the loss of a drafter while it drafted for this request; may end its drafts."""
         self._num_draft_losses += 1
-        if self._num_draft_losses >= SUSPECT_LOSSES and not self.kills_drafters:
+        if self._num_draft_losses == SUSPECT_LOSSES:
             logger.warning("%s goes on without drafts: drafters were lost at it", self.request_id)
-            self.kills_drafters, self.policy, self.choice = True, FixedLength(0), None
+            self.policy = FixedLength(0)
 
-    def draft_request(self, length: int, max_state_bytes: int = 0) -> DraftRequest:
-        """Return the request for a draft of `length` tokens to verify.
+    def draft_request(self, ticket: DraftTicket, max_state_bytes: int = 0) -> DraftRequest:
+        """Return the request for a draft: after the prefix, or after an outcome's tokens.
 
-        max_state_bytes: room in the message for hidden states, if the drafter reads them.
+        max_state_bytes: room in the message for hidden states, if the drafter reads them. With
+        pre-drafting the position of the bonus token is drafted, too.
         """
-        request = self._draft_request(self.prefix, length)
-        states = self.feed.to_send(max_state_bytes) if max_state_bytes else None
-        return request if states is None else replace(request, states=states)
-
-    def draft_request_after(self, token_ids: Collection[int], length: int) -> DraftRequest:
-        """Return the request for a draft to be used if these tokens are committed."""
-        prefix = np.concatenate([self.prefix, np.array([*token_ids], np.int32)])
-        return self._draft_request(prefix, length)
-
-    def _draft_request(self, prefix: TokenIds, length: int) -> DraftRequest:
-        """Return a draft request. With pre-drafting it also drafts the position of the bonus."""
-        speculation = self.speculation
+        prefix, speculation = self.prefix, self.speculation
+        if ticket.outcome is not None:
+            committed = ticket.outcome.committed(self.step.draft.tree)
+            prefix = np.concatenate([prefix, np.array(committed, np.int32)])
         looks_ahead = speculation.num_outcomes != 0
-        return DraftRequest(
+        request = DraftRequest(
             request_id=self.request_id,
             prefix=prefix,
-            num_draft_tokens=min(length + looks_ahead, MAX_DRAFT_TOKENS),
+            num_draft_tokens=min(ticket.length + looks_ahead, MAX_DRAFT_TOKENS),
             tree_shape=speculation.tree_shape,
             max_nodes=speculation.max_nodes,
             drafter_weight=self._weight.value,
@@ -243,6 +264,8 @@ class Request:
             num_prompt_tokens=self.num_prompt_tokens,
             prediction=self._prediction,
         )
+        states = self.feed.to_send(max_state_bytes) if max_state_bytes else None
+        return request if states is None else replace(request, states=states)
 
     def note_states(self, draft: Draft) -> None:
         """Record which hidden states the drafter lacks; let the target recompute lost ones."""
@@ -250,40 +273,31 @@ class Request:
         if first_lost is not None:
             self.prefill.num_read = min(self.prefill.num_read, first_lost)
 
-    def take_draft(self, draft: Draft, length: int, target: TargetInfo) -> None:
-        """Settle the next step with a draft of `length` tokens.
-
-        Raises InvalidRequestError if it is invalid.
-        """
+    def take_draft(self, draft: Draft, ticket: DraftTicket, target: TargetInfo) -> None:
+        """Settle the next step with a draft. Raises InvalidRequestError if it is invalid."""
         check_draft(draft, min(self.speculation.max_nodes, target.max_tree_nodes), target)
-        step = self.step
-        step.draft, step.num_draft_tokens = cut_draft(draft, length), length
-        if self.policy.num_draft_tokens is None and step.draft.tree.num_nodes:
-            step.reach = self.expectation.observe_draft(step.draft, length)
-            step.num_expected = sum(step.reach)
+        step, length = self.step, ticket.length
+        step.draft, step.ticket = cut_draft(draft, length), ticket
+        if step.draft.tree.num_nodes:
+            step.reach = self.acceptance.observe_draft(step.draft, length)
         step.is_settled, step.fallback = True, None
-
-    def take_early_draft(self, target: TargetInfo) -> None:
-        """Settle the next step with what is left of an early draft after the committed tokens.
-
-        If no node is left, the step stays open. See take_draft.
-        """
-        early, self.early = self.early, None
-        assert early is not None and early.draft is not None
-        check_draft(early.draft, self.speculation.max_nodes, target)
-        rest = draft_after(early.draft, self.prefix[early.num_tokens :].tolist())
-        if rest.tree.num_nodes:
-            length = max(early.length - (self.num_tokens - early.num_tokens), 1)
-            self.take_draft(rest, min(length, self.room), target)
-        elif self.policy.num_draft_tokens is None and early.draft.tree.num_nodes:
-            # Even a draft that does not fit tells how sure of this request the drafter is.
-            self.expectation.observe_draft(early.draft, early.length)
 
     def keep_nodes(self, num_nodes: int) -> None:
         """Verify only the likeliest nodes of the draft."""
-        whole = self.step.num_expected
+        whole = sum(self.step.reach)
         self.step.cut(num_nodes)
-        self.expectation.observe_cut(num_nodes, self.step.num_expected, whole)
+        self.acceptance.observe_cut(num_nodes, sum(self.step.reach), whole)
+
+    def expect_outcomes(self) -> None:
+        """Begin to pre-draft for the likeliest outcomes of the verification that begins."""
+        draft, limit = self.step.draft, self.speculation.num_outcomes
+        outcomes = []
+        for ranked in self.acceptance.rank(draft, self.prefix):
+            room = self.room_after(ranked.outcome.committed(draft.tree))
+            if room:
+                outcomes.append(PossibleOutcome(ranked.outcome, ranked.probability, room))
+        most = MAX_OUTCOMES if limit == "auto" else limit
+        self.pre_drafts = PreDrafts(outcomes[:most])
 
     # ---- verifying
 
@@ -300,11 +314,9 @@ class Request:
         )
 
     def adapt(self, verdict: Verdict) -> None:
-        """Let policy, expectation and weight learn from the outcome of a step."""
+        """Let policy, acceptance and weight learn from the outcome of a step."""
         draft = self.step.draft
-        if draft is EMPTY_DRAFT:
-            return
-        self.policy.observe(draft, verdict)
-        if self.policy.num_draft_tokens is None:
-            self.expectation.observe_verdict(draft, verdict)
-        self._weight.observe(draft, verdict)
+        if draft is not EMPTY_DRAFT:
+            self.policy.observe(draft, verdict)
+            self.acceptance.observe_verdict(draft, verdict)
+            self._weight.observe(draft, verdict)

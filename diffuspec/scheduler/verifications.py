@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from diffuspec.algorithm.outcomes import OutcomeModel, OutcomeRanking
 from diffuspec.core.backoff import Backoff
 from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.errors import (
@@ -29,9 +28,8 @@ from diffuspec.core.types import EMPTY_DRAFT, Verdict, VerifyRequest
 from diffuspec.scheduler.calls import VerifyCall
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.learner import Learner
-from diffuspec.scheduler.plan import Plan
 from diffuspec.scheduler.request import Request
-from diffuspec.scheduler.step import PreDrafts
+from diffuspec.speculation.values import Plan
 from diffuspec.telemetry.busy_time import BusyTime
 from diffuspec.telemetry.spans import trace_failure, trace_verdicts
 from diffuspec.telemetry.trace import Tracer
@@ -58,8 +56,6 @@ class Verifications:
         tracer: Tracer | None,
     ) -> None:
         """`finish_step` gets each verdict, or the error that ends a request; `put` adds events."""
-        # requests that are in no call on which their step depends
-        self.ready: dict[Request, None] = {}
         self.busy = BusyTime()
         self.in_flight: VerifyCall | None = None
         self.latest: Sequence[Request] = ()  # the requests of the latest call
@@ -75,43 +71,41 @@ class Verifications:
         self._tracer = tracer
         self._backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         self._num_outages = 0
-        self._outcomes = {name: OutcomeModel() for name in pool.names}
         self._task: asyncio.Task[None] | None = None
 
-    @property
-    def num_ready(self) -> int:
-        """Number of ready decoding requests: their prompts have been read."""
-        return sum([not request.prefill.is_long for request in self.ready])
-
-    def begin(self, plan: Plan, num_running: int) -> None:
+    def begin(self, requests: Sequence[Request], plan: Plan, num_running: int) -> None:
         """Verify the requests of a plan."""
-        requests = plan.verify
-        if self.isolated and requests is self.isolated[0]:
+        if self.isolated and [request.request_id for request in self.isolated[0]] == plan.verify:
             self.isolated.popleft()
         if self.retry_at:  # the first call after an outage
             self.retry_at = 0.0
             self._learner.pause()
         for request in requests:
-            self.ready.pop(request, None)
             self._settle(request, plan)
-        most = min(plan.prefill_chunk_tokens, self._config.prefill_chunk_tokens)
-        max_nodes = self._verifier.info.max_tree_nodes
-        asked = [
-            one.prefill.next_scored(max_nodes, most) or one.verify_request(most) for one in requests
-        ]
-        prompts = [min(one.prefill.num_unread, most) for one in requests if one.prefill.is_long]
-        rows = sum([1 + one.step.draft.tree.num_nodes for one in requests])
-        call = VerifyCall(requests, asked, rows, len(requests) - len(prompts), num_running)
+        call = self._call(requests, plan, num_running)
         call.started_at = call.ends_at = now = time.monotonic()
+        reading = sum([n for n in plan.max_read.values()])
         with self._learner.attempt("predicting a verification"):
-            seconds = self._learner.costs.verify_seconds(rows + sum(prompts), len(requests))
+            rows = call.num_rows + reading
+            seconds = self._learner.costs.verify_seconds(rows, len(requests))
             call.ends_at = now + self._pool.slow_down(now, seconds, self._learner.costs)
         call.draft_busy_seconds = self._learner.busy_seconds(now)
         for request in requests:
-            request.is_in_verifier = True
+            request.state, request.is_in_verifier = "verifying", True
         self.in_flight, self.latest = call, requests
         self.busy.begin(now)
         self._task = asyncio.get_running_loop().create_task(self._verify(call))
+
+    def _call(self, requests: Sequence[Request], plan: Plan, num_running: int) -> VerifyCall:
+        most, max_nodes = self._config.prefill_chunk_tokens, self._verifier.info.max_tree_nodes
+        asked = []
+        for request in requests:
+            limit = plan.max_read.get(request.request_id, most)
+            scored = request.prefill.next_scored(max_nodes, limit)
+            asked.append(scored or request.verify_request(limit))
+        rows = sum([1 + request.step.draft.tree.num_nodes for request in requests])
+        num_decoding = sum([not request.prefill.is_long for request in requests])
+        return VerifyCall(requests, asked, rows, num_decoding, num_running)
 
     async def _verify(self, call: VerifyCall) -> None:
         result: list[Verdict] | Exception
@@ -137,19 +131,22 @@ class Verifications:
         step = request.step
         if not step.is_settled and not request.prefill.is_long:
             is_wanted = request.policy.num_draft_tokens != 0 and request.room > 0
-            is_missing = is_wanted and self._pool.names != () and self._pool.home(request) is None
-            request.step.skip("drafter_unavailable" if is_missing else None)
-            if request.policy.num_draft_tokens is None:
-                with self._learner.attempt("learning from a step without a draft"):
-                    request.expectation.observe_no_draft()
-        elif request in plan.num_nodes:
+            is_missing = is_wanted and self._pool.names != () and not self._has_drafter(request)
+            step.skip("drafter_unavailable" if is_missing else None)
+            with self._learner.attempt("learning from a step without a draft"):
+                request.acceptance.observe_no_draft()
+        elif request.request_id in plan.num_nodes:
             with self._learner.attempt("cutting a draft"):
-                request.keep_nodes(plan.num_nodes[request])
+                request.keep_nodes(plan.num_nodes[request.request_id])
         if self._config.overlap and request.speculation.num_outcomes != 0:
             self._expect_outcomes(request)
         step.ready_at = step.ready_at or time.monotonic()
         if not (request.prefill.is_long and request.prefill.num_read):
             request.progress.enter("verifying", "the verifier")
+
+    def _has_drafter(self, request: Request) -> bool:
+        lanes = self._pool.lanes
+        return any([lane.is_available and lane.chosen_by == request.drafter for lane in lanes])
 
     def _expect_outcomes(self, request: Request) -> None:
         earlier = request.pre_drafts
@@ -157,9 +154,8 @@ class Verifications:
             return  # verified once more, after an outage
         request.pre_drafts = None
         if request.step.draft is not EMPTY_DRAFT:
-            model = self._outcomes[request.drafter]
-            request.ranking = request.ranking or OutcomeRanking(model)
-            request.pre_drafts = PreDrafts(request.ranking)
+            with self._learner.attempt("ranking outcomes"):
+                request.expect_outcomes()
 
     def _on_verdicts(self, call: VerifyCall, result: list[Verdict] | Exception) -> None:
         if call is not self.in_flight:
@@ -188,7 +184,7 @@ class Verifications:
         request.stalled_since = None
         if verdict.is_held and not request.is_finished:
             request.progress.waits_for = "the masks of its form"
-            self.ready[request] = None
+            request.state = "ready"
             return
         try:
             request.feed.take(verdict.states)
@@ -206,7 +202,7 @@ class Verifications:
         request.step.prefill_seconds += verdict.verify_seconds
         request.step.prefill_transport_seconds += verdict.transport_seconds
         request.progress.waits_for = f"prefill, {request.prefill.num_unread} tokens to read"
-        self.ready[request] = None
+        request.state = "ready"
 
     def _isolate(self, call: VerifyCall, error: Exception) -> None:
         """End the only request of a failed call; if there are more, retry halves separately."""
@@ -231,7 +227,7 @@ class Verifications:
                 self._finish_step(request, end, call)
             else:
                 request.progress.waits_for = "the verifier, which is unavailable"
-                self.ready[request] = None
+                request.state = "ready"
 
     def _end_after_outage(
         self, request: Request, error: VerifierUnavailableError, now: float
@@ -251,7 +247,6 @@ class Verifications:
     def clear(self) -> None:
         """Forget all requests, except those with which the verifier is still busy."""
         self.isolated.clear()
-        self.ready.clear()
         self.latest = ()
         if self.in_flight is not None and self.in_flight.ended_at:
             self.in_flight = None

@@ -60,7 +60,7 @@ def test_drafts_cost_no_more_than_they_gain(strategy: Strategy):
             for load in NUM_STEPS:
                 speed, last_step = await speed_of(session, load, last_step)
                 found.append(speed)
-                expected = session.planner.verify_seconds(load, load) / plain_seconds(load)
+                expected = session.planner.costs.verify_seconds(load, load) / plain_seconds(load)
                 assert 0.8 < expected < 3.5
             service.close(session)
             return found

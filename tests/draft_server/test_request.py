@@ -6,12 +6,11 @@ from typing import Literal
 
 import pytest
 
-from diffuspec.adl.acceptance import SharedExpectation
 from diffuspec.algorithm.draft_tree import chain
-from diffuspec.algorithm.outcomes import OutcomeModel
 from diffuspec.core.params import GREEDY
 from diffuspec.core.types import Draft, DraftTree
 from diffuspec.draft_server.request import EngineRequest
+from diffuspec.speculation.acceptance import SharedAcceptance
 
 
 @pytest.fixture
@@ -20,7 +19,7 @@ def request_() -> EngineRequest:
 
 
 def make_request(drafter_weight: float | Literal["adaptive"]) -> EngineRequest:
-    request = EngineRequest("e/a", 3, SharedExpectation(16), OutcomeModel(), drafter_weight, GREEDY)
+    request = EngineRequest("e/a", 3, SharedAcceptance(16), drafter_weight, GREEDY)
     request.advance(0, [1, 2, 3])
     return request
 

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from diffuspec.adl.acceptance import SharedExpectation
-from diffuspec.adl.cost_model import DraftCosts
-from diffuspec.algorithm.outcomes import OutcomeModel
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.types import EMPTY_DRAFT, Draft, DraftRequest
@@ -18,6 +15,9 @@ from diffuspec.draft_server.planner import Planner, Sent
 from diffuspec.draft_server.request import EngineRequest
 from diffuspec.draft_server.service import DraftService
 from diffuspec.draft_server.session import Session
+from diffuspec.speculation.acceptance import SharedAcceptance
+from diffuspec.speculation.costs import DraftCosts, Interference
+from diffuspec.speculation.lengths import Ahead
 from diffuspec.v1.draft_service_pb2 import (
     DRAFT_FORM_TREE,
     DRAFT_SOURCE_AHEAD,
@@ -54,6 +54,20 @@ from tests.support.virtual_time import run_in_virtual_time
 PROMPTS = {"a": [3, 4, 5], "b": [7, 8, 9, 10]}
 MANY = {f"r{number}": [3, 4, 5 + number] for number in range(8)}
 SILENT = {"max_silent_steps": 16}  # of an engine that need not ask at each step
+
+
+def planner_of(seconds: float = 0.0, seconds_each: float = 0.0) -> Planner:
+    """Return a planner of a drafter whose calls take this long, and longer for each position."""
+    costs = DraftCosts(Interference.assumed(0.0))
+    for size in (1, 4, 16, 64):
+        costs = costs.observe(size, 1, 0, seconds + seconds_each * size)
+    return Planner("pld", lambda: costs)
+
+
+def request_of(name: str, shared: SharedAcceptance) -> EngineRequest:
+    request = EngineRequest(name, 3, shared, 0.5, GREEDY)
+    request.num_left, request.max_draft_tokens = 100, 12
+    return request
 
 
 def run(
@@ -172,59 +186,43 @@ def test_an_engine_that_does_not_know_silence_is_not_asked_for_it():
 
 
 def test_plain_decoding_is_measured_without_the_wait_for_answers():
-    asked, silent = [Planner("pld", DraftCosts(0.0)) for _ in range(2)]
+    asked, silent = [planner_of() for _ in range(2)]
     for _ in range(8):
         asked.observe(Sent(1, 0, 0.0, 0.0, 0.0), 0.0, 0.01, 0.002, 0.0)
     silent.observe_silence(1, 8, 0.08)
-    assert asked.plain_seconds(1) == pytest.approx(0.012)
-    assert silent.plain_seconds(1) == pytest.approx(0.01)
+    assert asked.costs.plain_seconds(1) == pytest.approx(0.012)
+    assert silent.costs.plain_seconds(1) == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(("wait", "num_silent"), [(0.004, 8), (0.0, 3)])
 def test_answers_without_drafts_take_a_hundredth_of_the_time(wait: float, num_silent: int):
-    planner = Planner("pld", DraftCosts(0.0))
+    planner = planner_of()
     for _ in range(64):
         planner.observe(Sent(8, 0, 0.0, 0.0, 0.0), 0.0, 0.05 - wait, wait, 0.0)
-    requests = [
-        EngineRequest(one, 3, SharedExpectation(8), OutcomeModel(), 0.5, GREEDY) for one in MANY
-    ]
-    for one in requests:
-        one.num_left, one.max_draft_tokens = 100, 8
+    requests = [request_of(name, SharedAcceptance(8)) for name in MANY]
     assert planner.num_silent_steps(requests) == pytest.approx(num_silent, abs=1)
 
 
 @pytest.mark.parametrize(("row_seconds", "is_drafted"), [(0.006, False), (0.0005, True)])
-def test_drafts_are_made_ahead_where_they_gain_more_than_their_verification_costs(
+def test_drafts_are_sized_for_what_they_gain_and_their_verification_costs(
     row_seconds: float, is_drafted: bool
 ):
-    planner = Planner("pld", DraftCosts(0.0))
+    planner = planner_of(0.005)
     for num_nodes in (0, 8, 16, 0):
         verify = 0.03 + row_seconds * num_nodes
         for _ in range(8):
             planner.observe(Sent(8, num_nodes, 0.0, 0.0, 0.0), 0.0, verify, 0.0, 0.0)
-    shared, outcomes = SharedExpectation(8), OutcomeModel()
-    requests = [EngineRequest(name, 3, shared, outcomes, 0.5, GREEDY) for name in MANY]
-    for one in requests:
-        one.num_left, one.max_draft_tokens = 100, 8
-    planner.costs.observe(8, 1, 0, 0.005)
-    planner.lengths(requests)
-    lengths = planner.lengths_ahead([(0.6, one, 8) for one in requests], 0.03, 8)
-    assert any(lengths) == is_drafted
+    shared = SharedAcceptance(8)
+    assert bool(planner.lengths([request_of(name, shared) for name in MANY])) == is_drafted
 
 
 def test_unlikely_outcomes_are_drafted_for_while_there_is_time():
-    planner = Planner("pld", DraftCosts(0.0))
-    for num_nodes in (0, 4, 8, 16, 0):
-        verify = 0.025 + 0.0003 * num_nodes
-        for _ in range(8):
-            planner.observe(Sent(1, num_nodes, 0.0, 0.0, 0.0), 0.0, verify, 0.0, 0.0)
-    request = EngineRequest("a", 3, SharedExpectation(12), OutcomeModel(), 0.5, GREEDY)
-    request.num_left, request.max_draft_tokens = 100, 12
-    for size in (1, 4, 16, 64):
-        planner.costs.observe(size, 1, 0, 0.002 + 0.0005 * size)
-    planner.lengths([request])
-    outcomes = [(chance, request, 12) for chance in (0.3, *7 * [0.01])]
-    assert all(planner.lengths_ahead(outcomes, 0.025, 1))
+    planner = planner_of(0.002, 0.0005)
+    for _ in range(8):
+        planner.observe(Sent(1, 0, 0.0, 0.0, 0.0), 0.0, 0.025, 0.0, 0.0)
+    outcomes = [Ahead(chance, 4) for chance in (0.3, *7 * [0.01])]
+    assert planner.num_ahead(outcomes, 0.025, 1) == 8
+    assert planner.num_ahead(outcomes, 0.0, 1) == 0
 
 
 def test_an_engine_is_not_asked_while_nothing_is_worth_drafting():
@@ -233,7 +231,7 @@ def test_an_engine_is_not_asked_while_nothing_is_worth_drafting():
     assert len(engine.answers) < 40 and drafter.num_calls < 20
 
 
-def test_trials_go_on_while_no_draft_is_worth_it():
+def test_exploration_goes_on_while_no_draft_is_worth_it():
     drafter = TimedDrafter(sometimes_right, 0.005)
     decode(drafter, 60, MANY, SILENT, row_seconds=0.004)
     before, drafter.num_calls = drafter.num_calls, 0
@@ -246,22 +244,22 @@ def test_a_step_without_a_request_that_has_ended_is_not_taken_for_one_with_it():
     async def work(_: DraftService, session: Session) -> tuple[float, float]:
         engine = FakeEngine(session, PROMPTS, row_seconds=0.0)
         await engine.run(30)
-        before = session.planner.verify_seconds(2, 2)
+        before = session.planner.costs.verify_seconds(2, 2)
         engine.step_seconds = 0.01  # the answer has two drafts, of which one is verified
         await engine.step()
         engine.end("a")
         await engine.step()
-        return before, session.planner.verify_seconds(2, 2)
+        return before, session.planner.costs.verify_seconds(2, 2)
 
     before, after = run(TimedDrafter(never_right), work)
     assert after == pytest.approx(before)
 
 
 def test_an_answer_that_is_held_up_once_does_not_end_drafts():
-    planner = Planner("pld", DraftCosts(0.0))
+    planner = planner_of()
     for wait in (0.001, 2.0):
         planner.observe(Sent(1, 3, 0.0, 0.0, 0.0), 1.0, 0.01, wait, 0.0)
-    assert planner.costs.overhead_seconds < 0.002
+    assert "overhead 1." in str(planner), "in milliseconds"
 
 
 def test_an_engine_is_asked_to_report_a_draft_that_pays():

@@ -10,11 +10,6 @@ from typing import Any
 
 import pytest
 
-from diffuspec.adl.acceptance import Expectation
-from diffuspec.adl.baseline import Baseline
-from diffuspec.adl.cost_curve import CostCurve
-from diffuspec.adl.cost_model import CallCosts, CostModel, DraftCosts
-from diffuspec.algorithm.outcomes import OutcomeRanking
 from diffuspec.core.errors import (
     BrokenEngineError,
     FatalRequestError,
@@ -28,10 +23,15 @@ from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.drafting import Drafting
 from diffuspec.scheduler.learner import Learner
 from diffuspec.scheduler.loop import Loop
+from diffuspec.scheduler.prefill import Prefill
 from diffuspec.scheduler.pulse import MAX_SILENCE_SECONDS
 from diffuspec.scheduler.request import Request
-from diffuspec.scheduler.step import Prefill
 from diffuspec.scheduler.verifications import Verifications
+from diffuspec.speculation.acceptance import Acceptance
+from diffuspec.speculation.costs import CallCosts, CostModel, DraftCosts
+from diffuspec.speculation.curve import CostCurve
+from diffuspec.speculation.guard import SpeculationGuard
+from diffuspec.speculation.outcomes import OutcomeRanking
 from tests.support.stage import FOREVER, SHORT, Stage, on_stage
 from tests.support.virtual_time import run_in_virtual_time
 
@@ -49,16 +49,16 @@ _DECISIONS: list[tuple[Any, str]] = [
     (CostModel, "observe_verification"),
     (CallCosts, "observe"),
     (CallCosts, "seconds_of"),
-    (CostCurve, "at"),
+    (CostCurve, "at_each"),
     (CostCurve, "observe"),
     (DraftCosts, "observe"),
-    (Baseline, "observe"),
-    (Baseline, "allows"),
-    (Baseline, "wants_plain"),
-    (Expectation, "offers"),
-    (Expectation, "observe_no_draft"),
-    (Expectation, "observe_cut"),
-    (Expectation, "observe_verdict"),
+    (SpeculationGuard, "observe"),
+    (SpeculationGuard, "num_stopped_steps"),
+    (SpeculationGuard, "wants_plain"),
+    (Acceptance, "rank"),
+    (Acceptance, "observe_no_draft"),
+    (Acceptance, "observe_cut"),
+    (Acceptance, "observe_verdict"),
     (OutcomeRanking, "observe"),
     (DrafterPool, "slow_down"),
 ]
@@ -73,10 +73,9 @@ _WORK: list[tuple[Any, str]] = [
     (Verifications, "_on_verdicts"),
     (Verifications, "_take"),
     (Drafting, "begin"),
-    (Drafting, "start"),
+    (Drafting, "_start"),
     (Drafting, "_on_drafts"),
     (Drafting, "_take_all"),
-    (DrafterPool, "trials"),
     (Coordinator, "_finish_step"),
     (Coordinator, "_commit"),
     (Request, "verify_request"),
@@ -141,8 +140,7 @@ def test_a_failure_of_the_loop_ends_its_requests_and_leaves_no_slot_taken(
             tasks = [stage.start([n, 7], SHORT, _DEFAULT) for n in range(2 * _SLOTS)]
             for n, result in enumerate(await asyncio.gather(*tasks, return_exceptions=True)):
                 assert isinstance(result, VerifierError) or result == stage.plain([n, 7])
-            if name != "trials":  # only called for drafters that failed
-                assert injected.num_calls >= at
+            assert injected.num_calls >= at
             assert await is_whole(stage)
 
     run_in_virtual_time(asyncio.wait_for(main(), 1e4))
@@ -168,7 +166,7 @@ def test_the_models_start_anew_from_the_profile(quiet, monkeypatch):
             await stage.coordinator.profile()
             learner = stage.coordinator.loop.learner
             profiled = learner.costs.verify_seconds(1, 1)
-            learner.costs.observe_verification(1, 1, 1e9, {}, is_plain=True)
+            learner.costs = learner.costs.observe_plain(1, 1e9, 1e9)
             learner.fail("a test", ValueError())
             assert learner.costs.verify_seconds(1, 1) == profiled
 

@@ -12,9 +12,6 @@ from typing import Any
 
 import pytest
 
-from diffuspec.adl.acceptance import Expectation
-from diffuspec.adl.cost_model import DraftCosts
-from diffuspec.algorithm.outcomes import OutcomeRanking
 from diffuspec.core.config import DraftLengthConfig
 from diffuspec.core.errors import DrafterError, RequestCancelledError
 from diffuspec.core.params import SpeculationParams
@@ -23,6 +20,9 @@ from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.learner import Learner
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import PreDrafts, Step
+from diffuspec.speculation.acceptance import Acceptance
+from diffuspec.speculation.costs import DraftCosts
+from diffuspec.speculation.outcomes import OutcomeRanking
 from tests.support.fakes import INVALID, HangingDrafter, always_right, empty
 from tests.support.stage import (
     FOREVER,
@@ -124,12 +124,12 @@ async def test_a_hanging_drafter_delays_a_request_by_one_deadline_in_all(quiet):
         slow_down(stage.verifier, "verify", 0.05)
         began = time.monotonic()
         steps = await stage.steps(PROMPT, FOREVER)
-        assert drafter.num_calls > 2, "trials are made"
+        assert drafter.num_calls > 2, "health checks are made"
         assert time.monotonic() - began == pytest.approx(5 + FOREVER.max_tokens * 0.05)
         assert stage.metric("fallback_total", reason="drafter_error") == 1
         assert not stage.coordinator.loop.learner.costs.drafters[""].is_known
         busy = sum(step.step_seconds - step.draft_idle_seconds for step in steps)
-        assert busy == pytest.approx(5), "a trial does not count as drafting"
+        assert busy == pytest.approx(5), "a health check does not count as drafting"
 
 
 async def test_requests_queued_behind_a_hanging_drafter_wait_for_one_deadline_only(quiet):
@@ -143,7 +143,7 @@ async def test_requests_queued_behind_a_hanging_drafter_wait_for_one_deadline_on
         assert stage.metric("fallback_total", reason="drafter_unavailable") > 1
 
 
-# ---- trials
+# ---- health checks
 
 
 async def test_a_drafter_that_recovers_drafts_again_for_the_same_request(quiet):
@@ -161,7 +161,7 @@ async def test_a_drafter_that_recovers_drafts_again_for_the_same_request(quiet):
         assert output.step.fallback is None
 
 
-async def test_a_trial_is_one_draft_and_no_request_waits_for_it(quiet):
+async def test_a_health_check_is_one_draft_and_no_request_waits_for_it(quiet):
     async with on_stage(max_sequences=4) as stage:
         slow_down(stage.verifier, "verify", 0.05)
         stage.drafter.error = DrafterError("for a while")
@@ -171,7 +171,7 @@ async def test_a_trial_is_one_draft_and_no_request_waits_for_it(quiet):
         await stage.drafter.gate.arrival()
         num_calls, num_steps = stage.drafter.num_calls, len(stage.verifier.batches)
         await until(lambda: len(stage.verifier.batches) > num_steps + 10)
-        assert stage.drafter.num_calls == num_calls, "no other call while a trial is under way"
+        assert stage.drafter.num_calls == num_calls, "no other call while a check is under way"
         assert len(stage.drafter.batches[-1]) == 1
         assert {len(batch) for batch in stage.verifier.batches[num_steps:]} == {4}, "all go on"
         stage.drafter.error = None
@@ -182,7 +182,7 @@ async def test_a_trial_is_one_draft_and_no_request_waits_for_it(quiet):
 
 
 @pytest.mark.parametrize("end", ["cancelled", "finished"])
-async def test_a_trial_ends_with_its_request_and_the_next_request_makes_another(end, quiet):
+async def test_a_health_check_ends_with_its_request_and_the_next_request_makes_another(end, quiet):
     async with on_stage(max_sequences=2) as stage:
         slow_down(stage.verifier, "verify", 0.05)
         stage.drafter.error = DrafterError("for a while")
@@ -200,7 +200,7 @@ async def test_a_trial_ends_with_its_request_and_the_next_request_makes_another(
         assert any(step.num_tree_nodes for step in steps)
 
 
-async def test_a_trial_under_way_is_cancelled_at_shutdown(quiet):
+async def test_a_health_check_under_way_is_cancelled_at_shutdown(quiet):
     drafter = HangingDrafter()
     async with on_stage(drafter, max_draft_seconds=0.02) as stage:
         slow_down(stage.verifier, "verify", 0.05)
@@ -221,16 +221,14 @@ async def test_a_trial_under_way_is_cancelled_at_shutdown(quiet):
     [
         (Request, "take_draft"),
         (Request, "draft_request"),
-        (Request, "draft_request_after"),
-        (Expectation, "observe_draft"),
-        (Expectation, "offers"),
+        (Request, "expect_outcomes"),
+        (Acceptance, "observe_draft"),
         (DrafterPool, "place"),
         (Learner, "on_drafts"),
         (DraftCosts, "seconds"),
-        (PreDrafts, "rank"),
         (OutcomeRanking, "rank"),
         (OutcomeRanking, "observe"),
-        (PreDrafts, "arrive"),
+        (PreDrafts, "send"),
     ],
 )
 @pytest.mark.parametrize("period", [1, 3])
@@ -262,7 +260,7 @@ async def test_a_bug_in_the_draft_stage_costs_one_draft(monkeypatch, quiet):
 
     monkeypatch.setattr(Request, "note_states", buggy)
     async with on_stage() as stage:
-        slow_down(stage.verifier, "verify", 0.6)  # longer than the pause before a trial
+        slow_down(stage.verifier, "verify", 0.6)  # longer than the pause before a health check
         fallbacks = [step.fallback for step in await stage.steps()]
         assert fallbacks.count("drafter_error") == 1
         assert fallbacks[:4] == [None, "drafter_error", "drafter_unavailable", None]

@@ -14,18 +14,14 @@ from diffuspec.core.errors import (
     VerifierLostError,
     VerifierUnavailableError,
 )
-from diffuspec.core.losses import Losses
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import Draft, DraftRequest, Verdict, VerifyRequest
-from diffuspec.scheduler.isolation import Isolation
-from diffuspec.scheduler.request import Request
 from tests.support.stage import (
     LONG,
     PRE_DRAFTING,
     SHORT,
     Stage,
     fail_verifications,
-    make_request,
     on_stage,
     overlapped,
     rest_of,
@@ -153,23 +149,6 @@ async def test_a_request_whose_reader_waits_does_not_keep_a_suspect_from_its_tur
         await anext(unread)
         assert await stage.tokens([2], num_losses=2) == stage.plain([2])
         await unread.aclose()
-
-
-def test_a_suspect_waits_for_calls_of_others_and_the_next_one_for_its_end():
-    innocent, first, second = (make_request([n]) for n in range(3))
-    for suspect in (first, second):
-        suspect.losses = Losses(2)
-    isolation = Isolation()
-    ready: dict[Request, None] = dict.fromkeys([first, innocent, second])
-    assert isolation.choose(ready, list) == [innocent]
-    del ready[innocent]
-    assert isolation.choose(ready, lambda: [innocent]) == []
-    assert isolation.choose(ready, list) == [first]
-    del ready[first]
-    ready[innocent] = None
-    assert isolation.choose(ready, lambda: [first]) == []
-    first.close("stop")
-    assert isolation.choose(ready, list) == [innocent]
 
 
 async def test_a_suspect_that_waits_for_its_reader_keeps_nobody_waiting():

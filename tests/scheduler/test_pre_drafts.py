@@ -10,11 +10,12 @@ from dataclasses import replace
 import pytest
 
 from diffuspec.algorithm.draft_tree import chain
-from diffuspec.algorithm.outcomes import Outcome, OutcomeModel, OutcomeRanking, RankedOutcome
 from diffuspec.core.errors import DrafterError
-from diffuspec.core.types import EMPTY_DRAFT, Draft, DraftRequest
+from diffuspec.core.types import Draft, DraftRequest
 from diffuspec.scheduler.coordinator import MAX_UNREAD_OUTPUTS
-from diffuspec.scheduler.step import PreDraft, PreDrafts
+from diffuspec.scheduler.step import PreDrafts
+from diffuspec.speculation.outcomes import Outcome
+from diffuspec.speculation.values import DraftTicket, PossibleOutcome
 from tests.support.fakes import (
     FakeDrafter,
     FakeVerifier,
@@ -32,7 +33,6 @@ from tests.support.stage import (
     SHORT,
     UNAVAILABLE,
     hold_first_pre_drafts,
-    make_request,
     on_stage,
     overlapped,
     rest_of,
@@ -44,46 +44,25 @@ from tests.support.stage import (
 pytestmark = [pytest.mark.virtual_time, pytest.mark.timeout(60)]
 
 
-def send_two() -> tuple[PreDrafts, PreDraft, PreDraft]:
-    """Return pre-drafts of 4 and 3 tokens, both on their way."""
-    pre_drafts, request = PreDrafts(OutcomeRanking(OutcomeModel())), make_request()
-    first, second = (
-        PreDraft(Outcome(-1, token), length, request.draft_request_after([token], length))
-        for token, length in ((7, 4), (8, 3))
-    )
-    ranked = [RankedOutcome(one.outcome, 1.0, 0.5) for one in (first, second)]
-    pre_drafts.untried = ranked.copy()
-    pre_drafts.send(first)
-    pre_drafts.send(second)
-    assert not pre_drafts.untried
-    return pre_drafts, first, second
-
-
 def test_the_outcome_that_happened_is_a_hit_and_the_others_are_wasted() -> None:
-    pre_drafts, first, second = send_two()
+    outcomes = [Outcome(-1, token) for token in (7, 8)]
+    pre_drafts = PreDrafts([PossibleOutcome(outcome, 0.5, room=9) for outcome in outcomes])
+    first, second = (
+        pre_drafts.send(DraftTicket("a", length, outcome))
+        for length, outcome in zip((4, 3), outcomes, strict=True)
+    )
+    assert not pre_drafts.untried
     assert pre_drafts.hit is None and pre_drafts.num_wasted_tokens == 7
-    assert not pre_drafts.arrive(first, EMPTY_DRAFT), "no request waits before the verdict"
-    pre_drafts.happened = first.outcome
+    pre_drafts.happened = outcomes[0]
     assert (pre_drafts.hit, pre_drafts.result) == (first, "hit")
     assert pre_drafts.num_wasted_tokens == 3
     assert not pre_drafts.lose(second), "no request waits for a miss"
-
-
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_a_hit_on_its_way_is_waited_for_until_it_arrives_or_is_lost(is_lost: bool) -> None:
-    pre_drafts, first, second = send_two()
-    pre_drafts.happened = second.outcome
-    assert not pre_drafts.arrive(first, EMPTY_DRAFT)
-    if is_lost:
-        assert pre_drafts.lose(second) and not pre_drafts.lose(second)
-        assert pre_drafts.result == "miss" and pre_drafts.num_wasted_tokens == 7
-    else:
-        assert pre_drafts.arrive(second, EMPTY_DRAFT)
-        assert pre_drafts.hit is second and second.draft is EMPTY_DRAFT
+    assert pre_drafts.lose(first) and not pre_drafts.lose(first)
+    assert pre_drafts.result == "miss" and pre_drafts.num_wasted_tokens == 7
 
 
 def test_a_verification_without_pre_drafts_is_neither_hit_nor_miss() -> None:
-    pre_drafts = PreDrafts(OutcomeRanking(OutcomeModel()))
+    pre_drafts = PreDrafts(())
     pre_drafts.happened = Outcome(-1, 7)
     assert pre_drafts.result is None and pre_drafts.num_wasted_tokens == 0
 

@@ -103,25 +103,6 @@ async def test_it_learns_the_costs_of_each_drafter():
         assert found == pytest.approx({"slow": 0.05, "quick": 0.01})
 
 
-async def test_roles_with_hardware_of_their_own_are_found_not_to_interfere():
-    async with on_stage(overlap=False) as stage:
-        slow_down(stage.verifier, "verify", 0.01)
-        slow_down(stage.drafter, "draft", 0.02)
-        costs = stage.coordinator.loop.learner.costs.drafters[""]
-        assert costs.interference.value == 1.0, "as is assumed of one machine"
-        await stage.coordinator.profile(10.0)
-        assert costs.interference.value == pytest.approx(0.0, abs=0.01)
-
-
-async def test_roles_that_share_a_processor_are_found_to_interfere():
-    async with on_stage(overlap=True) as stage:
-        share_a_processor(stage.verifier, stage.drafter)
-        costs = stage.coordinator.loop.learner.costs.drafters[""]
-        assert costs.interference.value == 0.0, "as is assumed of two machines"
-        await stage.coordinator.profile(10.0)
-        assert costs.interference.value == pytest.approx(1.0, abs=0.01)
-
-
 async def test_a_drafter_with_nothing_to_propose_is_left_to_be_measured_while_decoding():
     async with on_stage(fake_drafter(empty)) as stage:
         slow_down(stage.drafter, "draft", 0.01)

@@ -7,38 +7,32 @@ import logging
 import time
 from typing import Any
 
-import numpy as np
 import pytest
 
-from diffuspec.adl.acceptance import Expectation, SharedExpectation
-from diffuspec.adl.policies import FixedLength
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.core.errors import InvalidRequestError, VerifierError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import PLAIN, SamplingParams, SpeculationParams
 from diffuspec.core.types import EMPTY_DRAFT, EMPTY_TREE, Draft, FinishReason, Verdict
 from diffuspec.scheduler.request import Request
-from diffuspec.scheduler.step import EarlyDraft
-from tests.support.fakes import make_draft
+from diffuspec.speculation.outcomes import Outcome
+from diffuspec.speculation.values import DraftTicket
+from tests.support.fakes import EOS, make_draft
+from tests.support.stage import make_request
 
 pytestmark = pytest.mark.virtual_time
 
-EOS = 256
 TARGET = TargetInfo(vocab_size=258, max_model_len=64, max_sequences=2, eos_token_ids=(EOS,))
 
 
 def make(*, length: int | None = 4, max_tokens: int = 16, **speculation: Any) -> Request:
     """Return a request with drafts of a fixed length, or of one that the scheduler chooses."""
-    shared = SharedExpectation(max_draft_tokens=30)
-    return Request(
-        "a",
-        np.array([1, 2, 3], np.int32),
-        SamplingParams(max_tokens=max_tokens),
-        SpeculationParams(**{"num_outcomes": 0, **speculation}),
-        (EOS,),
-        policy=FixedLength(length),
-        expect=lambda _: Expectation(shared),
-    )
+    params = SpeculationParams(**{"num_outcomes": 0, **speculation})
+    return make_request([1, 2, 3], SamplingParams(max_tokens=max_tokens), params, length)
+
+
+def ticket(length: int, outcome: Outcome | None = None) -> DraftTicket:
+    return DraftTicket("a", length, outcome)
 
 
 def commit(request: Request, *token_ids: int) -> tuple[int, ...]:
@@ -159,8 +153,7 @@ def test_what_was_cached_is_told_by_the_first_verdict():
 
 @pytest.mark.parametrize(("salt", "counted"), [(None, 130), ("x", 128)])
 def test_cached_tokens_of_a_request_with_a_salt_are_counted_in_blocks(salt, counted):
-    prompt, sampling = np.arange(3, 143, dtype=np.int32), SamplingParams(cache_salt=salt)
-    request = Request("a", prompt, sampling, PLAIN, (EOS,))
+    request = make_request(range(3, 143), SamplingParams(cache_salt=salt), PLAIN)
     verdict = Verdict((5,), (), num_cached_tokens=130)
     request.prefill.take(request.verify_request(200), verdict)
     assert request.prefill.num_cached_tokens == counted
@@ -181,7 +174,7 @@ def test_committed_tokens_count_as_read_until_the_cache_is_lost():
 def test_a_draft_deeper_than_asked_is_cut():
     request = make()
     draft = Draft(chain([5, 6, 7, 8]), (-0.1, -0.2, -0.3, -0.4), 4, (5, 6, 7, 8), (5, 6, 7, 8))
-    request.take_draft(draft, 2, TARGET)
+    request.take_draft(draft, ticket(2), TARGET)
     assert request.step.draft.tree == chain([5, 6])
     assert request.step.draft.confidences == (-0.1, -0.2)
     assert request.step.draft.drafter_choices == (5, 6)
@@ -200,13 +193,13 @@ def test_a_draft_deeper_than_asked_is_cut():
 def test_a_wrong_draft_is_refused(draft, message):
     request = make(max_nodes=4)
     with pytest.raises(InvalidRequestError, match=message):
-        request.take_draft(draft, 4, TARGET)
+        request.take_draft(draft, ticket(4), TARGET)
     assert request.step.draft is EMPTY_DRAFT and not request.step.is_settled
 
 
 def test_a_step_that_skips_its_draft_says_why():
     request = make()
-    request.take_draft(make_draft(chain([5, 6])), 2, TARGET)
+    request.take_draft(make_draft(chain([5, 6])), ticket(2), TARGET)
     request.step.skip("drafter_error")
     assert request.verify_request(8).tree == EMPTY_TREE
     assert (request.step.num_draft_tokens, request.step.fallback) == (0, "drafter_error")
@@ -214,41 +207,22 @@ def test_a_step_that_skips_its_draft_says_why():
 
 def test_only_the_likeliest_nodes_of_a_draft_are_verified():
     request = make(length=None)
-    request.take_draft(make_draft(chain([5, 6, 7])), 3, TARGET)
+    request.take_draft(make_draft(chain([5, 6, 7])), ticket(3), TARGET)
     request.keep_nodes(2)
     assert request.verify_request(8).tree == chain([5, 6])
 
 
 def test_a_draft_of_which_no_node_is_worth_its_row_is_not_verified():
     request = make(length=None)
-    request.take_draft(make_draft(chain([5, 6, 7])), 3, TARGET)
+    request.take_draft(make_draft(chain([5, 6, 7])), ticket(3), TARGET)
     request.keep_nodes(0)
     assert request.verify_request(8).tree == EMPTY_TREE
 
 
-def test_an_early_draft_serves_as_far_as_it_agrees_with_the_first_token():
-    for first_token, rest in ((5, chain([6, 7])), (9, EMPTY_TREE)):
-        request = make()
-        request.early = EarlyDraft(request.num_tokens, 3, make_draft(chain([5, 6, 7])))
-        commit(request, first_token)
-        request.take_early_draft(TARGET)
-        assert request.step.is_settled is (rest is not EMPTY_TREE)
-        assert request.step.draft.tree == rest and request.early is None
-
-
-def test_an_early_draft_that_does_not_fit_tells_what_others_of_its_request_are_worth():
-    request = make(length=None)
-    before = request.expectation.at(8)
-    request.early = EarlyDraft(request.num_tokens, 3, Draft(chain([5, 6, 7]), (-3.0,) * 3, 3))
-    commit(request, 9)
-    request.take_early_draft(TARGET)
-    assert not request.step.is_settled
-    assert request.expectation.at(8) < 0.8 * before
-
-
 def test_a_draft_for_an_outcome_is_asked_for_behind_its_tokens():
     request = make(num_outcomes=4)
-    asked = request.draft_request_after([7, 8], 4)
+    request.take_draft(make_draft(chain([7, 9])), ticket(2), TARGET)
+    asked = request.draft_request(ticket(4, Outcome(0, 8)))
     assert asked.prefix.tolist() == [1, 2, 3, 7, 8]
     assert asked.num_draft_tokens == 4 + 1, "the token after a full acceptance is one of them"
     assert asked.num_alternatives > 0
@@ -258,14 +232,14 @@ def test_an_adaptive_drafter_weight_follows_the_side_that_was_right():
     draft = Draft(chain([5]), (0.0,), 1, (5,), (6,))
     for weight, expected in (("adaptive", True), (0.3, False)):
         request = make(drafter_weight=weight)
-        before = request.draft_request(1).drafter_weight
-        request.take_draft(draft, 1, TARGET)
+        before = request.draft_request(ticket(1)).drafter_weight
+        request.take_draft(draft, ticket(1), TARGET)
         request.adapt(Verdict((5, 7), (0,)))
-        assert (request.draft_request(1).drafter_weight > before) is expected
+        assert (request.draft_request(ticket(1)).drafter_weight > before) is expected
 
 
 def test_a_step_without_a_draft_leaves_the_drafter_weight_alone():
     request = make(drafter_weight="adaptive")
-    before = request.draft_request(1).drafter_weight
+    before = request.draft_request(ticket(1)).drafter_weight
     request.adapt(Verdict((5,), ()))
-    assert request.draft_request(1).drafter_weight == before
+    assert request.draft_request(ticket(1)).drafter_weight == before

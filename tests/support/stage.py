@@ -24,7 +24,9 @@ from diffuspec.core.types import (
 )
 from diffuspec.scheduler.coordinator import Coordinator
 from diffuspec.scheduler.drafters import DrafterPool
-from diffuspec.scheduler.request import Request
+from diffuspec.scheduler.request import Request, Submission
+from diffuspec.speculation.acceptance import Acceptance, SharedAcceptance
+from diffuspec.speculation.policies import FixedLength
 from diffuspec.telemetry.trace import Tracer
 from tests.support.fakes import (
     EOS,
@@ -119,13 +121,12 @@ class Stage:
         places: dict[str, Any] = {
             "admission": list(coordinator.admission),
             "releases": coordinator.releases.tasks,
-            "ready requests": list(loop.verifications.ready),
+            "running requests": list(loop.requests),
             "verification": loop.verifications.in_flight,
         }
         for lane in coordinator.pool.lanes:
             places |= {
                 f"call of {lane.name}": lane.call,
-                f"homed at {lane.name}": lane.homed,
                 f"held by {lane.name}": not lane.is_gone and lane.held_request_ids,
             }
         return {place: kept for place, kept in places.items() if kept}
@@ -135,9 +136,16 @@ async def rest_of(stream: AsyncGenerator[RequestOutput]) -> list[int]:
     return [i async for output in stream for i in output.token_ids]
 
 
-def make_request(prompt: Sequence[int] = PROMPT) -> Request:
-    """Return a request that no coordinator knows."""
-    return Request("a", np.array(prompt, np.int32), SHORT, FIXED, (EOS,))
+def make_request(
+    prompt: Sequence[int] = PROMPT,
+    sampling: SamplingParams = SHORT,
+    speculation: SpeculationParams = FIXED,
+    length: int | None = 4,
+) -> Request:
+    """Return a request that no coordinator knows. length: of its drafts; None: by cost."""
+    wanted = Submission(np.array(prompt, np.int32), sampling, speculation)
+    acceptance = Acceptance(SharedAcceptance(32))
+    return Request("a", wanted, (EOS,), FixedLength(length), acceptance)
 
 
 def fake_drafter(strategy: Strategy = sometimes_right, hit_rate: float = 1.0) -> FakeDrafter:

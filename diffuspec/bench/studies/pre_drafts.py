@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from diffuspec.algorithm.draft_tree import cut_draft
-from diffuspec.algorithm.outcomes import OutcomeModel, OutcomeRanking, RankedOutcome, outcome_of
 from diffuspec.bench.questions import Question
 from diffuspec.bench.studies.overlap import SEQUENTIAL, OverlapRow, Pace, measure_overlap
 from diffuspec.bench.text_table import TextTable
@@ -27,6 +26,7 @@ from diffuspec.core.types import (
     VerifyRequest,
 )
 from diffuspec.engine.engine import Engine
+from diffuspec.speculation.outcomes import OutcomeModel, OutcomeRanking, RankedOutcome, outcome_of
 from diffuspec.telemetry.trace import Tracer
 
 FAN_OUTS = (1, 2, 4, 8, 16)  # numbers of outcomes

@@ -9,8 +9,8 @@ from statistics import fmean, median
 
 import pytest
 
-from diffuspec.adl.cost_curve import bucket_of
-from diffuspec.adl.cost_model import CostModel, Interference
+from diffuspec.speculation.costs import CostModel, DraftCosts, Interference
+from diffuspec.speculation.curve import bucket_of
 
 _STEPS = 100_000
 _PROFILE = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 32), (4, 1), (4, 8), (4, 32))
@@ -26,14 +26,15 @@ class Service:
     """Verifications with noise and hiccups, on a machine that others slow down for a while."""
 
     def __init__(self, seed: int, loads: tuple[int, ...], is_profiled: bool = True) -> None:
-        self.costs = CostModel(["d"], 1.0)
+        self.costs = CostModel({"d": DraftCosts(Interference.assumed(1.0))})
         self.load = loads[0]
         self.slowness = 1.0
         self._rng = random.Random(seed)
         self._loads = loads
         for number, rows in _PROFILE if is_profiled else ():
             size = number * rows
-            self.costs.observe_verification(size, number, true_seconds(size, number), {})
+            seconds = true_seconds(size, number)
+            self.costs = self.costs.observe_verification(size, number, seconds, {})
 
     def step(self, step: int) -> tuple[int, float]:
         """Let the model observe one step; return its rows and its seconds."""
@@ -49,10 +50,10 @@ class Service:
         rows = self.load + drafted
         seconds = self.slowness * true_seconds(rows, self.load) * noise
         # As the learner has it: of plain steps, each third in a row is measured.
-        if not is_plain or step % 3 == 2:
-            self.costs.observe_verification(rows, self.load, seconds, {}, is_plain=is_plain)
-        if is_plain and step % 3 == 2:
-            self.costs.plain.observe(self.load, seconds)
+        if not is_plain:
+            self.costs = self.costs.observe_verification(rows, self.load, seconds, {})
+        elif step % 3 == 2:
+            self.costs = self.costs.observe_plain(self.load, seconds, seconds)
         return rows, seconds
 
 
@@ -61,9 +62,10 @@ class Service:
 )
 def test_estimates_are_within_a_quarter_of_the_truth_after_any_number_of_steps(loads, is_profiled):
     service = Service(1, loads, is_profiled)
-    costs, errors = service.costs, defaultdict[str, list[float]](list)
+    errors = defaultdict[str, list[float]](list)
     for step in range(_STEPS):
         rows, _ = service.step(step)
+        costs = service.costs
         if step > 1000:
             real = service.slowness * true_seconds(rows, service.load)
             errors["step"].append(abs(costs.verify_seconds(rows, service.load) / real - 1))
@@ -77,14 +79,15 @@ def test_estimates_are_within_a_quarter_of_the_truth_after_any_number_of_steps(l
 
 def test_an_estimate_stays_near_the_median_of_the_last_hundred_like_calls():
     service = Service(2, _LOADS)
-    costs, far = service.costs, 0
+    far = 0
     calls = defaultdict[tuple[int, int], deque[tuple[int, float]]](lambda: deque(maxlen=100))
     for step in range(_STEPS):
         rows, seconds = service.step(step)
+        costs = service.costs
         alike = calls[bucket_of(rows), service.load]
-        alike.append((rows, seconds / costs._speed.slowness))
+        alike.append((rows, seconds / costs._slow_down.factor))
         if len(alike) == 100:
-            typical = median(time for _, time in alike) * costs._speed.slowness
+            typical = median(time for _, time in alike) * costs._slow_down.factor
             size = round(median(size for size, _ in alike))
             ratio = costs.verify_seconds(size, service.load) / typical
             far += not 0.5 < ratio < 2
@@ -93,19 +96,23 @@ def test_an_estimate_stays_near_the_median_of_the_last_hundred_like_calls():
 
 @pytest.mark.parametrize("beside", [1e-6, 0.01, 10.0])
 def test_interference_is_bounded_whatever_is_measured(beside):
-    interference, rng = Interference(0.5), random.Random(0)
+    interference, rng = Interference.assumed(0.5), random.Random(0)
     for _ in range(_STEPS // 10):
-        interference.observe(rng.lognormvariate(-4, 2), rng.lognormvariate(-4, 2), beside)
+        interference = interference.observe(
+            rng.lognormvariate(-4, 2), rng.lognormvariate(-4, 2), beside
+        )
         assert 0.0 <= interference.value <= 1.0
 
 
 def test_no_time_is_so_short_or_long_that_an_estimate_is_nothing_or_not_finite():
-    costs, rng = CostModel(["d"], 1.0), random.Random(3)
+    costs, rng = Service(3, _LOADS, is_profiled=False).costs, random.Random(3)
     for step in range(_STEPS // 10):
         load = rng.choice(_LOADS)
         seconds = rng.choice([0.0, 1e-9, 0.01, 1e6])
-        costs.observe_verification(load, load, seconds, {}, is_plain=step % 2 == 0)
-        costs.plain.observe(load, seconds)
+        if step % 2:
+            costs = costs.observe_verification(load, load, seconds, {})
+        else:
+            costs = costs.observe_plain(load, seconds, seconds)
         assert all(
             0 < estimate < math.inf
             for estimate in (costs.plain_seconds(load), costs.verify_seconds(3 * load, load))

@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from diffuspec.algorithm.calibration import AcceptanceModel
 from diffuspec.algorithm.draft_tree import chain
-from diffuspec.algorithm.outcomes import (
+from diffuspec.core.params import MAX_OUTCOMES
+from diffuspec.core.types import Draft, DraftTree, Verdict
+from diffuspec.speculation.acceptance import Acceptance, SharedAcceptance
+from diffuspec.speculation.outcomes import (
     MAX_MATCH,
     MAX_REPEATS,
     Outcome,
@@ -21,8 +25,6 @@ from diffuspec.algorithm.outcomes import (
     Repeats,
     outcome_of,
 )
-from diffuspec.core.params import MAX_OUTCOMES
-from diffuspec.core.types import Draft, DraftTree, Verdict
 
 PREFIX = np.array([1, 2, 3], np.int32)
 
@@ -46,7 +48,11 @@ DRAFT = Draft(
 
 def ranked(draft: Draft, prefix=PREFIX, ranking: OutcomeRanking | None = None) -> list[Outcome]:
     ranking = ranking or OutcomeRanking(OutcomeModel())
-    return [one.outcome for one in ranking.rank(draft, prefix)]
+    return [one.outcome for one in ranking.rank(draft, reach_of(draft), prefix)]
+
+
+def reach_of(draft: Draft) -> list[float]:
+    return AcceptanceModel().reach(draft)
 
 
 def verdict(nodes: tuple[int, ...], token_id: int) -> Verdict:
@@ -85,19 +91,19 @@ def test_scores_of_alternatives_and_repeats_add_up():
     draft = Draft(chain([10]), logs(0.5), 1, alternatives=alternatives_of({20: 0.3, 21: 0.2}, {}))
     scores = {
         one.outcome.token_id: one.score
-        for one in OutcomeRanking(OutcomeModel()).rank(draft, prefix)
+        for one in OutcomeRanking(OutcomeModel()).rank(draft, reach_of(draft), prefix)
     }
     assert scores[21] > scores[20]
 
 
 def test_probabilities_converge_to_the_measured_rate():
-    shared, rng = OutcomeModel(), random.Random(0)
+    shared, rng = SharedAcceptance(32), random.Random(0)
     hits = claimed = 0.0
     for step in range(600):
-        ranking = OutcomeRanking(shared)
-        first = ranking.rank(DRAFT, PREFIX)[0]
+        acceptance = Acceptance(shared)
+        first = acceptance.rank(DRAFT, PREFIX)[0]
         happens = rng.random() < 0.25
-        ranking.observe(DRAFT, verdict((0, 1), 23) if happens else verdict((), 49))
+        acceptance.observe_verdict(DRAFT, verdict((0, 1), 23) if happens else verdict((), 49))
         if step >= 300:
             hits, claimed = hits + happens, claimed + first.probability
     assert claimed / 300 == pytest.approx(hits / 300, abs=0.06)
@@ -107,19 +113,19 @@ def test_requests_share_the_success_rates_of_repeats():
     shared = OutcomeModel()
     prefix = np.array([7, 8, 30, 9, 7, 8], np.int32)
     draft = Draft(chain([10]), logs(0.5), 1)
-    before = OutcomeRanking(shared).rank(draft, prefix)[0]
+    before = OutcomeRanking(shared).rank(draft, reach_of(draft), prefix)[0]
     for _ in range(30):
         ranking = OutcomeRanking(shared)
-        ranking.rank(draft, prefix)
-        ranking.observe(draft, verdict((), 31))
-    after = OutcomeRanking(shared).rank(draft, prefix)[0]
+        ranking.rank(draft, reach_of(draft), prefix)
+        ranking.observe(verdict((), 31))
+    after = OutcomeRanking(shared).rank(draft, reach_of(draft), prefix)[0]
     assert before.outcome == after.outcome == Outcome(-1, 30)
     assert after.score < before.score / 2 and after.probability < before.probability / 2
 
 
 def test_a_verdict_before_any_ranking_does_no_harm():
     ranking = OutcomeRanking(OutcomeModel())
-    ranking.observe(DRAFT, verdict((0,), 21))
+    ranking.observe(verdict((0,), 21))
     assert ranked(DRAFT, ranking=ranking)
 
 
@@ -141,12 +147,12 @@ def test_any_draft_gives_an_ordered_and_bounded_ranking(draft, prefix, token_id)
     ranking = OutcomeRanking(OutcomeModel())
     text = np.array(prefix, np.int32)
     for _ in range(3):
-        found = ranking.rank(draft, text)
+        found = ranking.rank(draft, reach_of(draft), text)
         scores = [one.score for one in found]
         assert len(found) <= MAX_OUTCOMES and scores == sorted(scores, reverse=True)
         assert len({one.outcome for one in found}) == len(found)
         assert all(0 <= one.probability <= 1 for one in found)
-        ranking.observe(draft, Verdict((token_id,), ()))
+        ranking.observe(Verdict((token_id,), ()))
         text = np.append(text, np.int32(token_id))
 
 

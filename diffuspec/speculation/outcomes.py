@@ -1,7 +1,7 @@
 """Ranks the possible outcomes of a verification, so that the likeliest can be pre-drafted.
 
 An outcome is the last accepted node and the target's own token there. The probability that a node
-is the last accepted one comes from the drafter's confidences, calibrated by past acceptance.
+is the last accepted one comes from the acceptance model.
 Candidates for the target's token come from the draft's alternatives, and from the tokens that
 followed the same context earlier in the text. The sum of both scores is calibrated by past
 outcomes.
@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from diffuspec.algorithm.calibration import AcceptanceModel, Calibration, FadingCounts
+from diffuspec.algorithm.calibration import Calibration, FadingCounts
 from diffuspec.algorithm.draft_tree import path_to
 from diffuspec.core.params import MAX_OUTCOMES
 from diffuspec.core.types import Draft, DraftTree, TokenIds, Verdict
@@ -127,27 +127,28 @@ class OutcomeModel:
     """Statistics shared by all requests of a coordinator."""
 
     def __init__(self) -> None:
-        self.acceptance = AcceptanceModel()
         self.repeats = RepeatRates()
         self.scores = Calibration()
 
 
 class OutcomeRanking:
-    """Ranks one request's outcomes: call rank, then observe, for every verification."""
+    """Ranks one request's outcomes: call `rank`, then `observe`, in a verification."""
 
     def __init__(self, shared: OutcomeModel) -> None:
         self._shared = shared
-        self._acceptance = AcceptanceModel(shared.acceptance)
         self._scores = Calibration(shared.scores)
         self._repeats = Repeats()
         self._repeats_at: dict[int, list[Repeat]] = {}  # repeats in the latest ranking, by node
         self._ranked: list[RankedOutcome] = []
 
-    def rank(self, draft: Draft, prefix: TokenIds) -> list[RankedOutcome]:
-        """Return the MAX_OUTCOMES likeliest outcomes of a draft's verification, best first."""
+    def rank(self, draft: Draft, reach: Sequence[float], prefix: TokenIds) -> list[RankedOutcome]:
+        """Return the MAX_OUTCOMES likeliest outcomes of a draft's verification, best first.
+
+        reach: the probability of each node to be accepted.
+        """
         self._repeats.extend(prefix)
         self._repeats_at.clear()
-        tree, reach = draft.tree, [1.0, *self._acceptance.reach(draft)]  # entry 0: the root
+        tree, reach = draft.tree, [1.0, *reach]  # entry 0: the root
         children: list[set[int]] = [set() for _ in reach]
         ending = reach.copy()
         contexts = [tuple(prefix[-MAX_MATCH:].tolist())]
@@ -192,12 +193,11 @@ class OutcomeRanking:
             score = ends * self._shared.repeats.probability(repeat)
             scores[outcome] = scores.get(outcome, 0.0) + score
 
-    def observe(self, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, verdict: Verdict) -> None:
         """Learn from the verdict on the draft that was ranked last."""
         happened = outcome_of(verdict)
-        self._acceptance.observe(draft, verdict)
         for repeat in self._repeats_at.get(happened.node, ()):
             self._shared.repeats.count(repeat, repeat.token_id == happened.token_id)
         for ranked in self._ranked:
             self._scores.count(math.log(ranked.score), ranked.outcome == happened)
-        self._ranked = []
+        self._ranked, self._repeats_at = [], {}
