@@ -172,11 +172,6 @@ ROWS: dict[str, list[Panel]] = {
             },
         ),
         Panel(
-            "Drafters that auto chose",
-            "Steps by drafter. Remove one that is hardly ever chosen from the configuration.",
-            {"{{drafter}}": _rate("spec_decode_auto_steps_total", "drafter")},
-        ),
-        Panel(
             "Pre-draft hits",
             "Share of verdicts whose next draft was ready. If it is low, pre-draft for more "
             "outcomes, or for none.",

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError
-from diffuspec.core.params import AUTO_DRAFTER
 from diffuspec.drafters import KINDS, DrafterKind
 
 NONE = "none"  # switches a part off
@@ -34,7 +33,7 @@ def choose_section(
         name: one.model_dump() for name, one in base.named_drafters.items()
     }
     chosen = kind or base.speculation.drafter
-    if chosen in (None, AUTO_DRAFTER):
+    if chosen is None:
         chosen = next(iter(base.named_drafters), None)
     section = known.get(chosen, {"kind": chosen}) if chosen is not None else {}
     if drafter is not None:

@@ -13,7 +13,6 @@ from diffuspec.cli.parameters import NOTHING_GIVEN, Given
 from diffuspec.cli.speculative_config import as_options
 from diffuspec.core.config import EngineConfig, TargetConfig
 from diffuspec.core.errors import ConfigError
-from diffuspec.core.params import AUTO_DRAFTER
 from diffuspec.engine.preflight import check_exist
 from diffuspec.pairs import DEFAULT_PAIR, Pair, find_pair, load_config, parse_config
 
@@ -29,9 +28,9 @@ def compose(
 
     max_sequences: without a file; None: the default. speculation: overrides --draft-length, and
     both override the section. file: the content of `given.config`, if it was read before.
-    keeps_drafters: keep all drafters of the file if no option chooses one; they are always kept for
-    the drafter "auto". Raises InvalidRequestError for a wrong parameter, ConfigError, also for
-    options that have no effect on the drafter or without a drafter, and `check_exist`'s errors.
+    keeps_drafters: keep all drafters of the file if no option chooses one. Raises
+    InvalidRequestError for a wrong parameter, ConfigError, also for options that have no effect on
+    the drafter or without a drafter, and `check_exist`'s errors.
     """
     given = as_options(given)
     has_file = file is not None or given.config is not None
@@ -81,7 +80,7 @@ def _set_drafter(
 ) -> str | None:
     """Set the section of the drafter. Return the drafter of requests that name none."""
     chosen = given.drafter_kind or base.speculation.drafter
-    keeps_all = chosen == AUTO_DRAFTER or (keeps_drafters and given.drafter_kind is None)
+    keeps_all = keeps_drafters and given.drafter_kind is None
     if given.drafter is not None or not keeps_all:
         data["drafter"] = choose_section(base, others, given.drafter, given.drafter_kind)
         chosen, data["drafters"] = None, {}

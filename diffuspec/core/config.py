@@ -14,7 +14,6 @@ from pydantic import Field, field_validator, model_validator
 from diffuspec.core.devices import DEVICE_HELP, DTYPE_HELP, Device, DType
 from diffuspec.core.drafter_config import DrafterConfig
 from diffuspec.core.params import (
-    AUTO_DRAFTER,
     MAX_DRAFT_TOKENS,
     MAX_DRAFTER_NAME_CHARACTERS,
     MAX_TREE_NODES,
@@ -235,8 +234,6 @@ class EngineConfig(Section):
         if self.drafters and self.drafter is None:
             raise ValueError("drafters needs a section drafter, for requests that choose none")
         for name in self.drafters:
-            if name == AUTO_DRAFTER:
-                raise ValueError(f"drafters: the name {name} is reserved for choosing among them")
             if not _DRAFTER_NAME.fullmatch(name):
                 raise ValueError(
                     "drafters: a name must be of at most 64 lower-case letters, digits, '_', '.' "
@@ -246,7 +243,7 @@ class EngineConfig(Section):
             raise ValueError(f"drafters.{self.drafter.kind}: the section drafter has this name")
         chosen, names = self.speculation.drafter, ""
         if self.drafter is not None:
-            names = ", ".join([*self.named_drafters, AUTO_DRAFTER])
+            names = ", ".join(self.named_drafters)
         if chosen is not None and chosen not in names.split(", "):
             names = names or "none"
             raise ValueError(f"speculation.drafter must be one of {names}, got {chosen!r}")

@@ -39,7 +39,6 @@ MAX_OUTCOMES = 16
 MAX_DRAFTER_NAME_CHARACTERS = 64
 MAX_SALT_CHARACTERS = 256
 MAX_PREDICTED_TOKENS = 16_384
-AUTO_DRAFTER = "auto"  # instead of a drafter's name: the coordinator chooses
 _MAX_BAD_TOKENS = 4 * MAX_BAD_WORD_CHARACTERS + 1  # bytes of a bad word's text and a space
 _NUM_SEEDS = 2**64
 _NUM_SEED_BITS = 53  # JavaScript cannot read larger JSON integers exactly
@@ -304,9 +303,8 @@ class SpeculationParams:
     )
     drafter: Annotated[str, Len(1, MAX_DRAFTER_NAME_CHARACTERS)] | None = declare(
         None,
-        "Name of a drafter of the deployment (sections drafter and drafters); auto: the "
-        "drafter that commits the most tokens per second, measured step by step; null: "
-        "the drafter of the section drafter.",
+        "Name of a drafter of the deployment (sections drafter and drafters); null: the "
+        "drafter of the section drafter.",
         option=None,  # a single prompt has a single drafter: --drafter-kind
     )
     report_drafts: bool = declare(

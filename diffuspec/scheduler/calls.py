@@ -1,4 +1,4 @@
-"""Calls of the roles: their purpose, and when they are expected to end."""
+"""Calls of the roles: their purpose, and when they are expected to end; a drafter's lane."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from diffuspec.core.backoff import Breaker
 from diffuspec.core.errors import DrafterError
+from diffuspec.core.interfaces import Drafter
 from diffuspec.core.states import StateRows
 from diffuspec.core.types import Draft, Verdict, VerifyRequest
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import PreDraft, PreDrafts
-from diffuspec.speculation.values import CallView, DraftTicket
+from diffuspec.speculation.values import CallView, DrafterView, DraftTicket
 
-if TYPE_CHECKING:
-    from diffuspec.scheduler.drafters import Lane
+UNNAMED = ""  # the name for a coordinator's drafters if they were given none
+# first and last pause, in seconds, between a drafter's failure and its next health check
+_PAUSES = 0.5, 30.0
 
 
 @dataclass(slots=True, eq=False)
@@ -128,3 +130,40 @@ class DraftCall:
         self.wanted_by.discard(request)
         if not self.wanted_by:
             self.end()
+
+
+class Lane:
+    """One drafter of a pool: it runs one call at a time, and no lane waits for another."""
+
+    def __init__(
+        self, drafter: Drafter, name: str, chosen_by: str = UNNAMED, number: int = 0
+    ) -> None:
+        self.number = number  # unique in its pool
+        self.chosen_by = chosen_by  # the name by which requests choose it
+        self.drafter = drafter
+        self.name = name
+        self.is_gone = False
+        self.breaker = Breaker(*_PAUSES)
+        # large batches may fail where small ones succeed
+        self.pre_draft_breaker = Breaker(*_PAUSES)
+        self.call: DraftCall | None = None
+        self.held_request_ids: set[str] = set()  # requests whose prefix it may hold
+
+    @property
+    def is_available(self) -> bool:
+        """Return whether requests may be placed here."""
+        return self.breaker.is_closed and not self.is_gone
+
+    def view(self, now: float) -> DrafterView:
+        """Return what decisions depend on."""
+        ahead = self.pre_draft_breaker
+        return DrafterView(
+            self.number,
+            self.chosen_by,
+            self.is_available,
+            self.is_gone,
+            self.breaker.is_trial_due(now),
+            ahead.is_closed or ahead.is_trial_due(now),
+            len(self.held_request_ids),
+            None if self.call is None else self.call.view,
+        )

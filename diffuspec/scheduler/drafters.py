@@ -10,55 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from diffuspec.core.backoff import Breaker
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import Drafter
-from diffuspec.scheduler.calls import DraftCall
+from diffuspec.scheduler.calls import UNNAMED, DraftCall, Lane
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import PreDraft
 from diffuspec.speculation.costs import CostModel
-from diffuspec.speculation.values import DrafterView
-
-UNNAMED = ""  # the name for a coordinator's drafters if they were given none
-# first and last pause, in seconds, between a drafter's failure and its next health check
-_PAUSES = 0.5, 30.0
-
-
-class Lane:
-    """One drafter of a pool: it runs one call at a time, and no lane waits for another."""
-
-    def __init__(
-        self, drafter: Drafter, name: str, chosen_by: str = UNNAMED, number: int = 0
-    ) -> None:
-        self.number = number  # unique in its pool
-        self.chosen_by = chosen_by  # the name by which requests choose it
-        self.drafter = drafter
-        self.name = name
-        self.is_gone = False
-        self.breaker = Breaker(*_PAUSES)
-        # large batches may fail where small ones succeed
-        self.pre_draft_breaker = Breaker(*_PAUSES)
-        self.call: DraftCall | None = None
-        self.held_request_ids: set[str] = set()  # requests whose prefix it may hold
-
-    @property
-    def is_available(self) -> bool:
-        """Return whether requests may be placed here."""
-        return self.breaker.is_closed and not self.is_gone
-
-    def view(self, now: float) -> DrafterView:
-        """Return what decisions depend on."""
-        ahead = self.pre_draft_breaker
-        return DrafterView(
-            self.number,
-            self.chosen_by,
-            self.is_available,
-            self.is_gone,
-            self.breaker.is_trial_due(now),
-            ahead.is_closed or ahead.is_trial_due(now),
-            len(self.held_request_ids),
-            None if self.call is None else self.call.view,
-        )
+from diffuspec.speculation.values import RequestView
 
 
 class DrafterPool:
@@ -133,9 +91,12 @@ class DrafterPool:
         if lane.is_gone and lane.call is None and lane in self.lanes:
             self.lanes.remove(lane)
 
-    def place(self, request: Request, number: int) -> None:
-        """Let a drafter draft for a request from now on."""
-        request.lane = next((lane for lane in self.lanes if lane.number == number), None)
+    def view_of(self, request: Request) -> RequestView:
+        """Return what decisions about a request depend on."""
+        name = request.request_id
+        held_by = [lane.number for lane in self.lanes if name in lane.held_request_ids]
+        homes = [lane.number for lane in self.lanes if lane.is_available]
+        return request.view(request.home if request.home in homes else None, held_by)
 
     def call_for(self, pre_draft: PreDraft) -> DraftCall | None:
         """Return the call in which a pre-draft is on its way.
@@ -162,7 +123,7 @@ class DrafterPool:
 
     def drop(self, request: Request) -> None:
         """Stop drafting for a request that has ended, at every drafter."""
-        request.lane = None
+        request.home = None
         for lane in self.lanes:
             if lane.call is not None:
                 lane.call.drop(request)

@@ -132,7 +132,7 @@ class Loop:
         call = verifications.in_flight
         return Snapshot(
             now=now,
-            requests=[one.view(lanes) for one in self.requests.values()],
+            requests=[self._pool.view_of(request) for request in self.requests.values()],
             drafters=[lane.view(now) for lane in lanes],
             costs=self.learner.costs,
             guard=self.learner.guard,
@@ -150,9 +150,8 @@ class Loop:
             with self.learner.attempt("explaining a plan"):
                 self.on_plan(str(plan))
         requests, num_running = self.requests, num_decoding(snapshot)
-        with self.learner.attempt("placing requests"):
-            for request_id, number in plan.homes.items():
-                self._pool.place(requests[request_id], number)
+        for request_id, number in plan.homes.items():
+            requests[request_id].home = number
         if plan.verify:
             chosen = [requests[request_id] for request_id in plan.verify]
             self.verifications.begin(chosen, plan, num_running)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -44,9 +43,6 @@ from diffuspec.telemetry.metrics import RequestTimes
 from diffuspec.text.detokenizer import Detokenizer
 from diffuspec.text.prefix import Prefix
 from diffuspec.text.prompt_scoring import PromptScoring
-
-if TYPE_CHECKING:
-    from diffuspec.scheduler.drafters import Lane
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +113,7 @@ class Request:
         self.losses = Losses(wanted.num_losses, self.num_tokens)  # of coordinators and verifiers
 
         self.drafter = drafter
-        self.lane: Lane | None = None  # the drafter that drafts for it
+        self.home: int | None = None  # number of the drafter that drafts for it
         self.policy = policy
         self.acceptance = acceptance
         self.pre_drafts: PreDrafts | None = None  # pre-drafts of the latest verification
@@ -201,17 +197,16 @@ class Request:
             num_output_tokens=self.num_output_tokens,
         )
 
-    def view(self, lanes: Collection[Lane]) -> RequestView:
-        """Return what decisions depend on."""
+    def view(self, home: int | None, held_by: Sequence[int]) -> RequestView:
+        """Return what decisions depend on; see RequestView for the arguments."""
         step, ahead, length = self.step, self.pre_drafts, self.policy.num_draft_tokens
         outcomes = ahead.untried if ahead is not None and self.state == "verifying" else ()
-        home = self.lane
         return RequestView(
             self.request_id,
             self.state,
             self.drafter,
-            home.number if home is not None and home.is_available else None,
-            [lane.number for lane in lanes if self.request_id in lane.held_request_ids],
+            home,
+            held_by,
             self.num_tokens,
             self.prefill.num_unread,
             self.room,

@@ -169,11 +169,6 @@ class Metrics:
         self._wasted = counter(
             "wasted_draft_tokens_total", "Tokens pre-drafted for outcomes that did not happen."
         ).at()
-        self.auto_steps = counter(
-            "spec_decode_auto_steps_total",
-            "Steps with a draft asked of the drafter that `auto` chose, by its name.",
-            ["drafter"],
-        )
         self.audits = counter(
             "audits_total",
             "Answers decoded again without drafts, by result.",

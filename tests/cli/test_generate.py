@@ -9,7 +9,6 @@ from diffuspec.cli.options import EngineOptions
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.errors import (
-    ConfigError,
     DrafterError,
     ModelLoadError,
     OverloadedError,
@@ -363,7 +362,6 @@ FILE = parse_config(
         (None, False, ["pld"], None),
         (None, True, ["pld", "answers"], None),
         ("answers", True, ["samd"], None),
-        ("auto", False, ["pld", "answers"], "auto"),
     ],
 )
 def test_the_drafters_are_those_of_the_file_or_the_one_that_is_chosen(
@@ -371,9 +369,3 @@ def test_the_drafters_are_those_of_the_file_or_the_one_that_is_chosen(
 ) -> None:
     config = compose(EngineOptions(drafter_kind=kind), file=FILE, keeps_drafters=keeps_drafters)
     assert [*config.named_drafters] == names and config.speculation.drafter == chosen
-
-
-def test_without_drafters_there_is_none_to_choose() -> None:
-    plain = parse_config({"target": {"path": "t"}})
-    with pytest.raises(ConfigError, match=r"speculation\.drafter must be one of none, got 'auto'"):
-        compose(EngineOptions(drafter_kind="auto"), file=plain)

@@ -59,13 +59,9 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ),
     (
         {"drafter": PLD, "speculation": {"drafter": "samd"}},
-        "speculation.drafter must be one of pld, auto, got 'samd'",
+        "speculation.drafter must be one of pld, got 'samd'",
     ),
     ({"speculation": {"drafter": "auto"}}, "speculation.drafter must be one of none, got 'auto'"),
-    (
-        {"drafter": PLD, "drafters": {"auto": {"kind": "samd"}}},
-        "drafters: the name auto is reserved for choosing among them",
-    ),
     (
         {"drafter": {"kind": "pld", "max_ngram_tokens": 0}},
         "drafter.max_ngram_tokens must be 1 or more, got 0",

@@ -24,7 +24,6 @@ from diffuspec.core.drafter_config import (
 from diffuspec.core.errors import DrafterError, VerifierUnavailableError
 from diffuspec.core.interfaces import Drafter
 from diffuspec.core.params import (
-    AUTO_DRAFTER,
     DraftLengthPolicy,
     SamplingParams,
     SpeculationParams,
@@ -264,7 +263,7 @@ def test_no_choice_among_drafters_changes_what_a_target_says(
         for number, strategy in enumerate(strategies)
     }
     drafters["recycling"] = TokenRecyclingDrafter(FAKE_TARGET, verifier)
-    names = [None, AUTO_DRAFTER, AUTO_DRAFTER, *drafters]
+    names = [None, *drafters]
     jobs = [
         replace(job, speculation=replace(job.speculation, drafter=names[number % len(names)]))
         for number, job in enumerate(jobs, seed)

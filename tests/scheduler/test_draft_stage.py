@@ -16,10 +16,9 @@ from diffuspec.core.config import DraftLengthConfig
 from diffuspec.core.errors import DrafterError, RequestCancelledError
 from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import Draft, DraftRequest, Verdict, VerifyRequest
-from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.learner import Learner
 from diffuspec.scheduler.request import Request
-from diffuspec.scheduler.step import PreDrafts, Step
+from diffuspec.scheduler.step import Step
 from diffuspec.speculation.acceptance import Acceptance
 from diffuspec.speculation.costs import DraftCosts
 from diffuspec.speculation.outcomes import OutcomeRanking
@@ -223,12 +222,10 @@ async def test_a_health_check_under_way_is_cancelled_at_shutdown(quiet):
         (Request, "draft_request"),
         (Request, "expect_outcomes"),
         (Acceptance, "observe_draft"),
-        (DrafterPool, "place"),
         (Learner, "on_drafts"),
         (DraftCosts, "seconds"),
         (OutcomeRanking, "rank"),
         (OutcomeRanking, "observe"),
-        (PreDrafts, "send"),
     ],
 )
 @pytest.mark.parametrize("period", [1, 3])

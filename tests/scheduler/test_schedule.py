@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,10 @@ from tests.support.snapshots import (
     unknown_costs,
 )
 
-BESIDE = {"overlap": True, "verification_ends_at": NOW + 0.02}  # a verification is in flight
+BESIDE: dict[str, Any] = {
+    "overlap": True,
+    "verification_ends_at": NOW + 0.02,
+}  # a verification is in flight
 ROWS_COST = cost_model(verify=(0.02, 0.0005))
 OWN_DEVICE = cost_model(draft=(0.001, 0.0), interference=0.0)
 

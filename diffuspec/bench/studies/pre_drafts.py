@@ -16,7 +16,7 @@ from diffuspec.bench.studies.overlap import SEQUENTIAL, OverlapRow, Pace, measur
 from diffuspec.bench.text_table import TextTable
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.interfaces import Drafter, Verifier
-from diffuspec.core.params import GREEDY, SpeculationParams
+from diffuspec.core.params import GREEDY, MAX_DRAFT_TOKENS, SpeculationParams
 from diffuspec.core.types import (
     MAX_ALTERNATIVES,
     Draft,
@@ -26,7 +26,8 @@ from diffuspec.core.types import (
     VerifyRequest,
 )
 from diffuspec.engine.engine import Engine
-from diffuspec.speculation.outcomes import OutcomeModel, OutcomeRanking, RankedOutcome, outcome_of
+from diffuspec.speculation.acceptance import Acceptance, SharedAcceptance
+from diffuspec.speculation.outcomes import RankedOutcome, outcome_of
 from diffuspec.telemetry.trace import Tracer
 
 FAN_OUTS = (1, 2, 4, 8, 16)  # numbers of outcomes
@@ -99,12 +100,12 @@ async def _measure_hit_rates(
     speculation: SpeculationParams,
     max_tokens: int,
 ) -> list[HitRates]:
-    model, results = OutcomeModel(), []
+    shared, results = SharedAcceptance(MAX_DRAFT_TOKENS), []
     for family, texts in prompts.items():
         tally = _Tally()
         for number, text in enumerate(texts):
             answer = _Answer(f"{family}-{number}", text, max_tokens, speculation)
-            await answer.decode(verifier, drafter, OutcomeRanking(model), tally)
+            await answer.decode(verifier, drafter, Acceptance(shared), tally)
         results.append(tally.result(family))
     return results
 
@@ -151,7 +152,7 @@ class _Answer:
         self._prefix = prompt
 
     async def decode(
-        self, verifier: Verifier, drafter: Drafter, ranking: OutcomeRanking, tally: _Tally
+        self, verifier: Verifier, drafter: Drafter, acceptance: Acceptance, tally: _Tally
     ) -> None:
         """Decode to the end, and rank the outcomes of each draft before its verdict."""
         stops = frozenset(verifier.info.eos_token_ids)
@@ -159,9 +160,9 @@ class _Answer:
             [draft] = await drafter.draft([self._draft_request()])
             # The last position is drafted only for its alternatives.
             draft = cut_draft(draft, self._speculation.num_draft_tokens)
-            ranked = ranking.rank(draft, self._prefix)
+            ranked = acceptance.rank(draft, self._prefix)
             [verdict] = await verifier.verify([self._verify_request(draft)])
-            ranking.observe(draft, verdict)
+            acceptance.observe_verdict(draft, verdict)
             tally.num_steps += 1
             tally.num_tokens += len(verdict.token_ids)
             self._prefix = np.append(self._prefix, np.array(verdict.token_ids, np.int32))

@@ -18,7 +18,6 @@ from diffuspec.core.config import EngineConfig
 from diffuspec.core.drafter_config import DrafterConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import (
-    AUTO_DRAFTER,
     PLAIN,
     DraftLengthPolicy,
     SpeculationParams,
@@ -43,8 +42,6 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "dflash_block": ("dflash", {}),  # the likeliest token of each position, as its authors draft
 }
 DRAFTER_SYSTEMS = (*KINDS, *VARIANTS)
-# drafters among which auto chooses, besides the configured ones
-_CHOSEN_AMONG = ("pld", "samd", "token_recycling")
 
 # Largest depth and number of nodes of a draft that is verified whole.
 WHOLE_DRAFT_NODES = 80
@@ -68,8 +65,6 @@ def speculation_for(
             return own
         length, nodes = _WHOLE_DRAFTS.get(_kind_of(name), _WHOLE_DRAFT)
         return replace(own, policy="fixed", num_draft_tokens=length, max_nodes=nodes)
-    if name == AUTO_DRAFTER:
-        return replace(defaults, policy="cost_aware", tree_shape="best_first", drafter=name)
     if name == BASELINE:
         return PLAIN
     if name == "paper":
@@ -78,7 +73,7 @@ def speculation_for(
     if match is None:
         raise ConfigError(
             f"--systems must be among {', '.join((*ALL_SYSTEMS, *DRAFTER_SYSTEMS))}, "
-            f"{AUTO_DRAFTER}, fixed_K_SHAPE, got {name!r}"
+            f"fixed_K_SHAPE, got {name!r}"
         )
     shape: TreeShape = next(shape for shape in TREE_SHAPES if shape == match[3])
     policy: DraftLengthPolicy = "cost_aware" if match[2] is None else "fixed"
@@ -93,8 +88,6 @@ def find_drafter(name: str, config: EngineConfig) -> DrafterConfig | None:
     """
     if name == BASELINE:
         return None
-    if name == AUTO_DRAFTER and config.drafter is None:
-        name = _CHOSEN_AMONG[0]
     if name not in DRAFTER_SYSTEMS:
         if config.drafter is None:
             raise ConfigError(f"--systems: {name} needs --drafter")
@@ -113,15 +106,11 @@ def find_drafter(name: str, config: EngineConfig) -> DrafterConfig | None:
 
 
 def config_for(name: str, config: EngineConfig) -> EngineConfig:
-    """Return the configuration with the drafters of one of our systems: one, unless it is auto."""
+    """Return the configuration with the drafter of one of our systems."""
     _, settings = VARIANTS.get(name, (name, {}))
     search = config.search.model_copy(update=dict(settings))
-    drafter, drafters = find_drafter(name, config), dict[str, DrafterConfig]()
-    if name == AUTO_DRAFTER and drafter is not None:
-        known = {drafter.kind, *(section.kind for section in config.drafters.values())}
-        others = {kind: KINDS[kind].config() for kind in _CHOSEN_AMONG if kind not in known}
-        drafters = {**config.drafters, **others}
-    return config.model_copy(update={"drafter": drafter, "drafters": drafters, "search": search})
+    drafter = find_drafter(name, config)
+    return config.model_copy(update={"drafter": drafter, "drafters": {}, "search": search})
 
 
 def _kind_of(name: str) -> str:

@@ -53,16 +53,6 @@ def test_a_kind_takes_its_section_or_its_defaults() -> None:
     assert find_drafter("cost_aware_path", config) == config.drafter
 
 
-def test_auto_chooses_among_the_configuration_s_drafters_and_those_without_a_model() -> None:
-    drafters = {"lookup": {"kind": "pld", "num_draft_tokens": 3}}
-    config = parse_config({"target": {"path": "t"}, "drafter": {"path": "d"}, "drafters": drafters})
-    found = config_for("auto", config)
-    assert [*found.named_drafters] == ["diffuspec", "lookup", "samd", "token_recycling"]
-    assert speculation_for("auto", SpeculationParams()).drafter == "auto"
-    alone = config_for("auto", parse_config({"target": {"path": "t"}}))
-    assert [*alone.named_drafters] == ["pld", "samd", "token_recycling"]
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [("diffuspec", (False, 0.0)), ("diffuspec_retrieval", (True, 0.0)),
