@@ -19,7 +19,7 @@ from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.drafting import Drafting
 from diffuspec.scheduler.learner import Learner
 from diffuspec.scheduler.request import Request
-from diffuspec.scheduler.schedule import num_decoding, plain_plan, schedule
+from diffuspec.scheduler.schedule import plain_plan, schedule
 from diffuspec.scheduler.step import Step
 from diffuspec.scheduler.verifications import FinishStep, Verifications
 from diffuspec.speculation.costs import CostModel, DraftCosts, Interference
@@ -112,9 +112,8 @@ class Loop:
         while True:
             for event in await self.events.take(until=self._plan.wait_until):
                 event()
-            snapshot = self._snapshot()
-            self._plan = self._decide(snapshot)
-            self._launch(self._plan, snapshot)
+            self._plan = self._decide(self._snapshot())
+            self._launch(self._plan)
 
     def _decide(self, snapshot: Snapshot) -> Plan:
         """Return the next plan: plain decoding after a failure while deciding or learning."""
@@ -144,21 +143,21 @@ class Loop:
             rate=self._plan.rate,
         )
 
-    def _launch(self, plan: Plan, snapshot: Snapshot) -> None:
+    def _launch(self, plan: Plan) -> None:
         """Start the calls of a plan."""
         if self.on_plan is not None and (plan.verify or plan.drafts or plan.considered):
             with self.learner.attempt("explaining a plan"):
                 self.on_plan(str(plan))
-        requests, num_running = self.requests, num_decoding(snapshot)
+        requests = self.requests
         for request_id, number in plan.homes.items():
             requests[request_id].home = number
         if plan.verify:
             chosen = [requests[request_id] for request_id in plan.verify]
-            self.verifications.begin(chosen, plan, num_running)
+            self.verifications.begin(chosen, plan)
         for number, request_id in plan.health_checks:
             self.drafting.check(number, requests[request_id])
         for call in plan.drafts:
-            self.drafting.begin(call, requests, num_running)
+            self.drafting.begin(call, requests, plan.num_running)
 
     def next_step(self) -> Step:
         """Return a step that begins now."""

@@ -73,7 +73,7 @@ class Verifications:
         self._num_outages = 0
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self, requests: Sequence[Request], plan: Plan, num_running: int) -> None:
+    def begin(self, requests: Sequence[Request], plan: Plan) -> None:
         """Verify the requests of a plan."""
         if self.isolated and [request.request_id for request in self.isolated[0]] == plan.verify:
             self.isolated.popleft()
@@ -82,11 +82,10 @@ class Verifications:
             self._learner.pause()
         for request in requests:
             self._settle(request, plan)
-        call = self._call(requests, plan, num_running)
+        call = self._call(requests, plan)
         call.started_at = call.ends_at = now = time.monotonic()
-        reading = sum([n for n in plan.max_read.values()])
         with self._learner.attempt("predicting a verification"):
-            rows = call.num_rows + reading
+            rows = call.num_rows + sum(plan.max_read.values())
             seconds = self._learner.costs.verify_seconds(rows, len(requests))
             call.ends_at = now + self._pool.slow_down(now, seconds, self._learner.costs)
         call.draft_busy_seconds = self._learner.busy_seconds(now)
@@ -96,7 +95,7 @@ class Verifications:
         self.busy.begin(now)
         self._task = asyncio.get_running_loop().create_task(self._verify(call))
 
-    def _call(self, requests: Sequence[Request], plan: Plan, num_running: int) -> VerifyCall:
+    def _call(self, requests: Sequence[Request], plan: Plan) -> VerifyCall:
         most, max_nodes = self._config.prefill_chunk_tokens, self._verifier.info.max_tree_nodes
         asked = []
         for request in requests:
@@ -105,7 +104,7 @@ class Verifications:
             asked.append(scored or request.verify_request(limit))
         rows = sum([1 + request.step.draft.tree.num_nodes for request in requests])
         num_decoding = sum([not request.prefill.is_long for request in requests])
-        return VerifyCall(requests, asked, rows, num_decoding, num_running)
+        return VerifyCall(requests, asked, rows, num_decoding, plan.num_running)
 
     async def _verify(self, call: VerifyCall) -> None:
         result: list[Verdict] | Exception

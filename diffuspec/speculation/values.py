@@ -170,6 +170,7 @@ class Plan:
     # failed drafters to try, each with a request whose draft request is copied
     health_checks: Sequence[tuple[int, str]] = ()
     alone: str | None = None  # see Snapshot
+    num_running: int = 0  # decoding requests, which neither read prompts nor wait for a suspect
     wait_until: float = math.inf
     rate: float = 0.0  # best expected tokens per second of any plan
     considered: Sequence[Score] = ()  # candidates, the winner first
