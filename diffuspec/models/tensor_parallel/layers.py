@@ -166,6 +166,11 @@ def sharding_options(path: Path, config: Any, num_ranks: int) -> dict[str, Any]:
     """
     if num_ranks == 1:
         return {}
+    if not getattr(config, "base_model_tp_plan", None):
+        raise ModelLoadError(
+            f"{path}: {config.model_type} cannot be spread over {num_ranks} ranks: transformers "
+            "has no tensor-parallel plan for it; 1 rank is possible"
+        )
     check_divides(path, config, num_ranks)
     return {"distributed_config": DistributedConfig(tp_size=num_ranks, tp_plan="auto")}
 

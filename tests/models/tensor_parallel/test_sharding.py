@@ -12,7 +12,7 @@ import torch
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.checks import exactness
 from diffuspec.models.target import CausalTarget
-from diffuspec.models.tensor_parallel.layers import check_divides, spreading_over
+from diffuspec.models.tensor_parallel.layers import check_divides, sharding_options, spreading_over
 from diffuspec.models.tensor_parallel.lockstep import LockstepTarget
 from diffuspec.pairs.tiny import TARGET
 from tests.models.tensor_parallel.follower import config
@@ -66,6 +66,11 @@ def test_sizes_that_do_not_divide_are_named_with_those_that_do() -> None:
         check_divides(Path("target"), model_config, 4)
     with pytest.raises(ModelLoadError, match="4 attention heads, 2 key/value heads, 64 inner"):
         check_divides(Path("target"), model_config, 7)
+
+
+def test_families_without_a_plan_are_refused() -> None:
+    with pytest.raises(ModelLoadError, match="opt cannot be spread over 2 ranks: .* no tensor-pa"):
+        sharding_options(Path("target"), make_model("opt").config, 2)
 
 
 def test_ranks_on_a_cpu_leave_the_accelerator_alone(monkeypatch: pytest.MonkeyPatch) -> None:
