@@ -69,7 +69,7 @@ def test_sizes_that_do_not_divide_are_named_with_those_that_do() -> None:
 
 
 def test_families_without_a_plan_are_refused() -> None:
-    with pytest.raises(ModelLoadError, match="opt cannot be spread over 2 ranks: .* no tensor-pa"):
+    with pytest.raises(ModelLoadError, match=r"opt cannot be spread over 2 ranks: .* no tensor-pa"):
         sharding_options(Path("target"), make_model("opt").config, 2)
 
 
