@@ -125,6 +125,32 @@ def test_a_phone_has_all_links_and_no_advice_about_keys(service: Service, narrow
 
 
 @pytest.mark.process
+def test_a_phone_shows_the_prompt_and_run_and_folds_the_settings(service: Service, narrow: Page):
+    _open(narrow, service)
+    assert not narrow.evaluate("document.querySelector('#settings').open")
+    bottom = narrow.evaluate("document.querySelector('#run').getBoundingClientRect().bottom")
+    assert bottom < 640
+
+
+@pytest.mark.process
+def test_the_prompt_has_the_focus_and_an_empty_one_is_told(service: Service, page: Page):
+    _open(page, service)
+    assert page.evaluate("document.activeElement.id") == "prompt"
+    page.evaluate("document.querySelector('#prompt').value = ' '")
+    page.evaluate("document.querySelector('#run').click()")
+    assert page.evaluate("document.querySelector('#error').innerText").startswith("The prompt is")
+    assert page.evaluate("document.querySelector('#status').innerText") == ""
+
+
+@pytest.mark.process
+def test_only_a_gain_is_green(service: Service, page: Page):
+    _run(page, service)
+    shown = page.evaluate("document.querySelector('#verdict b').innerText")
+    is_green = page.evaluate("document.querySelector('#verdict b').className === 'faster'")
+    assert is_green == (float(shown.removesuffix("x")) > 1)
+
+
+@pytest.mark.process
 def test_the_legend_comes_with_the_first_answer(service: Service, page: Page):
     is_shown = "document.querySelector('#legend').checkVisibility()"
     _open(page, service)

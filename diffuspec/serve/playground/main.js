@@ -76,7 +76,8 @@ async function run() {
 function compare(drafted, plain) {
   const ratio = plain.seconds / drafted.seconds;
   const isSame = sameTokens(drafted, plain);
-  const factor = element("b", {}, `${ratio.toFixed(2)}x`);
+  const shown = ratio.toFixed(2);
+  const factor = element("b", Number(shown) > 1 ? { class: "faster" } : {}, `${shown}x`);
   const tokens = element("span", isSame ? {} : { class: "wrong" }, `same tokens: ${isSame ? "yes" : "NO"}`);
   const hint = element("p", { class: "hint" },
     "One after the other, speculation first: the second run finds the prompt in the cache.");
@@ -92,6 +93,10 @@ function fail(error, isStopped) {
   say("");
   if (error instanceof ApiError && error.status === 401) byId("key-row").hidden = false;
   const reason = error instanceof ApiError ? error.message : `the service cannot be reached (${error.message})`;
+  refuse(reason);
+}
+
+function refuse(reason) {
   byId("error").textContent = reason;
   byId("error").hidden = false;
 }
@@ -126,7 +131,13 @@ async function connect() {
 
 byId("form").addEventListener("submit", (event) => {
   event.preventDefault();
-  run();
+  if (!value("prompt")) {
+    refuse("The prompt is empty: write one, then run it.");
+    byId("prompt").focus();
+    return;
+  }
+  if (!byId("form").checkValidity()) byId("settings").open = true; // else its field cannot be shown
+  if (byId("form").reportValidity()) run();
 });
 byId("stop-button").addEventListener("click", () => running?.abort());
 byId("prompt").addEventListener("keydown", (event) => {
@@ -143,4 +154,6 @@ byId("step").addEventListener("keydown", (event) => {
 });
 byId("key").value = sessionStorage.getItem(STORED_KEY) ?? "";
 byId("key-row").hidden = !value("key");
+// A small screen shows what is needed to run a prompt; the settings are a touch away.
+byId("settings").open = !matchMedia("(max-width: 30rem)").matches;
 connect();
