@@ -38,7 +38,7 @@ app = typer.Typer(
     epilog="Start with [bold]diffuspec demo[/bold]. Every command has --help.",
 )
 app.command("generate", cls=brief(*generate.USUAL), epilog=generate.EXAMPLES)(generate.run)
-app.command("serve", cls=Server, epilog=serve.EXAMPLES)(serve.run)
+app.command("serve", cls=brief(*serve.USUAL, base=Server), epilog=serve.EXAMPLES)(serve.run)
 app.command("draft-server", cls=Server, epilog=draft_server.EXAMPLES)(draft_server.run)
 app.command("demo", cls=Command)(demo.run)
 app.command("bench", cls=Command, epilog=bench.EXAMPLES)(bench.run)

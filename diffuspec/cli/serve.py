@@ -14,6 +14,7 @@ import typer
 import uvloop
 
 from diffuspec.cli import engine_config, options
+from diffuspec.cli.command import HelpAll
 from diffuspec.cli.parameters import NOTHING_GIVEN, Given, takes_fields
 from diffuspec.core.addresses import MAX_PORT
 from diffuspec.core.config import EngineConfig
@@ -35,13 +36,13 @@ EXAMPLES = """[bold]Examples[/bold]
   diffuspec serve DIR --drafter DIR --ngram FILE --port 9000
   diffuspec keys add keys.yaml alice
   diffuspec serve --host 0.0.0.0 --api-keys keys.yaml --tls-certificate FILE --tls-key FILE
-
-Clients take the printed URL with /v1 as their base URL:
-
-  OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
-
---config FILE.yaml is the file of an engine; a section `serve` in it has bounds of the service.
+  OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")    [dim]# its client[/dim]
 """
+
+USUAL = (
+    *("model", "pair", "drafter", "config", "max_model_len"),
+    *("host", "port", "api_keys", "max_sequences", "help_all"),
+)
 
 _SERVICE = "Service"
 
@@ -214,11 +215,9 @@ def run(
     given: options.EngineOptions = options.NO_OPTIONS,
     speculation: Given = NOTHING_GIVEN,
     log_format: options.LogFormat = None,
+    help_all: HelpAll = False,
 ) -> None:
-    """Serve OpenAI's API: chat and completions, streaming or not.
-
-    Prints the URL when it is ready. Ctrl-C or SIGTERM lets running requests finish.
-    """
+    """Serve OpenAI's API. Ctrl-C or SIGTERM lets running requests finish."""
     from diffuspec.serve.server import name_of, serve_engine
 
     share_heaps()

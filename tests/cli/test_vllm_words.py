@@ -89,9 +89,10 @@ def test_a_speculative_config_and_our_option_exclude_each_other(diffuspec, engin
     assert line == "--speculative-config and --draft-length exclude each other"
 
 
-def test_the_help_of_generate_fits_two_screens_and_another_option_shows_all(diffuspec):
-    usual, everything = (diffuspec("generate", name).stdout for name in ("--help", "--help-all"))
+@pytest.mark.parametrize("command", ["generate", "serve"])
+def test_help_fits_two_screens_and_another_option_shows_all(diffuspec, command):
+    usual, everything = (diffuspec(command, name).stdout for name in ("--help", "--help-all"))
     assert len(usual.splitlines()) <= 48
-    assert "--target" in usual and "--top-p" not in usual
-    names = {name for name in options_of("generate") if name.startswith("--")}
+    assert "--drafter" in usual and "--max-nodes" not in usual
+    names = {name for name in options_of(command) if name.startswith("--")}
     assert all(name in everything for name in names)
