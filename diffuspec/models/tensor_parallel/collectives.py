@@ -30,7 +30,7 @@ def sum_of_ranks(part: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the sum of the ranks' parts, [..., H]: added in float32, rounded to dtype once.
 
     Ranks receive all parts whole if these are small. Otherwise each rank receives, adds and rounds
-    its share of the columns, and the sums are gathered. With two ranks that would save nothing.
+    its share of the columns, and the sums are gathered; two ranks would save a quarter at most.
     """
     num_ranks, width = dist.get_world_size(), part.shape[-1]
     is_small = num_ranks * part.numel() * part.itemsize <= _MAX_WHOLE_BYTES
