@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscop
 TOOLS := $(PYTHON) -m venv build/tools && build/tools/bin/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve check test quick-tests all-tests serve-test soak abuse schemas chaos models-test vllm engines-test peers lint format matrix release changelog release-notes sdist wheels proto docs bench smollm2 clean
+.PHONY: help setup demo serve check test quick-tests all-tests serve-test soak abuse schemas chaos cluster models-test vllm engines-test peers lint format matrix release changelog release-notes sdist wheels proto docs bench smollm2 clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -64,6 +64,9 @@ schemas: $(STAMP) ## 10,000 random JSON Schemas, obeyed as the jsonschema packag
 
 chaos: $(STAMP) ## 200 requests while processes and nodes are killed, stopped or slowed down
 	$(BIN)/python -m pytest tests/actors/test_chaos.py --chaos-requests 200 $(ARGS)
+
+cluster: $(STAMP) ## Five machines in namespaces: what lost links and machines cost clients; needs root
+	$(BIN)/python -m benchmarks.cluster $(ARGS)
 
 lint: $(STAMP) ## Style, formatting, types and import contracts
 	$(BIN)/ruff check .

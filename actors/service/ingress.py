@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Sequence
 from typing import Any
 
+import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayError
@@ -27,6 +29,7 @@ from diffuspec.text.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
+_HEAD = "node:__internal_head__"  # a resource that Ray gives the head
 _CALL_SECONDS = 5.0  # time for the directory to answer
 
 
@@ -92,6 +95,12 @@ class Ingress:
             raise WorkerError(f"the directory does not answer: {error!r:.200}") from error
 
 
+def _is_on_head() -> bool:
+    own = ray.get_runtime_context().get_node_id()
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return any(node["NodeID"] == own and _HEAD in node["Resources"] for node in nodes)
+
+
 def _check_access(config: ServiceConfig) -> None:
     """Raise ConfigError if the service would be open to everybody on the network, or to nobody."""
     client: Any = serve.context._get_global_client()
@@ -100,6 +109,12 @@ def _check_access(config: ServiceConfig) -> None:
         raise ConfigError(
             f"http_options.host is {http.host}: off loopback the service needs API keys, "
             "http.api_keys"
+        )
+    if constants.RAY_SERVE_ENABLE_HA_PROXY and is_loopback(http.host) and not _is_on_head():
+        raise ConfigError(
+            f"http_options.host is {http.host}, where the head's HAProxy reaches no ingress on "
+            f"the node {socket.gethostname()}: set it to 0.0.0.0, with http.api_keys, or keep "
+            "Ingress on the head by ray_actor_options.label_selector"
         )
     if constants.RAY_SERVE_ENABLE_HA_PROXY and http.ssl_certfile:
         raise ConfigError(

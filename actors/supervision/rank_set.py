@@ -11,7 +11,7 @@ from ray.exceptions import ActorUnavailableError, RayError
 
 from actors.placement import CONTROL, Handle, Place, locate
 from actors.roles.verifier import RankStatus
-from actors.settings import MAX_MISSES, DeadlineSettings
+from actors.settings import DeadlineSettings
 from actors.supervision.role_actor import ended, explain, kill, starting
 from actors.supervision.silence import Silence
 from diffuspec.core.errors import DiffuspecError, VerifierUnavailableError
@@ -67,7 +67,7 @@ class RankSet:
                 watch.cancel()
 
     async def examine(self) -> str:
-        """Check the health of every rank once; return the faults, "" if there are none."""
+        """Check every rank until it answers; return the first fault, "" if there is none."""
         checks = [self._check(rank) for rank in range(len(self.handles))]
         return next(filter(None, await asyncio.gather(*checks)), "")
 
@@ -87,26 +87,20 @@ class RankSet:
         return f"rank {rank}: {await ended(self.handles[rank])}"
 
     async def _sickness(self, rank: int) -> str:
-        """Return the fault of a rank, after MAX_MISSES bad health checks or a long silence."""
-        silence, num_faults, wrong = Silence(self.address, self.deadlines.health_seconds), 0, ""
-        while num_faults < MAX_MISSES:
-            if not num_faults and not silence.has_begun:
-                await asyncio.sleep(self.deadlines.health_seconds)
-            try:
-                wrong = await self._fault(rank)
-            except TimeoutError:
-                if await silence.is_final():
-                    return f"rank {rank}: {silence}"
-            else:
-                silence.end()
-                num_faults = num_faults + 1 if wrong else 0
+        """Wait until a rank has a fault; return it."""
+        while not (wrong := await self._check(rank)):
+            await asyncio.sleep(self.deadlines.health_seconds)
         return wrong
 
     async def _check(self, rank: int) -> str:
-        try:
-            return await self._fault(rank)
-        except TimeoutError as error:
-            return f"rank {rank} did not answer: {error}"
+        """Check a rank until it answers; return its fault, also if it is silent for too long."""
+        silence = Silence(self.address, self.deadlines.health_seconds)
+        while True:
+            try:
+                return await self._fault(rank)
+            except TimeoutError:
+                if await silence.is_final():
+                    return f"rank {rank}: {silence}"
 
     async def _fault(self, rank: int) -> str:
         """Check a rank once; return its fault. Raises TimeoutError."""
@@ -116,6 +110,7 @@ class RankSet:
             async with asyncio.timeout(seconds):
                 status: RankStatus = await call.remote()
         except ActorUnavailableError as error:
+            await asyncio.sleep(seconds)
             raise TimeoutError("its connection broke") from error
         except RayError as error:
             return f"rank {rank}: {explain(error)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -14,12 +15,13 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTa
 from actors.placement import CONTROL, Handle, Place, locate
 from actors.supervision.background import first_of, log_problem
 from actors.supervision.silence import Silence
-from diffuspec.core.errors import DiffuspecError, WorkerError
+from diffuspec.core.errors import ConfigError, DiffuspecError, ModelLoadError, WorkerError
 
 Ready = TypeVar("Ready")
 
 FAILING = "its steps fail or hang"
 
+_NODE = re.compile(r"\(pid=\d+, ip=([^,)]+)")  # in the text of a RayTaskError
 _MAX_CHARACTERS = 500  # longest reason, in characters
 _RENEWAL_SECONDS = 0.5  # pause before the next call over a connection that broke
 _STOP_SECONDS = 5.0  # time to end, beyond the drain time
@@ -153,6 +155,9 @@ def explain(error: RayError) -> DiffuspecError:
     if isinstance(error, RayTaskError):
         cause = error.cause
         if isinstance(cause, DiffuspecError):
+            where = _NODE.search(str(error))
+            if where is not None and isinstance(cause, ConfigError | ModelLoadError):
+                cause.args = (f"{cause} (on the node {where[1]})",)  # files differ among nodes
             return cause
         return WorkerError(f"{cause!r:.{_MAX_CHARACTERS}}")
     if isinstance(error, RayActorError):

@@ -23,10 +23,6 @@ class Silence:
         self._seconds = seconds
         self._num_misses = self._num_cut = 0
 
-    @property
-    def has_begun(self) -> bool:
-        return self._num_misses + self._num_cut > 0
-
     def end(self) -> None:
         """Record an answer."""
         self._num_misses = self._num_cut = 0

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from socket import gethostname
 from typing import BinaryIO
 
 import numpy as np
@@ -139,7 +140,7 @@ def lines_between(
                     yield Line(number, content, _number(hasher), is_too_long, part)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ConfigError(f"cannot read the input {path}: {reason}") from error
+        raise ConfigError(f"cannot read the input {path} on {gethostname()}: {reason}") from error
 
 
 def _seek_line(file: BinaryIO, start: int) -> None:

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from socket import gethostname
 from typing import Any, BinaryIO, TypeAlias
 
 from deploy.batches.inputs import Index
@@ -36,7 +37,9 @@ def locked(path: Path, output: Path) -> Iterator[BinaryIO]:
     try:
         file = path.open("a+b")
     except OSError as error:
-        raise ConfigError(f"cannot write the output {output}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot write the output {output} on {gethostname()}: {error.strerror}"
+        ) from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -75,6 +75,6 @@ async def test_what_ray_refuses_is_a_configuration_error(cluster, security):
 @pytest.mark.timeout(180)
 async def test_a_target_that_is_not_there_is_named_and_nothing_stays(cluster, tmp_path):
     config = tiny_pipeline({"target": {"path": tmp_path / "nowhere"}, "drafter": None})
-    with pytest.raises(ModelLoadError, match="nowhere does not exist"):
+    with pytest.raises(ModelLoadError, match=r"nowhere does not exist.* \(on the node [0-9.]+\)"):
         await Pipeline(config).start()
     assert {group["state"] for group in placement_group_table().values()} == {"REMOVED"}

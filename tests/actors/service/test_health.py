@@ -10,6 +10,7 @@ from ray import serve
 from ray.serve._private import constants
 
 from actors.pipeline import Pipeline
+from actors.service import ingress
 from actors.service.ingress import _check_access
 from actors.service.replica import PipelineOptions
 from actors.service.settings import ServiceConfig
@@ -75,5 +76,17 @@ def test_haproxy_is_refused_with_tls(monkeypatch):
     config = validate(ServiceConfig, {"pipeline": tiny_pipeline()})
     _check_access(config)
     monkeypatch.setattr(constants, "RAY_SERVE_ENABLE_HA_PROXY", True)
+    monkeypatch.setattr(ingress, "_is_on_head", lambda: True)
     with pytest.raises(ConfigError, match="HAProxy speaks no TLS"):
+        _check_access(config)
+
+
+def test_behind_haproxy_an_ingress_on_loopback_is_refused_off_the_head(monkeypatch):
+    listens_at(monkeypatch, host="127.0.0.1")
+    config = validate(ServiceConfig, {"pipeline": tiny_pipeline()})
+    monkeypatch.setattr(constants, "RAY_SERVE_ENABLE_HA_PROXY", True)
+    monkeypatch.setattr(ingress, "_is_on_head", lambda: True)
+    _check_access(config)
+    monkeypatch.setattr(ingress, "_is_on_head", lambda: False)
+    with pytest.raises(ConfigError, match=r"http_options\.host is 127\.0\.0\.1, where the head"):
         _check_access(config)

@@ -79,7 +79,7 @@ def test_an_input_without_rows_is_refused(written):
 
 
 def test_an_input_that_is_no_file_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"cannot read the input .*nowhere: No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read the input .*nowhere on .*: No such file"):
         scan(jsonl_file(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="must be a file, which is read twice"):
         scan(jsonl_file(tmp_path))
