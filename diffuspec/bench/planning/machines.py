@@ -4,32 +4,43 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import NamedTuple
 
 import numpy as np
+
+
+class CallSize(NamedTuple):
+    """The work of a verification or of a draft call."""
+
+    num_requests: int
+    num_rows: int  # rows of a verification, prompt tokens included, or positions of drafts
+    num_unread: int = 0  # prefix tokens that a drafter reads before it drafts
+    num_context: int = 0  # cached tokens that the rows see, over all requests
 
 
 class Machine(ABC):
     """A kind of machine: how long verifications and draft calls take, and how they interfere."""
 
-    name: ClassVar[str]
+    name: str
     # seconds added to a call per second that another one runs beside it
-    interference: ClassVar[float] = 0.0
-    network_seconds: ClassVar[float] = 0.0  # one-way network time to a drafter
-    num_drafters: ClassVar[int] = 1
-    overlap: ClassVar[bool] = False  # the key of CoordinatorConfig
+    interference: float = 0.0
+    network_seconds: float = 0.0  # one-way network time to a drafter
+    num_drafters: int = 1
+    overlap: bool = False  # the key of CoordinatorConfig
+    # committed tokens after which a drafter reads a whole prefix again; None: never
+    refresh_every: int | None = None
 
     def slowness(self, now: float) -> float:
         """Factor by which calls that begin now are slower because other programs are running."""
         return 1.0
 
     @abstractmethod
-    def verify_seconds(self, num_requests: int, num_rows: int) -> float:
-        """Seconds of a verification alone; `num_rows` includes prompt tokens being prefilled."""
+    def verify_seconds(self, size: CallSize) -> float:
+        """Seconds of a verification alone."""
 
     @abstractmethod
-    def draft_seconds(self, num_requests: int, num_positions: int, num_unread: int) -> float:
-        """Seconds of a draft call alone; `num_unread`: prompt tokens that the drafter reads."""
+    def draft_seconds(self, size: CallSize) -> float:
+        """Seconds of a draft call alone."""
 
 
 class TwoCores(Machine):
@@ -38,11 +49,13 @@ class TwoCores(Machine):
     name = "two_cores"
     interference = 0.45
 
-    def verify_seconds(self, num_requests: int, num_rows: int) -> float:
-        return 0.005 + 0.0012 * num_requests + 0.0002 * num_rows
+    def verify_seconds(self, size: CallSize) -> float:
+        return 0.005 + 0.0012 * size.num_requests + 0.0002 * size.num_rows
 
-    def draft_seconds(self, num_requests: int, num_positions: int, num_unread: int) -> float:
-        return 0.005 + 0.0015 * num_requests + 0.0001 * num_positions + 0.00005 * num_unread
+    def draft_seconds(self, size: CallSize) -> float:
+        return (
+            0.005 + 0.0015 * size.num_requests + 0.0001 * size.num_rows + 0.00005 * size.num_unread
+        )
 
 
 class BusyCores(Machine):
@@ -56,11 +69,16 @@ class BusyCores(Machine):
     def slowness(self, now: float) -> float:
         return 4.0 if now % 4 < 1 else 1.0
 
-    def verify_seconds(self, num_requests: int, num_rows: int) -> float:
-        return 0.0018 + 0.0004 * num_requests + 0.0001 * num_rows
+    def verify_seconds(self, size: CallSize) -> float:
+        return 0.0018 + 0.0004 * size.num_requests + 0.0001 * size.num_rows
 
-    def draft_seconds(self, num_requests: int, num_positions: int, num_unread: int) -> float:
-        return 0.0035 + 0.0008 * num_requests + 0.00008 * num_positions + 0.00003 * num_unread
+    def draft_seconds(self, size: CallSize) -> float:
+        return (
+            0.0035
+            + 0.0008 * size.num_requests
+            + 0.00008 * size.num_rows
+            + 0.00003 * size.num_unread
+        )
 
 
 class SlowCpu(Machine):
@@ -77,12 +95,12 @@ class SlowCpu(Machine):
     _IN_ROWS = (0.0, 1.0, 1.25, 1.825, 2.4)  # time of 0 to 4 rows, relative to a single row
     _FURTHER_ROW = 0.6
 
-    def verify_seconds(self, num_requests: int, num_rows: int) -> float:
-        few = self._IN_ROWS[min(num_rows, 4)]
-        return self._ONE_ROW * (few + self._FURTHER_ROW * max(num_rows - 4, 0))
+    def verify_seconds(self, size: CallSize) -> float:
+        few = self._IN_ROWS[min(size.num_rows, 4)]
+        return self._ONE_ROW * (few + self._FURTHER_ROW * max(size.num_rows - 4, 0))
 
-    def draft_seconds(self, num_requests: int, num_positions: int, num_unread: int) -> float:
-        return 0.055 + 0.003 * num_positions + 0.0015 * num_unread
+    def draft_seconds(self, size: CallSize) -> float:
+        return 0.055 + 0.003 * size.num_rows + 0.0015 * size.num_unread
 
 
 class NoisyCpu(Machine):
@@ -102,11 +120,13 @@ class NoisyCpu(Machine):
         burst = 1 + (_random(now / 0.06).random() < 0.1)
         return jitter * burst
 
-    def verify_seconds(self, num_requests: int, num_rows: int) -> float:
-        return float(np.interp(num_rows, self._ROWS, self._SECONDS))
+    def verify_seconds(self, size: CallSize) -> float:
+        return float(np.interp(size.num_rows, self._ROWS, self._SECONDS))
 
-    def draft_seconds(self, num_requests: int, num_positions: int, num_unread: int) -> float:
-        return 0.0042 + 0.0006 * num_requests + 0.0002 * num_positions + 0.0002 * num_unread
+    def draft_seconds(self, size: CallSize) -> float:
+        return (
+            0.0042 + 0.0006 * size.num_requests + 0.0002 * size.num_rows + 0.0002 * size.num_unread
+        )
 
 
 def _random(period: float) -> np.random.Generator:
@@ -120,11 +140,11 @@ class OneGpu(Machine):
     name = "one_gpu"
     interference = 0.9
 
-    def verify_seconds(self, num_requests: int, num_rows: int) -> float:
-        return 0.020 + 0.00015 * max(num_rows - 64, 0)
+    def verify_seconds(self, size: CallSize) -> float:
+        return 0.020 + 0.00015 * max(size.num_rows - 64, 0)
 
-    def draft_seconds(self, num_requests: int, num_positions: int, num_unread: int) -> float:
-        return 0.009 + 0.00005 * max(num_positions + num_unread - 128, 0)
+    def draft_seconds(self, size: CallSize) -> float:
+        return 0.009 + 0.00005 * max(size.num_rows + size.num_unread - 128, 0)
 
 
 class OwnGpu(OneGpu):
@@ -147,11 +167,11 @@ class EightGpus(Machine):
     num_drafters = 2
     overlap = True
 
-    def verify_seconds(self, num_requests: int, num_rows: int) -> float:
-        return 0.015 + 0.00003 * max(num_rows - 256, 0)
+    def verify_seconds(self, size: CallSize) -> float:
+        return 0.015 + 0.00003 * max(size.num_rows - 256, 0)
 
-    def draft_seconds(self, num_requests: int, num_positions: int, num_unread: int) -> float:
-        return 0.012 + 0.00006 * max(num_positions + num_unread - 64, 0)
+    def draft_seconds(self, size: CallSize) -> float:
+        return 0.012 + 0.00006 * max(size.num_rows + size.num_unread - 64, 0)
 
 
 MACHINES: dict[str, Machine] = {

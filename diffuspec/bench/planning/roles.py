@@ -6,16 +6,21 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from diffuspec.algorithm.draft_tree import chain, is_chain
-from diffuspec.bench.planning.machines import Machine
+from diffuspec.algorithm.draft_tree import follow, is_chain
+from diffuspec.bench.planning.machines import CallSize, Machine
 from diffuspec.bench.planning.processor import Processor, Worker
 from diffuspec.bench.planning.traffic import VOCAB_SIZE, Answer
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.core.types import Draft, DraftRequest, TokenIds, Verdict, VerifyRequest
+from diffuspec.core.types import Draft, DraftRequest, DraftTree, TokenIds, Verdict, VerifyRequest
 
 MAX_SEQUENCES = 128
-_MAX_TREE_NODES = 128
-_MAX_MODEL_LEN = 4096
+INFO = TargetInfo(
+    vocab_size=VOCAB_SIZE,
+    max_model_len=4096,
+    max_sequences=MAX_SEQUENCES,
+    max_tree_nodes=128,
+    eos_token_ids=(),
+)
 
 
 def _answer_to(prefix: TokenIds, answers: Sequence[Answer]) -> Answer:
@@ -26,24 +31,29 @@ def _answer_to(prefix: TokenIds, answers: Sequence[Answer]) -> Answer:
 class SimulatedVerifier:
     """A target that knows its answers."""
 
-    def __init__(self, machine: Machine, processor: Processor, answers: Sequence[Answer]) -> None:
-        self.info = TargetInfo(
-            vocab_size=VOCAB_SIZE,
-            max_model_len=_MAX_MODEL_LEN,
-            max_sequences=MAX_SEQUENCES,
-            max_tree_nodes=_MAX_TREE_NODES,
-            eos_token_ids=(),
-        )
+    def __init__(
+        self,
+        machine: Machine,
+        processor: Processor,
+        answers: Sequence[Answer],
+        info: TargetInfo = INFO,
+        num_shared_tokens: int = 0,
+    ) -> None:
+        """num_shared_tokens: leading tokens of every prompt, in the cache from the start."""
+        self.info = info
+        self.worker = Worker(processor)
         self._machine = machine
-        self._worker = Worker(processor)
         self._answers = answers
+        self._num_shared_tokens = num_shared_tokens
         self._num_read: dict[str, int] = {}  # prefix tokens in the cache, by request id
 
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
         num_rows = sum([self._num_rows(request) for request in requests])
+        num_cached = sum([len(one.prefix) - self._num_unread(one) for one in requests])
         started = time.monotonic()
-        alone = self._machine.verify_seconds(len(requests), num_rows)
-        await self._worker.run(alone * self._machine.slowness(started))
+        size = CallSize(len(requests), num_rows, num_context=num_cached)
+        alone = self._machine.verify_seconds(size)
+        await self.worker.run(alone * self._machine.slowness(started))
         seconds = time.monotonic() - started
         return [self._verdict(request, seconds) for request in requests]
 
@@ -58,7 +68,7 @@ class SimulatedVerifier:
 
     def _num_unread(self, request: VerifyRequest) -> int:
         """Return the number of prefix rows to compute: the last one always is."""
-        num_read = self._num_read.get(request.request_id, 0)
+        num_read = self._num_read.get(request.request_id, self._num_shared_tokens)
         return max(len(request.prefix) - num_read, 1)
 
     def _num_rows(self, request: VerifyRequest) -> int:
@@ -73,47 +83,65 @@ class SimulatedVerifier:
         if num_left := self._num_left_unread(request):
             self._num_read[request.request_id] = num_tokens - num_left
             return Verdict((0,), (), verify_seconds=seconds, num_unread_tokens=num_left)
-        assert is_chain(request.tree)
         answer = _answer_to(request.prefix, self._answers)
         first = answer.position(num_tokens, request.num_prompt_tokens)
-        drafted, num_accepted = request.tree.token_ids, 0
-        own = answer.own[first : first + len(drafted) + 1]
-        while num_accepted < len(drafted) and drafted[num_accepted] == own[num_accepted]:
-            num_accepted += 1
+        own = answer.own[first : first + request.tree.num_nodes + 1]
+        accepted_nodes = _accepted(request.tree, own)
+        num_accepted = len(accepted_nodes)
         self._num_read[request.request_id] = num_tokens + num_accepted
-        accepted_nodes = tuple(range(num_accepted))
         return Verdict(own[: num_accepted + 1], accepted_nodes, verify_seconds=seconds)
 
 
-class SimulatedDrafter:
-    """A drafter that knows its guesses. It reads a request's prefix once."""
+def _accepted(tree: DraftTree, own: Sequence[int]) -> tuple[int, ...]:
+    """Return the nodes with the target's own tokens, root to leaf."""
+    if not is_chain(tree):
+        return tuple(follow(tree, own))
+    num_accepted = 0
+    while num_accepted < tree.num_nodes and tree.token_ids[num_accepted] == own[num_accepted]:
+        num_accepted += 1
+    return tuple(range(num_accepted))
 
-    def __init__(self, machine: Machine, processor: Processor, answers: Sequence[Answer]) -> None:
+
+class SimulatedDrafter:
+    """A drafter that knows its guesses. It reads a request's prefix once, or at intervals."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        processor: Processor,
+        answers: Sequence[Answer],
+        num_shared_tokens: int = 0,
+    ) -> None:
+        """num_shared_tokens: leading tokens of every prompt, read before."""
+        self.worker = Worker(processor)
         self._machine = machine
-        self._worker = Worker(processor)
         self._answers = answers
-        self._known: set[str] = set()  # ids of requests whose prefix it has read
+        self._num_shared_tokens = num_shared_tokens
+        self._read_at: dict[str, int] = {}  # prefix length when it was last read, by request id
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         num_positions = sum([request.num_draft_tokens for request in requests])
-        seconds = self._machine.draft_seconds(len(requests), num_positions, self._read(requests))
+        num_context = sum([len(request.prefix) for request in requests])
+        size = CallSize(len(requests), num_positions, self._read(requests), num_context)
+        seconds = self._machine.draft_seconds(size)
         await self._cross_network()
         started = time.monotonic()
-        await self._worker.run(seconds * self._machine.slowness(started))
+        await self.worker.run(seconds * self._machine.slowness(started))
         spent = time.monotonic() - started
         await self._cross_network()
         return [self._draft(request, spent) for request in requests]
 
     async def release(self, request_id: str) -> None:
-        self._known.discard(request_id)
+        self._read_at.pop(request_id, None)
 
     def _read(self, requests: Sequence[DraftRequest]) -> int:
-        """Return the number of prefix tokens that it has not read before."""
-        num_read = 0
+        """Return the number of prefix tokens to read: all at first, and at a refresh."""
+        num_read, interval = 0, self._machine.refresh_every
         for request in requests:
-            if request.request_id not in self._known:
-                self._known.add(request.request_id)
-                num_read += len(request.prefix)
+            size, read_at = len(request.prefix), self._read_at.get(request.request_id)
+            if read_at is None or (interval is not None and size - read_at >= interval):
+                self._read_at[request.request_id] = size
+                num_read += size - (self._num_shared_tokens if read_at is None else 0)
         return num_read
 
     async def _cross_network(self) -> None:
@@ -122,14 +150,13 @@ class SimulatedDrafter:
 
     def _draft(self, request: DraftRequest, seconds: float) -> Draft:
         answer = _answer_to(request.prefix, self._answers)
-        size = min(request.num_draft_tokens, request.max_nodes)
         first = answer.position(len(request.prefix), request.num_prompt_tokens)
-        end = first + size
+        guess = answer.guess(first, request.num_draft_tokens, request.max_nodes)
         return Draft(
-            chain(answer.drafted[first:end]),
-            answer.confidences[first:end],
-            size,
+            guess.tree,
+            guess.confidences,
+            min(request.num_draft_tokens, request.max_nodes),
             draft_seconds=seconds,
-            alternatives=answer.alternatives[first : end + 1] if request.num_alternatives else (),
+            alternatives=guess.alternatives if request.num_alternatives else (),
             transport_seconds=2 * self._machine.network_seconds,
         )

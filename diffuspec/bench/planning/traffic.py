@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from diffuspec.algorithm.draft_tree import chain
 from diffuspec.core.params import MAX_DRAFT_TOKENS, SamplingParams
+from diffuspec.core.types import DraftTree
 
 VOCAB_SIZE = 1000  # more than the number of requests in a run
 MAX_ANSWER_TOKENS = 130
@@ -119,6 +121,14 @@ REGIMES: dict[str, Regime] = {
 Alternatives: TypeAlias = tuple[tuple[int, float], ...]
 
 
+class Guess(NamedTuple):
+    """What a drafter proposes at a position of an answer; see `Draft`."""
+
+    tree: DraftTree
+    confidences: tuple[float, ...]
+    alternatives: tuple[Alternatives, ...]
+
+
 @dataclass(frozen=True)
 class Answer:
     """A prompt, the target's answer, and the drafter's guesses at each position of it.
@@ -151,6 +161,12 @@ class Answer:
     def position(self, num_tokens: int, num_prompt_tokens: int) -> int:
         """Return the table index of the token after a prefix, or the last index."""
         return min(num_tokens - num_prompt_tokens, self.num_tokens)
+
+    def guess(self, position: int, num_draft_tokens: int, max_nodes: int) -> Guess:
+        """Return the draft at a position of the tables: a chain."""
+        end = position + min(num_draft_tokens, max_nodes)
+        tree, confidences = chain(self.drafted[position:end]), self.confidences[position:end]
+        return Guess(tree, confidences, self.alternatives[position : end + 1])
 
     @cached_property
     def alternatives(self) -> tuple[Alternatives, ...]:

@@ -16,7 +16,7 @@ from diffuspec.bench.planning.cells import (
     measure,
     oracle_plans,
 )
-from diffuspec.bench.planning.machines import MACHINES
+from diffuspec.bench.planning.machines import MACHINES, CallSize
 from diffuspec.bench.planning.processor import Processor, Worker
 from diffuspec.bench.planning.results import ResultsFile, comparison_tables, read_rows
 from diffuspec.bench.planning.roles import SimulatedVerifier
@@ -106,7 +106,7 @@ async def test_a_prefix_that_was_read_before_still_takes_a_row():
     asked = VerifyRequest("again", prompt, len(prompt), EMPTY_TREE, SamplingParams())
     for _ in range(2):
         [verdict] = await verifier.verify([asked])
-    assert verdict.verify_seconds == pytest.approx(machine.verify_seconds(1, 1))
+    assert verdict.verify_seconds == pytest.approx(machine.verify_seconds(CallSize(1, 1)))
 
 
 @pytest.mark.no_cover
