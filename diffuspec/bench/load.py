@@ -197,9 +197,16 @@ def arrival_times(rate: float, count: int) -> list[float]:
 
 
 async def ask_at_rate(
-    client: LoadClient, prompts: Sequence[Prompt], rate: float, max_tokens: int
+    client: LoadClient,
+    prompts: Sequence[Prompt],
+    rate: float,
+    max_tokens: int,
+    times: Sequence[float] | None = None,
 ) -> RateRun:
-    """Send every prompt once, at an average of `rate` per second. Raises the client's errors."""
+    """Send every prompt once, at an average of `rate` per second. Raises the client's errors.
+
+    times: the rising arrival times in seconds, from 0; None: those of a Poisson process.
+    """
     answers: list[LoadAnswer] = []
     num_refused = 0
 
@@ -211,7 +218,7 @@ async def ask_at_rate(
             num_refused += 1
 
     started = time.monotonic()
-    times = arrival_times(rate, len(prompts))
+    times = arrival_times(rate, len(prompts)) if times is None else times
     gaps = [0.0, *(later - earlier for earlier, later in pairwise(times))]
     try:
         async with asyncio.TaskGroup() as group:

@@ -99,13 +99,10 @@ class RecordedAnswer(Answer):
         return listed
 
 
-def recorded_answers(recording: Recording, regime: Regime, num_requests: int) -> tuple[Answer, ...]:
-    """Return requests with the lengths of a regime and the drafts of a recording, in turn."""
-    count = len(recording.answers)
-    return tuple(
-        RecordedAnswer(**vars(one), drafts=recording.answers[one.number % count])
-        for one in make_answers(regime, num_requests)
-    )
+def with_drafts(answer: Answer, recording: Recording) -> RecordedAnswer:
+    """Return an answer with the drafts of a recorded one, which take turns."""
+    drafts = recording.answers[answer.number % len(recording.answers)]
+    return RecordedAnswer(**vars(answer), drafts=drafts)
 
 
 def acceptance_length(answers: Sequence[Answer], num_draft_tokens: int, max_nodes: int) -> float:

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-import numpy as np
-
-from diffuspec.bench.load import LoadRun, TimedTokens, ask_all
+from diffuspec.bench.load import LoadRun, ask_all
 from diffuspec.bench.planning.loop import run_in_virtual_time
-from diffuspec.bench.planning.machines import MACHINES, Machine
-from diffuspec.bench.planning.processor import Processor
-from diffuspec.bench.planning.roles import MAX_SEQUENCES, SimulatedDrafter, SimulatedVerifier
+from diffuspec.bench.planning.machines import MACHINES
+from diffuspec.bench.planning.roles import MAX_SEQUENCES
+from diffuspec.bench.planning.simulation import SimulatedClient, Simulation
 from diffuspec.bench.planning.traffic import (
     MAX_ANSWER_TOKENS,
     REGIMES,
     Answer,
     make_answers,
 )
-from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.params import PLAIN, SpeculationParams
-from diffuspec.core.types import Prompt
-from diffuspec.scheduler.coordinator import Coordinator
-from diffuspec.scheduler.drafters import DrafterPool
 
 LOADS = (1, 2, 4, 8, 16, 32, MAX_SEQUENCES)
 OFF, DEFAULT, FIXED, ORACLE = SYSTEMS = ("off", "default", "fixed", "oracle")
 FIXED_LENGTHS = (2, 4, 8, 12, 16, 24, 48)
 
-_DRAFT_LENGTH = DraftLengthConfig(max_draft_tokens=64)
 _MIN_ANSWERS = 64  # minimum number of answers in a run
 _ROUNDS = 4  # answers for each client
 
@@ -134,43 +125,8 @@ def run_plan(cell: Cell, plan: Plan) -> Figures:
 
 
 async def _ask(cell: Cell, plan: Plan) -> LoadRun:
-    machine, answers = MACHINES[cell.machine], cell.answers
-    processor = Processor(machine.interference)
-    verifier = SimulatedVerifier(machine, processor, answers)
-    drafters = [SimulatedDrafter(machine, processor, answers) for _ in range(machine.num_drafters)]
-    async with _coordinator(machine, verifier, drafters) as coordinator:
+    simulation = Simulation(MACHINES[cell.machine], cell.answers)
+    async with simulation.coordinator as coordinator:
         await coordinator.profile()
-        client = _Client(coordinator, plan, answers)
-        prompts: list[Prompt] = [answer.prompt for answer in answers]
-        return await ask_all(client, prompts, cell.load, MAX_ANSWER_TOKENS)
-
-
-def _coordinator(
-    machine: Machine, verifier: SimulatedVerifier, drafters: Sequence[SimulatedDrafter]
-) -> Coordinator:
-    pool = DrafterPool(len(drafters))
-    for number, one in enumerate(drafters):
-        pool.add(one, f"drafter {number}")
-    config = CoordinatorConfig(overlap=machine.overlap)
-    return Coordinator(verifier, pool, config, _DRAFT_LENGTH)
-
-
-class _Client:
-    """Sends each request according to the plan, and checks the answer."""
-
-    def __init__(self, coordinator: Coordinator, plan: Plan, answers: Sequence[Answer]) -> None:
-        self._coordinator = coordinator
-        self._plan = plan
-        self._answers = answers
-
-    async def stream(self, prompt: Prompt, max_tokens: int) -> AsyncGenerator[TimedTokens]:
-        """Yield the answer to a prompt. `max_tokens` is ignored: each answer has its own length."""
-        ids = np.array(prompt, np.int32)
-        answer = self._answers[int(ids[0])]
-        speculation, token_ids = self._plan.choose(answer), list[int]()
-        stream = self._coordinator.stream(ids, answer.sampling, speculation)
-        async with contextlib.aclosing(stream):
-            async for output in stream:
-                token_ids += output.token_ids
-                yield TimedTokens(time.monotonic(), len(output.token_ids), "")
-        assert tuple(token_ids) == answer.token_ids, f"request {answer.number} differs from plain"
+        client = SimulatedClient(simulation, plan.choose)
+        return await ask_all(client, simulation.prompts, cell.load, MAX_ANSWER_TOKENS)

@@ -75,6 +75,7 @@ class Worker:
     """
 
     def __init__(self, processor: Processor) -> None:
+        self.busy_seconds = 0.0
         self._processor = processor
         self._latest: asyncio.Future[None] | None = None
 
@@ -82,5 +83,7 @@ class Worker:
         """Run a call that takes this long alone, after the calls already queued."""
         while self._latest is not None and not self._latest.done():
             await asyncio.wait([self._latest])
+        started = asyncio.get_running_loop().time()
         self._latest = self._processor.begin(seconds)
         await asyncio.shield(self._latest)
+        self.busy_seconds += asyncio.get_running_loop().time() - started

@@ -188,10 +188,11 @@ def _alternatives(own: int, drafted: int, confidence: float, listed_at: int) -> 
 @lru_cache(maxsize=8)
 def make_answers(regime: Regime, num_requests: int) -> tuple[Answer, ...]:
     """Return the requests of a run by number. Lengths and random draws are alike in all regimes."""
-    return tuple(_make_answer(regime, number, num_requests) for number in range(num_requests))
+    return tuple(make_answer(regime, number, num_requests) for number in range(num_requests))
 
 
-def _make_answer(regime: Regime, number: int, num_requests: int) -> Answer:
+def make_answer(regime: Regime, number: int, num_requests: int) -> Answer:
+    """Return a request by its number."""
     rng = np.random.default_rng(number)
     least, most = regime.prompt_tokens
     prompt = rng.integers(0, VOCAB_SIZE, rng.integers(least, most + 1))
