@@ -8,7 +8,7 @@ rest of the answer.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,11 +17,26 @@ from typing import Any
 import numpy as np
 
 from diffuspec.algorithm.draft_tree import follow
-from diffuspec.bench.planning.acceptance import NOT_LISTED, RecordedDraft
+from diffuspec.bench.machine import cpu_model
+from diffuspec.bench.output import progress
+from diffuspec.bench.planning.acceptance import (
+    NOT_LISTED,
+    RecordedDraft,
+    Recording,
+    write_recording,
+)
+from diffuspec.bench.questions import first_per_family, load_questions
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.interfaces import Drafter
-from diffuspec.core.params import GREEDY
+from diffuspec.core.params import GREEDY, PLAIN, SamplingParams
 from diffuspec.core.types import MAX_ALTERNATIVES, Draft, DraftRequest, Prompt, TokenIds
+from diffuspec.core.validation import validate
+from diffuspec.core.version import own_version
+from diffuspec.draft_server.config import DraftServerConfig
+from diffuspec.draft_server.service import check_kind, load_target
+from diffuspec.drafters import load_drafter
+from diffuspec.engine.engine import Engine
+from diffuspec.pairs import Pair, fill_in_draft_server, find_pair
 from diffuspec.text.prompt import encode_prompt
 
 NUM_DRAFT_TOKENS, MAX_NODES = 20, 32  # of the widest draft
@@ -37,6 +52,64 @@ class RecordedText:
     family: str
     prompt: TokenIds
     token_ids: TokenIds  # at least one
+
+
+async def record_file(
+    section: Mapping[str, Any], answers: Path | None, limit: int | None, max_tokens: int, out: Path
+) -> float:
+    """Record a drafter, given as a draft server's section, and write it to `out`.
+
+    Returns the acceptance length of the widest drafts. `limit`: answers of each family. Without
+    `answers`, the pair named by `preset` answers its own questions. Raises ConfigError,
+    ModelLoadError, NgramError.
+    """
+    config = validate(DraftServerConfig, fill_in_draft_server(section), ["preset"])
+    check_kind(config)
+    target, tokenizer = load_target(config)
+    if answers is not None:
+        texts = read_texts(answers, tokenizer, limit)
+    elif "preset" in section:
+        texts = _own_texts(find_pair(section["preset"], "--pair"), limit, max_tokens)
+    else:
+        raise ConfigError("--answers is missing: a pair alone can answer its own questions")
+    drafter = load_drafter(config.drafter, config.search, target)
+    weight = 0.5 if config.drafter_weight == "adaptive" else config.drafter_weight
+    try:
+        with progress(len(texts)) as advance:
+            drafts = await record_texts(drafter, texts, weight, lambda one: advance(one.family))
+    finally:
+        drafter.close()
+    name = str(section.get("preset") or config.drafter.kind)
+    source = f"diffuspec plan record, {own_version()}, {cpu_model()}"
+    recording = Recording(name, source, tuple(one.family for one in texts), drafts)
+    write_recording(out, recording)
+    return recorded_length(recording)
+
+
+def _own_texts(pair: Pair, limit: int | None, max_tokens: int) -> list[RecordedText]:
+    questions = first_per_family(load_questions(pair.questions), limit)
+    with Engine.from_config(pair.load_config()) as engine:
+        prompts = [engine.encode([{"role": "user", "content": q.turns[0]}]) for q in questions]
+        answers = engine.generate(
+            [prompt.tolist() for prompt in prompts], SamplingParams(max_tokens=max_tokens), PLAIN
+        )
+    return [
+        RecordedText(question.family, prompt, np.array(answer.token_ids, np.int32))
+        for question, prompt, answer in zip(questions, prompts, answers, strict=True)
+        if answer.token_ids
+    ]
+
+
+def recorded_length(recording: Recording) -> float:
+    """Return the committed tokens per step of the widest drafts, over all answers."""
+    num_steps = num_tokens = 0
+    for drafts in recording.answers:
+        place = 0
+        while place < len(drafts):
+            place += 1 + len(drafts[place].accepted_nodes)
+            num_steps += 1
+        num_tokens += len(drafts)
+    return num_tokens / num_steps
 
 
 def read_texts(path: Path, tokenizer: Any, limit: int | None) -> list[RecordedText]:

@@ -23,6 +23,7 @@ from diffuspec.cli import (
     model,
     model_explain,
     ngram,
+    plan,
     serve,
 )
 from diffuspec.cli.command import Command, Commands, Server, brief
@@ -46,6 +47,10 @@ app.command("audit", cls=Command, epilog=audit.EXAMPLES)(audit.run)
 app.command("load", cls=Command, epilog=load.EXAMPLES)(load.run)
 app.command("batch", cls=Server, **cluster.FORWARDED)(cluster.batch)
 app.command("env", cls=Command, epilog=env.EXAMPLES)(env.run)
+_plan = typer.Typer(cls=Commands, invoke_without_command=True, epilog=plan.EXAMPLES)
+_plan.callback()(plan.run)
+_plan.command("record", cls=Command)(plan.record)
+app.add_typer(_plan, name="plan")
 _ngram = typer.Typer(cls=Commands, no_args_is_help=True, help="N-gram models over token ids.")
 _ngram.command("build", cls=Command, epilog=ngram.EXAMPLES)(ngram.run)
 app.add_typer(_ngram, name="ngram")

@@ -22,12 +22,13 @@ from diffuspec.bench.planning.simulation import SimulatedClient, Simulation
 from diffuspec.bench.planning.traffic import Answer, Regime, make_answer
 from diffuspec.core.params import PLAIN, SpeculationParams
 
-OFF, SHARED, APART = "off", "same GPU", "own GPU"
+OFF, SHARED, APART = "off", "shared", "apart"  # the drafter: none, on the target's GPU, on its own
 BUSY = 0.85  # utilisation above which times to the first token depend on chance
 PAYS = 1.02  # least ratio of tokens/s that counts as a gain
 
 _NUM_TOKENS = 10_000  # tokens of a point at least
-_LEAST_REQUESTS, _MOST_REQUESTS = 24, 900  # below the vocabulary of simulated traffic
+MOST_REQUESTS = 900  # of a point: below the vocabulary of simulated traffic
+_LEAST_REQUESTS = 24
 _ROUNDS = 3  # answers for each client
 _MOST_DRAFTED = 32
 
@@ -157,7 +158,7 @@ def _roles(simulation: Simulation) -> list[SimulatedVerifier | SimulatedDrafter]
 def _num_requests(traffic: Traffic, load: Load) -> int:
     count = math.ceil(_NUM_TOKENS / traffic.mean_tokens[1])
     least = max(_LEAST_REQUESTS, _ROUNDS * (load.at_a_time or 0))
-    return min(max(count, least), _MOST_REQUESTS)
+    return min(max(count, least), MOST_REQUESTS)
 
 
 def _point(
