@@ -26,10 +26,10 @@ OFF, SHARED, APART = "off", "shared", "apart"  # the drafter: none, on the targe
 BUSY = 0.85  # utilisation above which times to the first token depend on chance
 PAYS = 1.02  # least ratio of tokens/s that counts as a gain
 
-_NUM_TOKENS = 10_000  # tokens of a point at least
+_NUM_TOKENS, _NUM_PLAIN_TOKENS = 8_000, 4_000  # of a point at least, with drafts and without
 MOST_REQUESTS = 900  # of a point: below the vocabulary of simulated traffic
-_LEAST_REQUESTS = 24
-_ROUNDS = 3  # answers for each client
+_LEAST_REQUESTS = 16
+_ROUNDS = 2.5  # answers for each client
 _MOST_DRAFTED = 32
 
 
@@ -126,7 +126,7 @@ def simulate(placement: Placement, traffic: Traffic, load: Load) -> Point:
 
 
 async def _simulate(placement: Placement, traffic: Traffic, load: Load) -> Point:
-    count = len(traffic.trace) if load == Load() else _num_requests(traffic, load)
+    count = len(traffic.trace) if load == Load() else _num_requests(placement, traffic, load)
     info = replace(INFO, max_sequences=placement.max_sequences, max_model_len=2**17)
     simulation = Simulation(
         placement.machine, traffic.answers(count), info, traffic.num_shared_tokens
@@ -155,10 +155,10 @@ def _roles(simulation: Simulation) -> list[SimulatedVerifier | SimulatedDrafter]
     return [simulation.verifier, *simulation.drafters]
 
 
-def _num_requests(traffic: Traffic, load: Load) -> int:
-    count = math.ceil(_NUM_TOKENS / traffic.mean_tokens[1])
-    least = max(_LEAST_REQUESTS, _ROUNDS * (load.at_a_time or 0))
-    return min(max(count, least), MOST_REQUESTS)
+def _num_requests(placement: Placement, traffic: Traffic, load: Load) -> int:
+    num_tokens = _NUM_TOKENS if placement.has_drafts else _NUM_PLAIN_TOKENS
+    wanted = max(num_tokens / traffic.mean_tokens[1], _ROUNDS * (load.at_a_time or 0))
+    return min(max(math.ceil(wanted), _LEAST_REQUESTS), MOST_REQUESTS)
 
 
 def _point(

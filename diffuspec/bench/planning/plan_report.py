@@ -62,7 +62,7 @@ class PlanReport:
         )
         columns = (
             *("load", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "target busy"),
-            *("drafter busy", "hits", "draft length", "tokens /step"),
+            *("draft busy", "hits", "draft len", "tok/ step"),
         )
         return TextTable("Times in milliseconds, and drafts", columns, cells)
 
