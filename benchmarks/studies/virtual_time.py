@@ -19,21 +19,21 @@ from typing import Annotated, TypeVar
 import typer
 from rich.console import Console
 
-from diffuspec.bench.output import progress
-from diffuspec.bench.planning.cells import (
+from benchmarks.studies.virtual_time_cells import (
     LOADS,
     SYSTEMS,
     Cell,
     CellRow,
     measure,
 )
-from diffuspec.bench.planning.machines import MACHINES
-from diffuspec.bench.planning.results import (
+from benchmarks.studies.virtual_time_results import (
     ResultsFile,
     comparison_tables,
     rates_tables,
     read_rows,
 )
+from diffuspec.bench.output import progress
+from diffuspec.bench.planning.machines import MACHINES
 from diffuspec.bench.planning.traffic import REGIMES
 from diffuspec.bench.report import print_tables
 from diffuspec.cli.command import Command

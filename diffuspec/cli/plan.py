@@ -12,7 +12,7 @@ import typer
 
 from diffuspec.cli import options
 from diffuspec.cli.parameters import takes_fields
-from diffuspec.command import parse_numbers
+from diffuspec.cli.command import parse_numbers
 from diffuspec.core.errors import ConfigError
 from diffuspec.pairs import PAIRS
 

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from diffuspec.bench.planning.cells import Cell, Figures, Plan, run_plan
+from benchmarks.studies.virtual_time_cells import Cell, Figures, Plan, run_plan
 from diffuspec.bench.planning.traffic import REGIMES, Answer, make_answers
 from diffuspec.core.interfaces import Drafter
 from diffuspec.core.params import SamplingParams, SpeculationParams

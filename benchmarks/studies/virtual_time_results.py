@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import TypeAlias
 
-from diffuspec.bench.planning.cells import DEFAULT, OFF, ORACLE, CellRow
+from benchmarks.studies.virtual_time_cells import DEFAULT, OFF, ORACLE, CellRow
 from diffuspec.bench.planning.machines import MACHINES
 from diffuspec.bench.planning.traffic import REGIMES
 from diffuspec.bench.text_table import TextTable

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.studies.virtual_time import study
-from diffuspec.bench.planning.cells import (
+from benchmarks.studies.virtual_time_cells import (
     DEFAULT,
     FIXED,
     OFF,
@@ -16,9 +16,9 @@ from diffuspec.bench.planning.cells import (
     measure,
     oracle_plans,
 )
+from benchmarks.studies.virtual_time_results import ResultsFile, comparison_tables, read_rows
 from diffuspec.bench.planning.machines import MACHINES, CallSize
 from diffuspec.bench.planning.processor import Processor, Worker
-from diffuspec.bench.planning.results import ResultsFile, comparison_tables, read_rows
 from diffuspec.bench.planning.roles import SimulatedVerifier
 from diffuspec.bench.planning.traffic import REGIMES, Answer, make_answers
 from diffuspec.core.params import SamplingParams
