@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from diffuspec.cli import options
-from diffuspec.cli.parameters import takes_fields
 from diffuspec.cli.command import parse_numbers
+from diffuspec.cli.parameters import takes_fields
 from diffuspec.core.errors import ConfigError
 from diffuspec.pairs import PAIRS
 

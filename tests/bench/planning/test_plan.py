@@ -1,0 +1,182 @@
+"""Plans: what must hold whatever the costs are."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from actors.settings import parse_pipeline
+from diffuspec.bench.planning.acceptance import typed_regime
+from diffuspec.bench.planning.costs import CallCosts, CostedMachine, Curve, Figure
+from diffuspec.bench.planning.placements import (
+    Hardware,
+    Models,
+    deployment,
+    find_models,
+    make_placements,
+)
+from diffuspec.bench.planning.plan import (
+    APART,
+    OFF,
+    SHARED,
+    Arrival,
+    Load,
+    Placement,
+    Plan,
+    Point,
+    Traffic,
+    make_plan,
+    needed_acceptance,
+    simulate,
+)
+from diffuspec.bench.planning.plan_report import PlanReport
+from diffuspec.core.errors import ConfigError
+from diffuspec.pairs import parse_config
+
+H200 = Hardware("h200")
+
+
+class Here(Executor):
+    """Calls in this process, at once."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def traffic(acceptance: float) -> Traffic:
+    regime = typed_regime(acceptance)
+    return Traffic(replace(regime, prompt_tokens=(20, 60), answer_tokens=(20, 60)))
+
+
+def calls(scale: float, base: float, row: float) -> CallCosts:
+    points = ((1.0, scale * base), (64.0, scale * (base + 63 * row)))
+    return CallCosts(
+        rows=Curve(points=points, origin="fitted"),
+        **{name: Figure(value=0.0, origin="fitted") for name in ("request", "context")},
+        row_context=Figure(value=0.0, origin="fitted"),
+    )
+
+
+def placement(num_drafters: int, scale: float = 1.0, overlap: bool = True) -> Placement:
+    target, drafter = calls(scale, 0.02, 1e-5), calls(scale, 0.009, 1e-5)
+    machine = CostedMachine(target, drafter, num_drafters=num_drafters, overlap=overlap)
+    return Placement(APART, machine, 1 + num_drafters, 32)
+
+
+def off(scale: float = 1.0) -> Placement:
+    return Placement(OFF, CostedMachine(calls(scale, 0.02, 1e-5), None), 1, 32, has_drafts=False)
+
+
+@cache
+def point(num_drafters: int, acceptance: float, at_a_time: int) -> Point:
+    one = placement(num_drafters) if num_drafters else off()
+    small = traffic(acceptance)
+    return simulate(one, small, Load(at_a_time))
+
+
+@pytest.mark.no_cover
+def test_a_further_drafter_does_not_slow_requests_down():
+    rates = [point(count, 4.0, 8).tokens_per_second for count in (0, 1, 2)]
+    assert rates[1] > 1.2 * rates[0]
+    assert rates[2] > 0.97 * rates[1]
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("at_a_time", [1, 8])
+def test_drafts_that_are_never_accepted_never_beat_none(at_a_time):
+    drafted, plain = point(1, 1.0, at_a_time), point(0, 1.0, at_a_time)
+    assert drafted.acceptance_length == 1
+    assert drafted.tokens_per_second <= 1.001 * plain.tokens_per_second
+
+
+def test_costs_scale():
+    one, twice = (
+        simulate(placement(1, scale, overlap=False), traffic(4.0), Load(2)) for scale in (1.0, 2.0)
+    )
+    assert one.tokens_per_second == pytest.approx(2 * twice.tokens_per_second, rel=0.02)
+    assert one.target_busy == pytest.approx(twice.target_busy, rel=0.02)
+
+
+def test_requests_of_a_trace_come_at_its_times():
+    trace = tuple(Arrival(at, 30, 10) for at in (0.0, 5.0, 10.0))
+    small = replace(traffic(1.0), trace=trace)
+    done = simulate(off(), small, Load())
+    assert done.num_requests == 3
+    assert done.tokens_per_second == pytest.approx(30 / 10.2, rel=0.02)
+    assert small.mean_tokens == (30, 10)
+
+
+def test_drafts_need_more_acceptance_the_more_they_cost():
+    cheap, dear = placement(1, overlap=False), placement(1)
+    assert needed_acceptance(dear.machine, 1, 0) == pytest.approx(1.0, abs=0.02), "all hits"
+    least = needed_acceptance(cheap.machine, 1, 0)
+    assert 1.4 < least < 1.6, "a draft takes 0.45 of a step"
+    slow = CostedMachine(calls(1, 0.02, 0.02), calls(1, 0.009, 0.02))
+    assert needed_acceptance(slow, 1, 0) == math.inf
+
+
+def plan_of(rate: float | None = None) -> Plan:
+    placements = (off(), replace(placement(1, overlap=False), name=SHARED, num_gpus=1))
+    return make_plan(placements, traffic(4.0), (1, 4), rate, Here())
+
+
+def test_a_plan_is_told_in_80_columns_and_one_sentence():
+    report = PlanReport(plan_of(2.0), gpu_hour=3.5)
+    assert report.advised().name == SHARED
+    assert report.advice().startswith("For 2 requests/s: with the drafter shared on 1 x 1 GPU, ")
+    assert "drafts pay up to (at a time): shared 4." in report.advice()
+    for table in report.tables():
+        assert len(table.to_rich(80)) == 1, table.title
+    assert {row["load"] for row in report.to_json()["points"]} == {"1", "4", "2/s"}
+    assert not list(report.warnings())
+
+
+def test_more_requests_need_more_pipelines():
+    plan = replace(plan_of(), rate=50.0)
+    assert plan.num_pipelines(OFF) > plan.num_pipelines(SHARED) > 1
+
+
+def models(target: str = "Qwen2.5-32B", drafter: str | None = "Dream-7B") -> Models:
+    return find_models(H200.read(), H200, target, drafter)
+
+
+def test_placements_hold_the_requests_whose_pages_fit():
+    sizes = {
+        one.name: one.max_sequences
+        for one in make_placements(H200.read(), H200, models(), 2000, 128)
+    }
+    assert sizes == {OFF: 114, SHARED: 71, APART: 114}
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter", "named"),
+    [
+        ("Qwen2.5-72B", None, "give --target-gpus"),
+        ("Dream-7B", None, "costs of Dream-7B as a drafter only"),
+        ("Mistral-99B", None, "nothing is known of Mistral-99B"),
+    ],
+)
+def test_what_cannot_be_known_is_refused(target, drafter, named):
+    with pytest.raises(ConfigError, match=named):
+        make_placements(H200.read(), H200, models(target, drafter), 2000, 128)
+
+
+@pytest.mark.parametrize("num_target_gpus", [1, 4])
+@pytest.mark.parametrize("name", [OFF, SHARED, APART])
+def test_what_deploys_a_placement_is_accepted_by_the_loader(name, num_target_gpus):
+    hardware = replace(H200, num_target_gpus=num_target_gpus)
+    of = find_models(hardware.read(), hardware, "Qwen2.5-32B", "Dream-7B")
+    placements = make_placements(hardware.read(), hardware, of, 2000, 16)
+    [chosen] = [one for one in placements if one.name == name]
+    data = deployment(chosen, hardware, of, None)
+    if name == APART or num_target_gpus > 1:
+        assert parse_pipeline(data).engine.target.max_sequences == 16
+    else:
+        assert parse_config(data).target.max_sequences == 16
