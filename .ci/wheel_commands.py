@@ -76,6 +76,8 @@ def rows(target: str) -> list[Row]:
         Row("keys add", ("keys.yaml", "alice")),
         Row("drafter train", ("--target", target, "--out", "drafter", *training)),
         Row("drafter evaluate", ("drafter", "--answers", "drafter/training/answers.jsonl")),
+        Row("plan", ("--pair", "tiny", "--answer-tokens", "16", "--at-a-time", "1"), needs="bench"),
+        Row("plan record", ("--pair", "tiny", *few)),
         Row("batch", (*batch, "process.jsonl", "--engine", "process")),
         Row("batch", (*batch, "pipeline.jsonl"), needs="ray"),
         Row("batch", (*batch, "data", "--engine", "data"), needs="data"),

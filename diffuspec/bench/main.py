@@ -21,6 +21,7 @@ from diffuspec.bench.comparison import (
 )
 from diffuspec.bench.options import CONCURRENCIES, BenchOptions, engine_config, system_names
 from diffuspec.bench.output import make_folder, progress
+from diffuspec.bench.planning.costs import write_costs
 from diffuspec.bench.questions import Question, first_per_family, load_questions
 from diffuspec.bench.report import (
     describe_mismatches,
@@ -28,6 +29,7 @@ from diffuspec.bench.report import (
     write_report,
 )
 from diffuspec.bench.run import find_mismatches
+from diffuspec.bench.sizes import costs_of
 from diffuspec.bench.studies.ablations import sweeps
 from diffuspec.bench.studies.load import LoadPlan, load_tables, plot_load, study_load
 from diffuspec.bench.studies.overlap import plot_overlap
@@ -42,6 +44,7 @@ from diffuspec.bench.studies.sweeps import (
 from diffuspec.bench.systems.naming import BASELINE
 from diffuspec.core.config import EngineConfig
 from diffuspec.engine.engine import Engine
+from diffuspec.pairs import DEFAULT_PAIR
 from diffuspec.telemetry.trace import tracing
 
 __all__ = ["BenchOptions", "run_benchmark"]
@@ -67,6 +70,8 @@ def run_benchmark(options: BenchOptions, console: Console | None = None) -> int:
             return _run_pre_drafts(options, config, questions, console)
         if options.load:
             return _run_load(options, config, questions, console)
+        if options.sizes:
+            return _run_sizes(options, config, console)
         return run_comparison(options, config, questions, names, console)
 
 
@@ -120,6 +125,18 @@ def _run_pre_drafts(
     plot_overlap(rows, options.out / "pre_drafts.png")
     data = {"machine": asdict(machine), **data}
     write_report(options.out, "pre_drafts", data, tables, [], console)
+    return 0
+
+
+def _run_sizes(options: BenchOptions, config: EngineConfig, console: Console) -> int:
+    """Write costs.json, for `diffuspec plan`: those of the target, and of its drafter."""
+    name = options.pair or (DEFAULT_PAIR if options.target is None else options.target.name)
+    with Engine.from_config(config) as engine:
+        machine = describe(engine)
+        source = f"{machine.command_line}, {machine.cpu}, {machine.device}, {machine.date}"
+        costs = costs_of(engine, name, source, machine.device)
+    write_costs(options.out / "costs.json", costs)
+    console.print(f"Written to {options.out / 'costs.json'}", highlight=False)
     return 0
 
 

@@ -29,7 +29,7 @@ ROUNDS = 6  # questions for each client in one turn; in the beginning few are in
 SPEC_BENCH = "spec-bench"
 SUITES = (SPEC_BENCH,)
 _TABLE_ORDER = ("sps", "lookahead", "pld", "token_recycling", "samd", "diffuspec", *VARIANTS)
-_STUDIES = ("ablations", "pre_drafts", "load")
+_STUDIES = ("ablations", "pre_drafts", "load", "sizes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class BenchOptions:
     ablations: bool = False
     pre_drafts: bool = False
     load: bool = False
+    sizes: bool = False
     rounds: int = ROUNDS  # rounds of the study of load
     trace: Path | None = None  # a file for Perfetto; the pre-draft study traces its last system
     systems: tuple[str, ...] = ()  # empty: all; plain decoding is always included
@@ -114,7 +115,7 @@ class BenchOptions:
 
     def _check_plain(self) -> None:
         """Refuse options that need a drafter."""
-        for option in ("ngram", *_STUDIES):
+        for option in ("ngram", "ablations", "pre_drafts", "load"):
             if getattr(self, option):
                 raise ConfigError(f"--{option.replace('_', '-')} needs --drafter")
 
@@ -171,7 +172,8 @@ def engine_config(options: BenchOptions) -> EngineConfig:
         data["target"]["max_tree_nodes"] = WHOLE_DRAFT_NODES
     if options.dtype is not None:
         data["target"]["dtype"] = options.dtype
-    data["target"]["max_sequences"] = max(CONCURRENCIES) if options.load else 1
+    num_sequences = max(CONCURRENCIES) if options.load else 4 if options.sizes else 1
+    data["target"]["max_sequences"] = num_sequences
     config = parse_config(data)
     if not _makes_lattices(config):
         for name in ("ngram", "ablations", "pre_drafts"):

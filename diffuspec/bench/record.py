@@ -124,7 +124,7 @@ def read_texts(path: Path, tokenizer: Any, limit: int | None) -> list[RecordedTe
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
         try:
             text = _text(json.loads(line), tokenizer)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"{path}, line {number}: must have prompt_token_ids and token_ids, or messages (or "
                 f"prompt) and text: {error!r:.200}"

@@ -20,6 +20,7 @@ EXAMPLES = """[bold]Examples[/bold]
   diffuspec bench --ablations --pair smollm2 --questions spec_bench.jsonl --limit 1 --max-tokens 48
   diffuspec bench --pre-drafts --limit 3
   diffuspec bench --load --max-tokens 64 --repeats 3
+  diffuspec bench --sizes --out runs/sizes
   diffuspec bench --pair smollm2 --questions spec_bench.jsonl --limit 10 --max-tokens 128
   diffuspec bench --target DIR --drafter DIR --questions spec_bench.jsonl
 """
@@ -48,6 +49,12 @@ Load = Annotated[
     typer.Option(
         "--load",
         help="Measure speed with 1 to 32 concurrent requests, with speculation on and off.",
+    ),
+]
+Sizes = Annotated[
+    bool,
+    typer.Option(
+        "--sizes", help="Measure calls of target and drafter by size: costs for `diffuspec plan`."
     ),
 ]
 Systems = Annotated[
@@ -96,6 +103,7 @@ class Chosen:
     ablations: Ablations = False
     pre_drafts: PreDrafts = False
     load: Load = False
+    sizes: Sizes = False
     rounds: options.Rounds = 6
     threads: options.Threads = None
     out: Out = Path("runs/bench")

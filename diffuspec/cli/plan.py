@@ -147,9 +147,10 @@ def run(context: typer.Context, chosen: Chosen) -> None:
     plan = _simulated(chosen, hardware, models, traffic)
     report, console = PlanReport(plan, chosen.gpu_hour), Console()
     plot_plan(plan, chosen.out / "plan.png")
-    lines = [*report.warnings(), *models.origins, "", report.advice(), ""]
-    lines += _commands(report.advised().name, plan, hardware, models, chosen)
+    lines = [*report.warnings(), *models.origins, "", report.advice()]
+    commands = _commands(report.advised().name, plan, hardware, models, chosen)
     write_report(chosen.out, "plan", report.to_json(), report.tables(), lines, console)
+    typer.echo("\n".join(commands))  # in whole lines, to be copied
 
 
 def _traffic(chosen: Chosen, pair: str | None, models: Models) -> Traffic:

@@ -15,8 +15,14 @@ def all_commands() -> dict[str, Any]:
     return {
         f"{name} {inner}".strip(): command
         for name, outer in group.commands.items()
-        for inner, command in getattr(outer, "commands", {"": outer}).items()
+        for inner, command in _commands(outer).items()
     }
+
+
+def _commands(outer: Any) -> dict[str, Any]:
+    """Return the commands of a group by name, "" for one that runs without a name."""
+    inner = getattr(outer, "commands", {"": outer})
+    return {"": outer, **inner} if getattr(outer, "invoke_without_command", False) else inner
 
 
 def options_of(*names: str) -> set[str]:

@@ -12,6 +12,7 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from diffuspec.bench.planning.traffic import VOCAB_SIZE, Answer, Guess, Regime, 
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.types import DraftTree
 
+_NEVER = -16.0  # log-odds of a right token
+_HALVINGS, _NUM_ANSWERS = 10, 32  # of the search for the log-odds
 PAPER_DRAFT_TOKENS = 30  # typed acceptance lengths are those of the paper's longest drafts
 NOT_LISTED = 255
 
@@ -119,6 +122,7 @@ def acceptance_length(answers: Sequence[Answer], num_draft_tokens: int, max_node
     return num_tokens / num_steps
 
 
+@lru_cache
 def typed_regime(length: float) -> Regime:
     """Return traffic with this acceptance length, in drafts of PAPER_DRAFT_TOKENS tokens.
 
@@ -126,15 +130,15 @@ def typed_regime(length: float) -> Regime:
     """
     if not 1 <= length <= PAPER_DRAFT_TOKENS:
         raise ConfigError(f"--acceptance must be from 1 to {PAPER_DRAFT_TOKENS}, got {length:g}")
-    low, high = -30.0, 30.0
-    for _ in range(16):
+    low, high = _NEVER, -_NEVER
+    for _ in range(_HALVINGS if length > 1 else 0):
         middle = (low + high) / 2
-        answers = make_answers(_regime(middle), 48)
+        answers = make_answers(_regime(middle), _NUM_ANSWERS)
         if acceptance_length(answers, PAPER_DRAFT_TOKENS, PAPER_DRAFT_TOKENS) < length:
             low = middle
         else:
             high = middle
-    return _regime(low if length == 1 else (low + high) / 2)
+    return _regime(low)
 
 
 def _regime(mean: float) -> Regime:

@@ -123,7 +123,8 @@ def make_placements(
     if drafter is None or drafter.draft is None:
         return [off]
     placements, calls = [off], (target.verify, drafter.draft)
-    if (slots := _slots(memory, tokens, target, drafter)) >= 1:
+    slots = _slots(memory, tokens, target, drafter)
+    if slots >= 1 and hardware.num_target_gpus == 1:  # ranks take whole GPUs
         machine = CostedMachine(*calls, device.interference.value)
         size = min(slots, max_sequences, MAX_SEQUENCES)
         placements.append(Placement(SHARED, machine, hardware.num_target_gpus, size))
@@ -165,11 +166,7 @@ def deployment(
     if hardware.num_target_gpus > 1:
         roles["verifier"]["tensor_parallel"] = hardware.num_target_gpus
     if placement.has_drafts:
-        share = 0.5 if placement.name == SHARED and num_gpus else num_gpus
-        roles["drafter"] = {"count": hardware.num_drafter_gpus, "num_gpus": share}
-        if placement.name == SHARED:
-            roles["verifier"]["num_gpus"] = num_gpus - share
-            roles["drafter"]["count"] = 1
+        roles["drafter"] = {"count": hardware.num_drafter_gpus, "num_gpus": num_gpus}
     return {"engine": engine, "placement": roles}
 
 
