@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from diffuspec.bench.planning.cells import DEFAULT, Cell, measure
+from benchmarks.studies.virtual_time_cells import DEFAULT, Cell, measure
 from diffuspec.scheduler import loop as loop_module
 from diffuspec.scheduler.schedule import schedule
 from diffuspec.speculation.values import Plan, Snapshot

@@ -65,11 +65,9 @@ def traffic(acceptance: float) -> Traffic:
 
 def calls(scale: float, base: float, row: float) -> CallCosts:
     points = ((1.0, scale * base), (64.0, scale * (base + 63 * row)))
-    return CallCosts(
-        rows=Curve(points=points, origin="fitted"),
-        **{name: Figure(value=0.0, origin="fitted") for name in ("request", "context")},
-        row_context=Figure(value=0.0, origin="fitted"),
-    )
+    none = Figure(value=0.0, origin="fitted")
+    curve = Curve(points=points, origin="fitted")
+    return CallCosts(rows=curve, request=none, context=none, row_context=none)
 
 
 def placement(num_drafters: int, scale: float = 1.0, overlap: bool = True) -> Placement:
