@@ -12,7 +12,7 @@ import pytest
 import typer.main
 from typer.core import TyperGroup
 
-from diffuspec.core.vllm_words import ALIASES
+from diffuspec.core.vllm_words import ALIASES, HINTS
 from tests.support.documents import DOCUMENTS, ROOT, anchors, blocks, code_spans, links, prose
 
 TOP_LEVEL = (
@@ -166,7 +166,7 @@ def test_every_command_has_the_options_that_are_shown(path: Path):
 def test_every_option_that_is_named_alone_belongs_to_a_command(path: Path):
     programs = [["diffuspec"], *(["python", "-m", f"deploy.{one}"] for one in DEPLOY)]
     own = {option for words in programs for option in options(entry_point(words)[0])}
-    known = {"--help", *ALIASES} | own
+    known = {"--help", *ALIASES, *HINTS} | own
     for span in current_code_spans(path):
         if span.startswith("--"):
             assert span.split()[0] in known, span
