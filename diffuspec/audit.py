@@ -13,13 +13,13 @@ import logging
 import random
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 
 from diffuspec.core.backoff import Backoff
 from diffuspec.core.errors import DiffuspecError
 from diffuspec.core.params import PLAIN, SamplingParams
-from diffuspec.core.types import RequestOutput, TokenLogprobs
+from diffuspec.core.types import Prompt, RequestOutput, TokenLogprobs
 from diffuspec.engine.base import EngineBase
 
 __all__ = ["Auditor", "Divergence", "audit"]
@@ -41,7 +41,7 @@ class Divergence:
 
 async def audit(
     engine: EngineBase,
-    prompt_ids: Sequence[int],
+    prompt_ids: Prompt,
     sampling: SamplingParams,
     token_ids: Sequence[int],
 ) -> Divergence | None:
@@ -49,8 +49,8 @@ async def audit(
 
     For a sampled answer `sampling` must have its seed. Raises DiffuspecError.
     """
-    asked = replace(sampling, logprobs=max(2, sampling.logprobs or 0), prompt_logprobs=None)
-    plain = await engine.complete(list(prompt_ids), asked, PLAIN)
+    asked = sampling.derive(logprobs=max(2, sampling.logprobs or 0), prompt_logprobs=None)
+    plain = await engine.complete(prompt_ids, asked, PLAIN)
     for position, (mine, other) in enumerate(zip_longest(token_ids, plain.token_ids)):
         if mine != other:
             gap = None if other is None else _gap(plain.logprobs, position)
@@ -66,7 +66,7 @@ def _gap(logprobs: Sequence[TokenLogprobs] | None, position: int) -> float | Non
 @dataclass(frozen=True, slots=True)
 class _Answer:
     request_id: str
-    prompt_ids: Sequence[int]
+    prompt_ids: Prompt
     sampling: SamplingParams
     token_ids: Sequence[int]
 
@@ -92,7 +92,7 @@ class Auditor:
         self,
         stream: AsyncGenerator[RequestOutput],
         request_id: str,
-        prompt_ids: Sequence[int],
+        prompt_ids: Prompt,
         sampling: SamplingParams,
         committed: Sequence[int] = (),
     ) -> AsyncGenerator[RequestOutput]:
@@ -102,14 +102,14 @@ class Auditor:
             async for output in stream:
                 token_ids += output.token_ids
                 if output.finish_reason is not None:
-                    drawn = replace(sampling, seed=output.seed)
+                    drawn = sampling.derive(seed=output.seed)
                     self.offer(request_id, prompt_ids, drawn, token_ids)
                 yield output
 
     def offer(
         self,
         request_id: str,
-        prompt_ids: Sequence[int],
+        prompt_ids: Prompt,
         sampling: SamplingParams,
         token_ids: Sequence[int],
     ) -> None:

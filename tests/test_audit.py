@@ -11,12 +11,12 @@ import pytest
 from diffuspec.audit import Auditor, Divergence, audit
 from diffuspec.core.losses import on_begin
 from diffuspec.core.params import SamplingParams
+from diffuspec.core.token_ids import as_token_ids
 from diffuspec.core.types import TokenLogprobs, Verdict, VerifyRequest
 from diffuspec.engine.engine import Engine
 from diffuspec.pairs import parse_config
 from diffuspec.serve.server import EngineBackend
 from diffuspec.serve.settings import ServeSettings
-from diffuspec.text.prompt import as_token_ids
 from diffuspec.text.tokenizer import load_tokenizer
 from tests.support.fakes import FakeDrafter, FakeVerifier, always_right, oracle_of
 

@@ -194,7 +194,7 @@ class CoordinatorActor(ServedRole):
             causes = sorted({str(step.fallback) for step in answer.steps})
             raise DrafterError(f"a whole answer was decoded plainly: {', '.join(causes)}")
 
-    async def stream(
+    def stream(
         self,
         prompt: Prompt,
         sampling: SamplingParams = GREEDY,
@@ -203,20 +203,16 @@ class CoordinatorActor(ServedRole):
         committed_token_ids: Sequence[int] = (),
         num_losses: int = 0,
     ) -> AsyncGenerator[RequestOutput]:
-        """Yield the tokens of each step; see `Frontend.stream`."""
+        """Return the tokens of each step; see `Frontend.stream`."""
         if self._is_draining and not committed_token_ids:
             raise ShuttingDownError("the coordinator is shutting down; try again later")
+        ids = self.engine.encode(prompt)
         stream = self.engine.stream(
-            prompt, sampling, speculation, request_id, committed_token_ids, num_losses
+            ids, sampling, speculation, request_id, committed_token_ids, num_losses
         )
-        if self.auditor is not None:
-            ids = self.engine.encode(prompt).tolist()
-            stream = self.auditor.follow(
-                stream, request_id or "", ids, sampling, committed_token_ids
-            )
-        async with contextlib.aclosing(stream):
-            async for increment in stream:
-                yield increment
+        if self.auditor is None:
+            return stream
+        return self.auditor.follow(stream, request_id or "", ids, sampling, committed_token_ids)
 
     def cancel(self, request_id: str) -> bool:
         """Cancel the requests with an id; return whether there were any."""

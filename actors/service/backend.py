@@ -85,7 +85,7 @@ class PipelinesBackend:
             self._conventions,
         )
 
-    async def stream(
+    def stream(
         self,
         prompt_token_ids: TokenIds,
         sampling: SamplingParams,
@@ -94,10 +94,7 @@ class PipelinesBackend:
     ) -> AsyncGenerator[RequestOutput]:
         """See `Backend.stream`."""
         request = _Request(self, prompt_token_ids, sampling.with_seed(), speculation, request_id)
-        answer = ResumedAnswer(request.ask, request.wait_for_another, request_id)
-        async with contextlib.aclosing(answer.stream()) as increments:
-            async for increment in increments:
-                yield increment
+        return ResumedAnswer(request.ask, request.wait_for_another, request_id).stream()
 
     async def status(self) -> ServiceStatus:
         """Return the state of the pipelines, of their roles, and of all requests."""
@@ -163,7 +160,7 @@ class _Request:
         self._backend = backend
         self._blocks = prompt_blocks(prompt, sampling.cache_salt)
         self._request_id = request_id
-        self._parameters = (prompt.tolist(), sampling, speculation, request_id)
+        self._parameters = (prompt, sampling, speculation, request_id)
         self._has_moved = False
 
     async def ask(self, committed: Sequence[int], losses: Losses) -> AsyncGenerator[RequestOutput]:

@@ -157,5 +157,4 @@ class _RemoteModel:
         request_id: str,
     ) -> AsyncGenerator[RequestOutput]:
         """See `TokenSource.stream`."""
-        prompt = prompt_token_ids.tolist()
-        return self._source.stream(prompt, sampling, speculation, request_id)
+        return self._source.stream(prompt_token_ids, sampling, speculation, request_id)

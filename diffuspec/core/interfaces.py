@@ -7,7 +7,7 @@ guess differently; a verifier may not). Local, remote and fake implementations l
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -277,8 +277,8 @@ class Frontend(Protocol):
         request_id: str | None,
         committed_token_ids: Sequence[int] = (),
         num_losses: int = 0,
-    ) -> AsyncIterator[RequestOutput]:
-        """Yield the tokens of each step; closing the iterator cancels the request.
+    ) -> AsyncGenerator[RequestOutput]:
+        """Yield the tokens of each step; closing the generator cancels the request.
 
         `committed_token_ids`: output of an earlier, interrupted run of the same request. The answer
         continues after these tokens, which are not yielded again, and the request waits at the

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Annotated, Literal, TypeAlias
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, TypeAlias
 
 from annotated_types import Interval, Len
 
@@ -195,6 +195,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        self._check_together()
+
+    def _check_together(self) -> None:
         if self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens must be at most max_tokens, {self.max_tokens}, got {self.min_tokens}"
@@ -204,6 +207,20 @@ class SamplingParams:
                 "ignore_eos must be false where the answer has a form (structured_output, "
                 "response_format), which says where it ends"
             )
+
+    def derive(self, **changes: Any) -> SamplingParams:
+        """Return these parameters with changes of our own, whose values are in range already.
+
+        Unlike `replace` it checks no single field again. Raises InvalidRequestError if the
+        parameters do not fit each other.
+        """
+        derived = object.__new__(type(self))
+        for name in self.__slots__:  # `copy` takes ten times as long
+            object.__setattr__(derived, name, getattr(self, name))
+        for name, value in changes.items():
+            object.__setattr__(derived, name, value)
+        derived._check_together()
+        return derived
 
     @property
     def is_greedy(self) -> bool:
@@ -216,7 +233,7 @@ class SamplingParams:
 
     def with_seed(self) -> SamplingParams:
         """Return these parameters, with a fresh seed if they lack one. Called once per prompt."""
-        return replace(self, seed=secrets.randbits(_NUM_SEED_BITS)) if self.lacks_seed else self
+        return self.derive(seed=secrets.randbits(_NUM_SEED_BITS)) if self.lacks_seed else self
 
     def choice(self, index: int) -> SamplingParams:
         """Return the parameters of one of several answers, whose seed is larger by `index`.
@@ -226,7 +243,7 @@ class SamplingParams:
         if self.seed is None or not index:
             return self
         seed = (self.seed + index + _NUM_SEEDS // 2) % _NUM_SEEDS - _NUM_SEEDS // 2
-        return replace(self, seed=seed)
+        return self.derive(seed=seed)
 
     @property
     def has_penalties(self) -> bool:

@@ -34,7 +34,7 @@ from diffuspec.core.params import SamplingParams, TreeShape
 from diffuspec.core.states import StateRows, StatesWanted
 
 TokenIds: TypeAlias = NDArray[np.int32]
-Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
+Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int] | TokenIds
 PreDraftResult: TypeAlias = Literal["hit", "miss"]
 
 CACHE_BLOCK_TOKENS = 64  # unit in which the cached tokens of a request with a salt are reported

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -17,10 +16,11 @@ from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import BrokenEngineError, InvalidRequestError
 from diffuspec.core.interfaces import ServiceStatus, TargetInfo
 from diffuspec.core.params import GREEDY, MAX_CHOICES, SamplingParams, SpeculationParams
+from diffuspec.core.token_ids import as_token_ids
 from diffuspec.core.types import NO_TOKENS, Prompt, RequestOutput, TokenIds
 from diffuspec.engine.completion import Completion
 from diffuspec.telemetry.metrics import Metrics
-from diffuspec.text.prompt import as_token_ids, encode_prompt, list_of_prompts
+from diffuspec.text.prompt import encode_prompt, list_of_prompts
 
 if TYPE_CHECKING:
     from diffuspec.telemetry.request_spans import RequestSpans
@@ -185,7 +185,7 @@ class EngineBase(ABC):
         stream = self._stream(token_ids, sampling, speculation, request_id, NO_TOKENS, 0)
         return Completion.of([output async for output in stream], len(token_ids))
 
-    async def stream(
+    def stream(
         self,
         prompt: Prompt,
         sampling: SamplingParams = GREEDY,
@@ -194,16 +194,13 @@ class EngineBase(ABC):
         committed_token_ids: Sequence[int] = (),
         num_losses: int = 0,
     ) -> AsyncGenerator[RequestOutput]:
-        """Yield one output per step, after `committed_token_ids`; see `Frontend.stream`."""
+        """Return one output per step, after `committed_token_ids`; see `Frontend.stream`."""
         self._check_is_open()
         committed = as_token_ids(committed_token_ids)
         if len(committed) and sampling.lacks_seed:
             raise InvalidRequestError("seed must be given to resume a sampled answer")
         token_ids = self.encode(prompt)
-        stream = self._stream(token_ids, sampling, speculation, request_id, committed, num_losses)
-        async with contextlib.aclosing(stream):
-            async for output in stream:
-                yield output
+        return self._stream(token_ids, sampling, speculation, request_id, committed, num_losses)
 
     def encode(self, prompt: Prompt) -> TokenIds:
         """Return the token ids of a text, of chat messages in the target's template, or of ids.

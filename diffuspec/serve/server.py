@@ -172,11 +172,10 @@ class EngineBackend:
         request_id: str,
     ) -> AsyncGenerator[RequestOutput]:
         """See `Backend.stream`."""
-        prompt_ids = prompt_token_ids.tolist()
-        stream = self._engine.stream(prompt_ids, sampling, speculation, request_id)
+        stream = self._engine.stream(prompt_token_ids, sampling, speculation, request_id)
         if self.auditor is None:
             return stream
-        return self.auditor.follow(stream, request_id, prompt_ids, sampling)
+        return self.auditor.follow(stream, request_id, prompt_token_ids, sampling)
 
     async def status(self) -> ServiceStatus:
         return await self._engine.status()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from diffuspec.core.errors import InvalidRequestError
@@ -33,4 +32,4 @@ def encode_bad_words(sampling: SamplingParams, tokenizer: Any) -> SamplingParams
             f"bad_words and bad_words_token_ids must have at most {2 * MAX_BAD_WORDS} token "
             f"sequences together (one or two for each word), got {len(sequences)}"
         )
-    return replace(sampling, bad_words=(), bad_words_token_ids=tuple(sequences))
+    return sampling.derive(bad_words=(), bad_words_token_ids=tuple(sequences))

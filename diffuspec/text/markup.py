@@ -21,6 +21,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, models
 
 from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.token_ids import read_only
 from diffuspec.core.types import TokenIds
 from diffuspec.text.chat_template import sample_chat, template_text
 from diffuspec.text.encoding import encode_text
@@ -112,7 +113,7 @@ class Markup:
     def encode(self, restored: str, adds_special_tokens: bool) -> TokenIds:
         """Return the ids of a restored chat. Raises InvalidRequestError."""
         encoding = encode_text(self._renamed, restored, adds_special_tokens)
-        ids = np.array(encoding.ids, np.int32)
+        ids = read_only(np.array(encoding.ids, np.int32))
         is_of_chat = (
             np.array(encoding.special_tokens_mask) == 0
         )  # without a BOS that the tokenizer adds

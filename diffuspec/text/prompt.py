@@ -14,6 +14,7 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from diffuspec.core.errors import ContextLengthError, InvalidRequestError
+from diffuspec.core.token_ids import as_token_ids, read_only
 from diffuspec.core.types import Prompt, TokenIds
 from diffuspec.text.chat_template import (
     takes_one_system_message,
@@ -227,18 +228,4 @@ def _tokenize_part(text: _Text, cut: Cut, adds_special_tokens: bool) -> TokenIds
 
 
 def _encode(tokenizer: Tokenizer, text: str, adds_special_tokens: bool) -> TokenIds:
-    return np.array(encode_text(tokenizer, text, adds_special_tokens).ids, np.int32)
-
-
-def as_token_ids(prompt: object) -> TokenIds:
-    """Return a flat list of token ids as an array. Raises InvalidRequestError."""
-    try:
-        ids = np.asarray(prompt)
-    except ValueError as error:  # rows of different lengths
-        raise InvalidRequestError(f"a prompt of token ids must be flat: {error}") from error
-    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        raise InvalidRequestError("a prompt must be text, chat messages or a list of token ids")
-    limits = np.iinfo(np.int32)
-    if ids.size and not limits.min <= int(ids.min()) <= int(ids.max()) <= limits.max:
-        raise InvalidRequestError(f"token ids must fit 32 bits, got {ids.min()} to {ids.max()}")
-    return ids.astype(np.int32)
+    return read_only(np.array(encode_text(tokenizer, text, adds_special_tokens).ids, np.int32))

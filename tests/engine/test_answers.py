@@ -119,10 +119,9 @@ async def test_a_stream_goes_on_after_committed_tokens(engine, seed):
     assert logprobs == pytest.approx([one.logprob for one in whole.logprobs[5:]], abs=1e-4)
 
 
-async def test_a_sampled_answer_does_not_go_on_without_its_seed(engine):
-    stream = engine.stream(PROMPT, SamplingParams(temperature=1.0), committed_token_ids=[5])
+def test_a_sampled_answer_does_not_go_on_without_its_seed(engine):
     with pytest.raises(InvalidRequestError, match="seed must be given to resume"):
-        await anext(stream)
+        engine.stream(PROMPT, SamplingParams(temperature=1.0), committed_token_ids=[5])
 
 
 async def test_closing_a_stream_cancels_its_request_at_once(engine):

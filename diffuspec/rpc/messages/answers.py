@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
+
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import RequestStatus, RoleStatus, ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.token_ids import as_token_ids
 from diffuspec.core.types import (
     FinishReason,
     Prompt,
@@ -54,7 +57,8 @@ def put_prompt(request: coordinator_pb2.GenerateRequest, prompt: Prompt) -> None
             request.chat.messages.extend([_message_to_proto(message) for message in prompt])
         else:
             request.tokens.SetInParent()
-            request.tokens.token_ids.extend(prompt)  # type: ignore[arg-type]
+            ids = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
+            request.tokens.token_ids.extend(ids)  # type: ignore[arg-type]
     except (ValueError, TypeError, KeyError) as error:
         raise InvalidRequestError(
             f"a prompt must be text, chat messages with `role` and `content`, or token ids: {error}"
@@ -122,7 +126,7 @@ def take_prompt(request: coordinator_pb2.GenerateRequest) -> Prompt:
     if kind == "text":
         return request.text
     if kind == "tokens":
-        return list(request.tokens.token_ids)
+        return as_token_ids(np.fromiter(request.tokens.token_ids, np.int64))
     if kind == "chat":
         return [{"role": one.role, "content": one.content} for one in request.chat.messages]
     raise InvalidRequestError("the prompt is missing: set text, tokens or chat")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 
 import grpc
 
@@ -87,14 +87,4 @@ class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceS
         telemetry.request_id.set(request.request_id)
         telemetry.key_name.set(request.key_name)
         check_sizes(request, self._limits)
-        return _closing(self._frontend.stream(*take_request(request, self._speculation)))
-
-
-async def _closing(outputs: AsyncIterator[RequestOutput]) -> AsyncGenerator[RequestOutput]:
-    """Yield outputs, and close their iterator if it can be closed."""
-    try:
-        async for output in outputs:
-            yield output
-    finally:
-        if isinstance(outputs, AsyncGenerator):
-            await outputs.aclose()
+        return self._frontend.stream(*take_request(request, self._speculation))

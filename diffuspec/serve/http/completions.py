@@ -118,7 +118,7 @@ def _salted(job: Job, allowance: Allowance | None) -> Job:
     if allowance is None:
         return job
     salt = allowance.cache_salt(job.sampling.cache_salt)
-    return replace(job, sampling=replace(job.sampling, cache_salt=salt))
+    return replace(job, sampling=job.sampling.derive(cache_salt=salt))
 
 
 async def _charged(

@@ -112,14 +112,14 @@ def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ..
                 "context_length_exceeded",
             )
         thinking = _thinking(job, token_ids, tokenizer)
-        sampling = replace(job.sampling, max_tokens=min(job.max_tokens or room, room))
+        sampling = job.sampling.derive(max_tokens=min(job.max_tokens or room, room))
         form = sampling.structured_output
         if form is not None and job.is_reasoned and not job.has_whole_form:
             try:
                 form = after_reasoning(form, job.conventions, thinking)
             except InvalidRequestError as error:
                 raise in_words_of(error, job.form_asked_by) from error
-            sampling = replace(sampling, structured_output=form)
+            sampling = sampling.derive(structured_output=form)
         for choice in range(job.num_choices):
             index, drawn = len(generations), sampling.choice(choice)
             generations.append(Generation(index, token_ids, drawn, speculation, thinking))

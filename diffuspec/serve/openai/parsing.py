@@ -73,11 +73,11 @@ def _chat(body: ChatBody, model: ServedModel) -> Job:
     hints = read_hints(body, conventions)
     use = read_tools(body, sampling.structured_output, conventions)
     if reads_special_tokens(conventions, has_tools=bool(use.tools)):
-        sampling = replace(sampling, skip_special_tokens=False)
+        sampling = sampling.derive(skip_special_tokens=False)
     return Job(
         endpoint="/v1/chat/completions",
         prompts=([plain_message(message, conventions) for message in body.messages],),
-        sampling=replace(sampling, structured_output=use.form),
+        sampling=sampling.derive(structured_output=use.form),
         max_tokens=max_tokens,
         form_asked_by="tools" if use.tools else _form_key(body),
         chat=_chat_options(body, use.tools, hints.variables, conventions),
@@ -136,7 +136,7 @@ def _completion(body: CompletionBody, model: ServedModel) -> Job:
         if body.stream:
             raise BadRequestError("echo with logprobs cannot be streamed", "echo")
         num_top = max(body.logprobs, sampling.prompt_logprobs or 0)
-        sampling = replace(sampling, prompt_logprobs=num_top)
+        sampling = sampling.derive(prompt_logprobs=num_top)
     return Job(
         endpoint="/v1/completions",
         prompts=prompts,

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -64,7 +64,7 @@ class Counting:
         request_id: str | None,
         committed_token_ids: Sequence[int] = (),
         num_losses: int = 0,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         self.num_losses.append(num_losses)
         self.seeds.append(sampling.seed)
         self.num_open += 1

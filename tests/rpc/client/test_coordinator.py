@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from diffuspec.core.errors import (
@@ -73,8 +75,9 @@ class FakeFrontend:
         request_id: str | None,
         committed_token_ids: Sequence[int] = (),
         num_losses: int = 0,
-    ) -> AsyncIterator[RequestOutput]:
-        self.calls.append((prompt, sampling, speculation, request_id))
+    ) -> AsyncGenerator[RequestOutput]:
+        given: Any = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
+        self.calls.append((given, sampling, speculation, request_id))
         self.committed, self.num_losses = [*committed_token_ids], num_losses
         try:
             for token_id in range(sampling.max_tokens - 1):

@@ -39,7 +39,7 @@ class CountingFrontend:
         request_id: object,
         committed_token_ids: Sequence[int] = (),
         num_losses: int = 0,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         if self.num_refusals:
             self.num_refusals -= 1
             raise OverloadedError("the queue is full")

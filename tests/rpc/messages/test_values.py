@@ -91,13 +91,16 @@ def test_lattices_come_back_bit_for_bit(lattice: Lattice):
 def test_prompts_come_back_as_they_went(prompt):
     request = coordinator_pb2.GenerateRequest()
     convert_answers.put_prompt(request, prompt)
-    assert convert_answers.take_prompt(again(request)) == prompt
+    found = convert_answers.take_prompt(again(request))
+    assert (found.tolist() if isinstance(found, np.ndarray) else found) == prompt
 
 
 def test_a_prompt_of_an_array_is_a_prompt_of_ids():
     request = coordinator_pb2.GenerateRequest()
-    convert_answers.put_prompt(request, np.array([3, 4], np.int32))  # type: ignore[arg-type]
-    assert convert_answers.take_prompt(again(request)) == [3, 4]
+    convert_answers.put_prompt(request, np.array([3, 4], np.int32))
+    found = convert_answers.take_prompt(again(request))
+    assert isinstance(found, np.ndarray) and found.tolist() == [3, 4]
+    assert found.dtype == np.int32 and not found.flags.writeable
 
 
 @given(strategies.drafts(), strategies.verdicts(), strategies.seconds)
