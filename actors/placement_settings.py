@@ -145,8 +145,7 @@ class PlacementSettings(Section):
     together: bool = Field(
         False,
         description="Run all roles in the coordinator's process, with the resources of the section "
-        "coordinator; the sections of the other roles must be left out. With one CPU and no GPU, "
-        "drafter and target take turns in one thread.",
+        "coordinator; the sections of the other roles must be left out.",
     )
     strategy: Strategy = Field(
         "PACK",

@@ -61,12 +61,8 @@ async def colocated_verifier(config: PipelineConfig) -> AsyncGenerator[Colocated
 
 def _load(config: PipelineConfig) -> CausalTarget:
     from diffuspec.models.target import CausalTarget  # imports torch
-    from diffuspec.models.worker import keep_loop_for_short_calls
     from diffuspec.text.grammars import grammars_of
 
-    role = config.placement.coordinator
-    if role.num_cpus <= 1 and not role.num_gpus:
-        keep_loop_for_short_calls()
     target = CausalTarget.load(config.engine.target)
     # done now, since later all requests would wait for it
     grammars_of(config.engine.target.path, target.info).prepare()

@@ -55,8 +55,7 @@ class EngineProcess(Supervisor[RunningEngine]):
     def __init__(self, config: PipelineConfig) -> None:
         super().__init__("the process of the engine")
         verifier = config.placement.verifier
-        num_cpus = len(os.sched_getaffinity(0))
-        role = CoordinatorSettings(num_cpus=num_cpus, num_threads=verifier.num_threads)
+        role = CoordinatorSettings(num_threads=verifier.num_threads)
         placement = PlacementSettings(together=True, coordinator=role)
         rpc = RpcSettings(max_message_bytes=config.rpc.max_message_bytes)
         self._config = config.model_copy(update={"placement": placement, "rpc": rpc})
