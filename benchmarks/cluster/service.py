@@ -23,8 +23,8 @@ _FILE = ROOT / "deploy" / "cluster" / "ray_cluster_local.yaml"
 _ENVIRONMENT = f"source {HOME}/diffuspec/deploy/cluster/node.env; cd {HOME}/diffuspec"
 _LABEL = "diffuspec-role"
 _NODE = "--object-store-memory=100000000 --num-gpus=0 --num-cpus="
-_START_SECONDS = 600.0
-_PATIENT = "RAY_raylet_start_wait_time_s=300"  # six machines start on a few cores
+_START_SECONDS = 300.0
+_PATIENT = "RAY_raylet_start_wait_time_s=90"  # five machines start on a few cores
 _PROCESSES = {
     "coordinator": "ray::CoordinatorActor",
     "drafter": "ray::DrafterActor",
@@ -75,12 +75,20 @@ class Cluster:
             machine.run(f"cat >{HOME}/{path} <<'END'\n{text}\nEND")
         kind = "head" if role == "head" else "worker"
         for command in yaml.safe_load(_FILE.read_text())[f"{kind}_start_ray_commands"]:
-            if not command.endswith("ray stop"):  # nothing runs there yet
-                start = command.replace("--autoscaling-config=~/ray_bootstrap_config.yaml", "")
-                start += f" {_NODE}{0 if role == 'head' else 4}" if "ray start" in start else ""
-                machine.run(
-                    f"export RAY_HEAD_IP={self._head.address} {_PATIENT}; {start}", _START_SECONDS
-                )
+            if "ray start" in command:
+                self._start_ray(machine, 0 if role == "head" else 4, command)
+            elif not command.endswith("ray stop"):  # nothing runs there yet
+                machine.run(f"export RAY_HEAD_IP={self._head.address}; {command}")
+
+    def _start_ray(self, machine: Machine, num_cpus: int, command: str) -> None:
+        """Start Ray; once more if it does not come up, which happens where cores are busy."""
+        command = command.replace("--autoscaling-config=~/ray_bootstrap_config.yaml", "")
+        line = f"export RAY_HEAD_IP={self._head.address} {_PATIENT}; {command} {_NODE}{num_cpus}"
+        try:
+            machine.run(line, _START_SECONDS)
+        except WorkerError:
+            machine.run(f"{_ENVIRONMENT}; ray stop --force")
+            machine.run(line, _START_SECONDS)
 
     def on_head(self, command: str, seconds: float = 120.0) -> str:
         return self._head.run(f"{_ENVIRONMENT}; {command}", seconds)
