@@ -59,6 +59,11 @@ class DraftJob:
     pre_drafts: PreDrafts | None = None  # of the verification; None: the step waits for the draft
     pre_draft: PreDraft | None = None
 
+    @property
+    def is_next(self) -> bool:
+        """Whether it is for the request's next step: no pre-draft, or that for what happened."""
+        return self.pre_drafts is None or self.pre_drafts.hit is self.pre_draft
+
     def lose(self) -> bool:
         """Give up the draft; return whether it was a pre-draft for what has happened."""
         if self.pre_drafts is None or self.pre_draft is None:
@@ -96,9 +101,8 @@ class DraftCall:
 
     @property
     def view(self) -> CallView:
-        awaited = [request.request_id for request in self.awaited]
-        tickets = [job.ticket for job in self.jobs if job.request in self.awaited]
-        return CallView(tickets, awaited, self.started_at, self.ends_at)
+        awaited = [job.ticket for job in self.jobs if job.request in self.awaited and job.is_next]
+        return CallView(awaited, self.started_at, self.ends_at)
 
     async def answer(self) -> list[Draft] | Exception:
         """Call the drafter; return the drafts, or the error."""

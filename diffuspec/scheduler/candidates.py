@@ -54,7 +54,7 @@ def coming(s: Snapshot) -> tuple[Batch, float]:
     requests = {one.request_id: one for one in s.requests}
     for call in [one.call for one in s.drafters]:
         if call is not None and call.awaited and not call.is_overdue(s.now):
-            awaited = [one for one in call.tickets if one.request_id in requests]
+            awaited = [one for one in call.awaited if one.request_id in requests]
             batches = [_after(requests[one.request_id], one.length) for one in awaited]
             batch = batch.plus(*batches)
             left = max(left, abs(call.ends_at - s.now))  # a late call takes as long again

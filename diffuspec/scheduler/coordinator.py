@@ -268,13 +268,13 @@ class Coordinator:
         A hanging role is given up after the configuration's `max_draft_seconds`.
         """
         profile = Profile(self._info, max_seconds, self._config.max_draft_seconds)
-        learner, lanes = self.loop.learner, {lane.chosen_by: lane for lane in self.pool.lanes}
-        costs = learner.costs
+        learner, costs = self.loop.learner, self.loop.learner.costs
+        lanes = {lane.chosen_by: lane for lane in self.pool.lanes if lane.is_available}
         if not costs.is_known:
             for call in await profile.verifier_calls(self._verifier):
                 costs = costs.observe_verification(call.size, call.num_requests, call.seconds, {})
         for name, lane in lanes.items():
-            if lane.is_available and not costs.drafters[name].is_known:
+            if not costs.drafters[name].is_known:
                 for call in await profile.drafter_calls(lane.drafter, name):
                     costs = costs.observe_draft(
                         name, call.size, call.num_requests, call.num_unread, call.seconds

@@ -22,7 +22,7 @@ class Readiness:
 
 def readiness_of(s: Snapshot) -> Readiness:
     """Choose the requests, and place those that have no drafter with one."""
-    requests, alone = _chosen(s)
+    requests, alone = choose_ready(s)
     busy = [one for one in s.requests if one.state != "ready"]
     num_running = sum([not one.is_long for one in [*busy, *requests]])
     drafters = {one.number: one for one in s.drafters}
@@ -32,7 +32,7 @@ def readiness_of(s: Snapshot) -> Readiness:
     return Readiness(requests, alone, num_running, known, placed)
 
 
-def _chosen(s: Snapshot) -> tuple[list[RequestView], str | None]:
+def choose_ready(s: Snapshot) -> tuple[list[RequestView], str | None]:
     """Return the ready requests that may be in calls now, and a suspect that runs alone.
 
     A request at which workers were lost repeatedly waits until no other request can go on. Then the

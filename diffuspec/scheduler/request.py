@@ -200,7 +200,8 @@ class Request:
     def view(self, home: int | None, held_by: Sequence[int]) -> RequestView:
         """Return what decisions depend on; see RequestView for the arguments."""
         step, ahead, length = self.step, self.pre_drafts, self.policy.num_draft_tokens
-        outcomes = ahead.untried if ahead is not None and self.state == "verifying" else ()
+        is_drafted = self.state == "verifying" and step.ticket is not None
+        outcomes = ahead.untried if ahead is not None and is_drafted and length != 0 else ()
         return RequestView(
             self.request_id,
             self.state,

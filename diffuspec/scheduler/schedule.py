@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from diffuspec.scheduler.candidates import Batch, Scorer, batch_after, batch_of, coming
 from diffuspec.scheduler.draft_plans import Drafts, size_drafts, with_pre_drafts
-from diffuspec.scheduler.readiness import Readiness, readiness_of
+from diffuspec.scheduler.readiness import Readiness, choose_ready, readiness_of
 from diffuspec.speculation.lengths import nodes_to_verify
 from diffuspec.speculation.values import Plan, RequestView, Score, Snapshot
 
@@ -67,14 +67,15 @@ def schedule(s: Snapshot) -> Plan:
 
 
 def plain_plan(s: Snapshot) -> Plan:
-    """Return a plan that asks no model: it verifies all ready requests, and drafts for none."""
+    """Return a plan that asks no model: it verifies all that may run, and drafts for none."""
+    ready, alone = choose_ready(s)
     if s.now < s.verifier_at:
-        return Plan(wait_until=s.verifier_at)
+        return Plan(wait_until=s.verifier_at, alone=alone)
     if s.verification_ends_at is not None:
-        return Plan()
-    ready = [one for one in s.requests if one.state == "ready"]
+        return Plan(alone=alone)
     num_running = sum([not one.is_long for one in s.requests])
-    return Plan(s.isolated[0] if s.isolated else _ids(ready), num_running=num_running)
+    verify = s.isolated[0] if s.isolated else _ids(ready)
+    return Plan(verify, alone=alone, num_running=num_running)
 
 
 def _grouped(ready: Readiness) -> tuple[_Groups, dict[str, str]]:
@@ -158,7 +159,7 @@ def _num_nodes(
     s: Snapshot, verified: Sequence[RequestView], max_read: Mapping[str, int], rate: float
 ) -> dict[str, int]:
     """Return how many nodes are worth verifying of drafts whose length was free."""
-    cut = [one for one in verified if one.reach and one.fixed_length is None]
+    cut = [one for one in verified if one.reach and one.fixed_length is None and not one.is_long]
     if not cut or not s.costs.is_known:
         return {}
     batch = batch_of(verified, max_read)

@@ -204,14 +204,18 @@ class Verifications:
         request.state = "ready"
 
     def _isolate(self, call: VerifyCall, error: Exception) -> None:
-        """End the only request of a failed call; if there are more, retry halves separately."""
-        if len(call.requests) == 1:
-            [request] = call.requests
-            request.is_in_verifier = False
-            self._finish_step(request, error, call)
-            return
-        half = len(call.requests) // 2
-        self.isolated.extendleft([call.requests[half:], call.requests[:half]])
+        """End the only request of a failed call; if there are more, retry halves separately.
+
+        Requests that were aborted meanwhile are not retried: the loop may know them no more.
+        """
+        is_alone = len(call.requests) == 1
+        retried = [one for one in call.requests if not (is_alone or one.is_finished)]
+        for request in call.requests:
+            if request not in retried:
+                request.is_in_verifier = False
+                self._finish_step(request, error, call)
+        half = len(retried) // 2
+        self.isolated.extendleft(filter(None, [retried[half:], retried[:half]]))
 
     def _on_outage(self, call: VerifyCall, error: VerifierUnavailableError) -> None:
         """Hold requests until the verifier is back, except those that waited too long or ended."""

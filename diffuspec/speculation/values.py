@@ -77,8 +77,7 @@ class RequestView(NamedTuple):
 class CallView(NamedTuple):
     """A draft call in flight."""
 
-    tickets: Sequence[DraftTicket]
-    awaited: Sequence[str]  # requests whose next step waits for it
+    awaited: Sequence[DraftTicket]  # one for each request whose next step waits for it
     started_at: float
     ends_at: float  # expected
 

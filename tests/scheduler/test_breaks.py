@@ -190,6 +190,28 @@ def test_requests_in_flight_at_a_break_count_it_and_a_suspect_ends_for_good(quie
     run_in_virtual_time(asyncio.wait_for(main(), 1e4))
 
 
+def test_a_verification_that_fails_after_a_break_costs_later_requests_nothing(quiet):
+    async def main() -> None:
+        async with on_stage(None, max_sequences=_SLOTS) as stage:
+            stage.verifier.gate.close()
+            others = [stage.start([n]) for n in (2, 3)]
+            await stage.verifier.gate.arrival()
+            assert len(stage.coordinator.loop.in_verifier) == 2
+            stage.coordinator.loop.events.put(lambda: [][0])
+            await asyncio.wait(others)
+            later = stage.start([4])
+            await asyncio.sleep(0.01)
+            stage.verifier.error = VerifierError("out of memory")
+            stage.verifier.gate.open()
+            await asyncio.sleep(0)
+            stage.verifier.error = None
+            assert await later == stage.plain([4])
+            assert [type(one.exception()) for one in others] == [VerifierLostError] * 2
+            assert await is_whole(stage)
+
+    run_in_virtual_time(asyncio.wait_for(main(), 1e4))
+
+
 def test_after_three_breaks_within_a_minute_the_coordinator_gives_up(quiet):
     async def main() -> None:
         async with on_stage() as stage:

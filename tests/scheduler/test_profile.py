@@ -14,7 +14,7 @@ import pytest
 from diffuspec.core.errors import DrafterError, VerifierError
 from diffuspec.core.types import Draft, DraftRequest, Verdict, VerifyRequest
 from tests.support.fakes import FAKE_TARGET, FakeVerifier, HangingDrafter, empty
-from tests.support.stage import fake_drafter, on_stage, slow_down, until
+from tests.support.stage import fake_drafter, on_stage, pool_of, slow_down, until
 
 pytestmark = [pytest.mark.virtual_time, pytest.mark.timeout(60)]
 
@@ -119,6 +119,14 @@ async def test_no_call_is_larger_than_the_target_allows(changes):
         slow_down(stage.drafter, "draft", 0.01)
         await stage.coordinator.profile(10.0)  # the fake verifier checks its calls
         assert max(map(len, verifier.batches)) <= verifier.info.max_sequences
+        assert stage.coordinator.loop.learner.costs.drafters[""].is_known
+
+
+async def test_a_failed_drafter_does_not_keep_another_of_its_name_from_being_measured():
+    pool = pool_of([fake_drafter(), fake_drafter()])
+    async with on_stage(pool) as stage:
+        pool.lanes[1].breaker.failed(time.monotonic())
+        await stage.coordinator.profile(10.0)
         assert stage.coordinator.loop.learner.costs.drafters[""].is_known
 
 

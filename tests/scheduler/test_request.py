@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ from diffuspec.core.errors import InvalidRequestError, VerifierError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import PLAIN, SamplingParams, SpeculationParams
 from diffuspec.core.types import EMPTY_DRAFT, EMPTY_TREE, Draft, FinishReason, Verdict
+from diffuspec.scheduler.calls import DraftCall, DraftJob, Lane
 from diffuspec.scheduler.request import Request
+from diffuspec.scheduler.step import PreDrafts
 from diffuspec.speculation.outcomes import Outcome
 from diffuspec.speculation.values import DraftTicket
 from tests.support.fakes import EOS, make_draft
-from tests.support.stage import make_request
+from tests.support.stage import fake_drafter, make_request
 
 pytestmark = pytest.mark.virtual_time
 
@@ -226,6 +229,40 @@ def test_a_draft_for_an_outcome_is_asked_for_behind_its_tokens():
     assert asked.prefix.tolist() == [1, 2, 3, 7, 8]
     assert asked.num_draft_tokens == 4 + 1, "the token after a full acceptance is one of them"
     assert asked.num_alternatives > 0
+
+
+def test_outcomes_of_a_draft_that_was_dropped_are_not_drafted_for():
+    request = make(num_outcomes=4)
+    draft = replace(make_draft(chain([7, 9])), alternatives=(((8, -0.1),),) * 3)
+    request.take_draft(draft, ticket(2), TARGET)
+    request.expect_outcomes()
+    request.state = "verifying"
+    assert request.view(0, ()).outcomes
+    request.step.skip(None)  # after an outage the verifier has read only a part of the prefix
+    assert not request.view(0, ()).outcomes
+
+
+def test_a_request_at_which_drafters_were_lost_is_not_drafted_for_ahead(caplog):
+    caplog.set_level(logging.CRITICAL)
+    request = make(num_outcomes=4)
+    draft = replace(make_draft(chain([7, 9])), alternatives=(((8, -0.1),),) * 3)
+    request.take_draft(draft, ticket(2), TARGET)
+    request.expect_outcomes()
+    request.state = "verifying"
+    for _ in range(2):
+        assert request.view(0, ()).outcomes
+        request.on_draft_loss()
+    assert not request.view(0, ()).outcomes
+
+
+def test_a_request_that_waits_for_a_pre_draft_waits_for_one_draft_of_its_call():
+    request = make(num_outcomes=4)
+    tickets = [ticket(4, Outcome(-1, token)) for token in (7, 8)]
+    ahead = request.pre_drafts = PreDrafts(())
+    jobs = [DraftJob(request, one, ahead, ahead.send(one)) for one in tickets]
+    ahead.happened = tickets[1].outcome
+    call = DraftCall(Lane(fake_drafter(), "drafter"), jobs, awaited={request})
+    assert call.view.awaited == tickets[1:]
 
 
 def test_an_adaptive_drafter_weight_follows_the_side_that_was_right():

@@ -253,6 +253,14 @@ def test_a_suspect_waits_for_others_and_then_runs_alone_until_it_ends():
     assert plan_of(replace(state, requests=[innocent])).verify == [innocent.request_id]
 
 
+def test_a_suspect_runs_alone_even_without_models():
+    innocent, suspect = drafted(), drafted(is_suspect=True)
+    assert plain_plan(snapshot([suspect, innocent])).verify == [innocent.request_id]
+    plan = plain_plan(snapshot([suspect, drafted(is_suspect=True)]))
+    assert (plan.verify, plan.alone) == ([suspect.request_id], suspect.request_id)
+    assert plain_plan(snapshot([suspect, innocent], alone=suspect.request_id)) == plan
+
+
 # ---- prompts
 
 

@@ -168,8 +168,7 @@ def drafter_view(number: int = 0, name: str = NAME, **changes: Any) -> DrafterVi
 def drafting(requests: Sequence[RequestView], seconds_left: float, length: int = 8) -> CallView:
     """Return a draft call since 10 ms, which is expected to end in so many seconds."""
     tickets = [DraftTicket(request.request_id, length) for request in requests]
-    awaited = [request.request_id for request in requests]
-    return CallView(tickets, awaited, NOW - 0.01, NOW + seconds_left)
+    return CallView(tickets, NOW - 0.01, NOW + seconds_left)
 
 
 # ---- the snapshot
