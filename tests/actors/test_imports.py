@@ -13,10 +13,11 @@ import actors.placement, actors.service.directory
 from actors.roles.path_scorer import PathScorerActor
 from actors.settings import parse_pipeline
 from diffuspec.core.interfaces import TargetInfo
+from diffuspec.rpc.security import Security
 
 async def serve():
     config = parse_pipeline({"engine": {"preset": "tiny"}})
-    scorer = PathScorerActor(config, "secret")
+    scorer = PathScorerActor(config, Security("secret"))
     await scorer.start(TargetInfo(4096, 512, 4, (0,)), "127.0.0.1")
     await scorer.stop()
 
