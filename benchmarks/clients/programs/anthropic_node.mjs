@@ -1,0 +1,21 @@
+import Anthropic, { BadRequestError } from "@anthropic-ai/sdk";
+
+const [url, model] = process.argv.slice(2);
+const client = new Anthropic({ baseURL: url, apiKey: "none" });
+const messages = [{ role: "user", content: "What is the capital of France?" }];
+const usual = { model, messages, temperature: 0, max_tokens: 64 };
+const schema = { type: "object", properties: { city: { enum: ["Paris", "Rome"] } }, required: ["city"] };
+const seen = {};
+seen.text = Boolean((await client.messages.create(usual)).content[0].text);
+let events = 0;
+for await (const _ of client.messages.stream(usual)) events += 1;
+seen.streams = events > 1;
+const tools = [{ name: "look_up", input_schema: schema }];
+const reply = await client.messages.create({ ...usual, tools, tool_choice: { type: "any" } });
+seen.tools = reply.content.some((part) => part.type === "tool_use" && "city" in part.input);
+try {
+  await client.messages.create({ ...usual, temperature: 99 });
+} catch (error) {
+  seen.errors = error instanceof BadRequestError;
+}
+console.log(JSON.stringify(seen));
