@@ -3,8 +3,8 @@ import { APICallError, generateObject, generateText, jsonSchema, streamText, too
 
 const [url, name] = process.argv.slice(2);
 const provider = createOpenAICompatible({ name: "diffuspec", baseURL: `${url}/v1`, supportsStructuredOutputs: true });
-const usual = { model: provider(name), prompt: "What is the capital of France?", temperature: 0, maxOutputTokens: 64, maxRetries: 0 };
-const schema = jsonSchema({ type: "object", properties: { city: { type: "string", enum: ["Paris", "Rome"] } }, required: ["city"] });
+const usual = { model: provider(name), prompt: "What is the capital of France?", temperature: 0, maxOutputTokens: 256, maxRetries: 0 };
+const schema = jsonSchema({ type: "object", properties: { city: { type: "string", enum: ["Paris", "Rome"] } }, required: ["city"], additionalProperties: false });
 const seen = {};
 seen.text = Boolean((await generateText(usual)).text);
 let parts = 0;

@@ -3,8 +3,8 @@ import Anthropic, { BadRequestError } from "@anthropic-ai/sdk";
 const [url, model] = process.argv.slice(2);
 const client = new Anthropic({ baseURL: url, apiKey: "none" });
 const messages = [{ role: "user", content: "What is the capital of France?" }];
-const usual = { model, messages, temperature: 0, max_tokens: 64 };
-const schema = { type: "object", properties: { city: { enum: ["Paris", "Rome"] } }, required: ["city"] };
+const usual = { model, messages, max_tokens: 256 };
+const schema = { type: "object", properties: { city: { enum: ["Paris", "Rome"] } }, required: ["city"], additionalProperties: false };
 const seen = {};
 seen.text = Boolean((await client.messages.create(usual)).content[0].text);
 let events = 0;
@@ -14,7 +14,7 @@ const tools = [{ name: "look_up", input_schema: schema }];
 const reply = await client.messages.create({ ...usual, tools, tool_choice: { type: "any" } });
 seen.tools = reply.content.some((part) => part.type === "tool_use" && "city" in part.input);
 try {
-  await client.messages.create({ ...usual, temperature: 99 });
+  await client.messages.create({ ...usual, max_tokens: -1 });
 } catch (error) {
   seen.errors = error instanceof BadRequestError;
 }

@@ -6,9 +6,10 @@ from anthropic import Anthropic, BadRequestError
 url, question = sys.argv[1], [{"role": "user", "content": "What is the capital of France?"}]
 client = Anthropic(base_url=url, api_key="none")
 model = client.models.list().data[0].id
-usual = {"model": model, "messages": question, "temperature": 0, "max_tokens": 64}
+usual = {"model": model, "messages": question, "max_tokens": 256}
 city = {"enum": ["Paris", "Rome"]}
 schema = {"type": "object", "properties": {"city": city}, "required": ["city"]}
+schema["additionalProperties"] = False
 seen = {}
 seen["text"] = bool(client.messages.create(**usual).content[0].text)
 with client.messages.stream(**usual) as stream:
@@ -17,7 +18,7 @@ tool = {"name": "look_up", "input_schema": schema}
 reply = client.messages.create(**usual, tools=[tool], tool_choice={"type": "any"})
 seen["tools"] = any("city" in part.input for part in reply.content if part.type == "tool_use")
 try:
-    client.messages.create(**usual | {"temperature": 99})
+    client.messages.create(**usual | {"max_tokens": -1})
 except BadRequestError as error:
-    seen["errors"] = "temperature" in str(error)
+    seen["errors"] = "max_tokens" in str(error)
 print(json.dumps(seen))

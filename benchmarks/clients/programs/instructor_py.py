@@ -4,14 +4,17 @@ from typing import Literal
 
 import instructor
 from openai import OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 
 class Answer(BaseModel):
+    """Answer with a city."""
+
+    model_config = ConfigDict(extra="forbid")
     city: Literal["Paris", "Rome"]
 
 
-usual = {"model": sys.argv[2], "max_tokens": 64, "temperature": 0, "response_model": Answer}
+usual = {"model": sys.argv[2], "max_tokens": 256, "temperature": 0, "response_model": Answer}
 usual["messages"] = [{"role": "user", "content": "What is the capital of France?"}]
 seen = {}
 for name, mode in (("tools", instructor.Mode.TOOLS), ("forms", instructor.Mode.JSON_SCHEMA)):

@@ -4,25 +4,24 @@ from typing import Literal
 
 from langchain_openai import ChatOpenAI
 from openai import BadRequestError
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 
 class Answer(BaseModel):
+    """Answer with a city."""
+
+    model_config = ConfigDict(extra="forbid")
     city: Literal["Paris", "Rome"]
 
 
-def look_up(city: Literal["Paris", "Rome"]) -> str:
-    """Look up a city."""
-    return city
-
-
 question = "What is the capital of France?"
-usual = {"base_url": f"{sys.argv[1]}/v1", "api_key": "none", "model": sys.argv[2], "max_tokens": 64}
+usual = {"base_url": f"{sys.argv[1]}/v1", "api_key": "none", "max_tokens": 256}
+usual["model"] = sys.argv[2]
 chat = ChatOpenAI(**usual, temperature=0)
 seen = {}
 seen["text"] = bool(chat.invoke(question).content)
 seen["streams"] = len(list(chat.stream(question))) > 1
-[call] = chat.bind_tools([look_up], tool_choice="required").invoke(question).tool_calls
+[call] = chat.bind_tools([Answer], tool_choice="required").invoke(question).tool_calls
 seen["tools"] = "city" in call["args"]
 form = chat.with_structured_output(Answer, method="json_schema")
 seen["forms"] = isinstance(form.invoke(question), Answer)

@@ -5,10 +5,11 @@ from litellm import BadRequestError, completion
 
 question = [{"role": "user", "content": "What is the capital of France?"}]
 usual = {"model": "openai/any", "api_base": f"{sys.argv[1]}/v1", "api_key": "none"}
-usual |= {"messages": question, "temperature": 0, "max_tokens": 64}
+usual |= {"messages": question, "temperature": 0, "max_tokens": 256}
 usual["model"] = f"openai/{sys.argv[2]}"
 city = {"enum": ["Paris", "Rome"]}
 schema = {"type": "object", "properties": {"city": city}, "required": ["city"]}
+schema["additionalProperties"] = False
 seen = {}
 seen["text"] = bool(completion(**usual).choices[0].message.content)
 seen["streams"] = len(list(completion(**usual, stream=True))) > 1

@@ -7,9 +7,10 @@ url, question = sys.argv[1], [{"role": "user", "content": "What is the capital o
 client = OpenAI(base_url=f"{url}/v1", api_key="none")
 model = client.models.list().data[0].id
 ask = client.chat.completions.create
-usual = {"model": model, "messages": question, "temperature": 0, "max_tokens": 64}
+usual = {"model": model, "messages": question, "temperature": 0, "max_tokens": 256}
 city = {"enum": ["Paris", "Rome"]}
 schema = {"type": "object", "properties": {"city": city}, "required": ["city"]}
+schema["additionalProperties"] = False
 tool = {"type": "function", "function": {"name": "look_up", "parameters": schema}}
 seen = {}
 seen["text"] = bool(ask(**usual).choices[0].message.content)

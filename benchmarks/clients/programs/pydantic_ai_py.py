@@ -13,7 +13,7 @@ class Answer(BaseModel):
     city: Literal["Paris", "Rome"]
 
 
-question, settings = "What is the capital of France?", {"temperature": 0, "max_tokens": 64}
+question, settings = "What is the capital of France?", {"temperature": 0, "max_tokens": 256}
 provider = OpenAIProvider(base_url=f"{sys.argv[1]}/v1", api_key="none")
 model = OpenAIChatModel(sys.argv[2], provider=provider)
 seen = {}
