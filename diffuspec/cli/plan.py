@@ -112,9 +112,6 @@ class Chosen:
     )
 
 
-app = typer.Typer()
-
-
 @takes_fields("chosen", Chosen)
 def run(context: typer.Context, chosen: Chosen) -> None:
     """Compare a target without drafts, with a drafter on its GPU, and with one on its own.
