@@ -121,7 +121,7 @@ class Admission:
     def admit(self) -> list[Request]:
         """Return the requests that may start now, each with its own slot.
 
-        None starts after a suspect until it has ended or waits for its reader: see Isolation.
+        None starts after a suspect until it has ended or waits for its reader: see `choose_ready`.
         """
         admitted = []
         while self._waiting and len(self._running) < self.max_running and not self._has_suspect:

@@ -23,13 +23,17 @@ class Readiness:
 def readiness_of(s: Snapshot) -> Readiness:
     """Choose the requests, and place those that have no drafter with one."""
     requests, alone = choose_ready(s)
-    busy = [one for one in s.requests if one.state != "ready"]
-    num_running = sum([not one.is_long for one in [*busy, *requests]])
     drafters = {one.number: one for one in s.drafters}
     placed = _placed(s, requests)
     homes = {one.request_id: one.home for one in s.requests if one.home is not None} | placed
     known = {request_id: drafters[number] for request_id, number in homes.items()}
-    return Readiness(requests, alone, num_running, known, placed)
+    return Readiness(requests, alone, num_running_of(s, requests), known, placed)
+
+
+def num_running_of(s: Snapshot, chosen: Iterable[RequestView]) -> int:
+    """Number of decoding requests that are in calls, or chosen to be."""
+    busy = [one for one in s.requests if one.state != "ready"]
+    return sum([not one.is_long for one in [*busy, *chosen]])
 
 
 def choose_ready(s: Snapshot) -> tuple[list[RequestView], str | None]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from diffuspec.scheduler.candidates import Batch, Scorer, batch_after, batch_of, coming
 from diffuspec.scheduler.draft_plans import Drafts, size_drafts, with_pre_drafts
-from diffuspec.scheduler.readiness import Readiness, choose_ready, readiness_of
+from diffuspec.scheduler.readiness import Readiness, choose_ready, num_running_of, readiness_of
 from diffuspec.speculation.lengths import nodes_to_verify
 from diffuspec.speculation.values import Plan, RequestView, Score, Snapshot
 
@@ -73,9 +73,8 @@ def plain_plan(s: Snapshot) -> Plan:
         return Plan(wait_until=s.verifier_at, alone=alone)
     if s.verification_ends_at is not None:
         return Plan(alone=alone)
-    num_running = sum([not one.is_long for one in s.requests])
     verify = s.isolated[0] if s.isolated else _ids(ready)
-    return Plan(verify, alone=alone, num_running=num_running)
+    return Plan(verify, alone=alone, num_running=num_running_of(s, ready))
 
 
 def _grouped(ready: Readiness) -> tuple[_Groups, dict[str, str]]:

@@ -258,6 +258,7 @@ def test_a_suspect_runs_alone_even_without_models():
     assert plain_plan(snapshot([suspect, innocent])).verify == [innocent.request_id]
     plan = plain_plan(snapshot([suspect, drafted(is_suspect=True)]))
     assert (plan.verify, plan.alone) == ([suspect.request_id], suspect.request_id)
+    assert plan.num_running == 1
     assert plain_plan(snapshot([suspect, innocent], alone=suspect.request_id)) == plan
 
 
