@@ -188,7 +188,7 @@ def settings_of(engine: Engine, options: BenchOptions) -> RunSettings:
 
 def describe(engine: Engine) -> Machine:
     target: Any = engine.verifier
-    cache = target.runner.cache
+    cache = target.runner.cache.store
     return describe_machine(cache.device, cache.dtype)
 
 

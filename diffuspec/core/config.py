@@ -46,15 +46,14 @@ class TargetConfig(Section):
         8,
         ge=1,
         le=1024,
-        description="Maximum number of requests verified concurrently; determines the size of the "
-        "KV cache.",
+        description="Maximum number of requests verified concurrently.",
     )
-    prefix_slots: int = Field(
-        0,
-        ge=0,
-        le=4096,
-        description="Additional slots of the KV cache, which keep the prefixes of this many more "
-        "finished requests, for conversations that continue.",
+    cache_memory: float | None = Field(
+        None,
+        gt=0,
+        description="Size of the KV cache on each device: above 1 in bytes; up to 1 the share of "
+        "a GPU's memory, or of a machine's free memory, that weights and cache take together; "
+        "null: room for `max_sequences` requests of 2,048 tokens, and for one of `max_model_len`.",
     )
     exact: bool | None = Field(
         None,

@@ -183,8 +183,7 @@ class Engine(EngineBase):
     def reset_prefix_cache(self) -> None:
         """Empty the models' prefix caches. Call it only while no request is running."""
         for runner in self.runners:
-            for slot in range(runner.cache.num_slots):
-                runner.cache.truncate(slot, 0)
+            runner.cache.reset()
 
     async def _stream(
         self,

@@ -29,6 +29,8 @@ from diffuspec.models.draft_context import draft_context, max_context_tokens
 from diffuspec.models.draft_requests import check_draft_request, check_vocabulary, draft_rounds
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.models.loading.load import load_model
+from diffuspec.models.pages.store import num_pages_of
+from diffuspec.models.pages.table import PageTable
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.worker import Worker
 
@@ -42,7 +44,7 @@ class _Chain:
     request: DraftRequest
     context: TokenIds  # the part of its prefix that the drafter reads
     length: int  # number of tokens to draft
-    slot: int
+    table: PageTable | None
     token_ids: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
     is_ended: bool = False
@@ -87,7 +89,7 @@ class AutoregressiveDrafter:
             config.path,
             device=config.device,
             dtype=config.dtype,
-            num_slots=target.max_sequences,
+            max_sequences=target.max_sequences,
             max_len=max_len,
             allow_int8=True,
         )
@@ -112,7 +114,8 @@ class AutoregressiveDrafter:
         started = time.perf_counter()
         drafts: list[Draft | None] = [None] * len(requests)
         try:
-            for places in draft_rounds(requests, self.runner.cache.num_slots):
+            sizes = [self._num_pages(request) for request in requests]
+            for places in draft_rounds(requests, self.runner.cache.num_pages, sizes):
                 chains = self._draft_chains([requests[place] for place in places])
                 for place, one in zip(places, chains, strict=True):
                     drafts[place] = self._make_draft(one)
@@ -134,30 +137,39 @@ class AutoregressiveDrafter:
             logits[:, self._target.vocab_size :].fill_(-torch.inf)
             for one, segment in zip(drafting, segments, strict=True):
                 token_ids = np.asarray(segment.token_ids, np.int32)
-                cache.commit(one.slot, token_ids, segment.num_rows)
+                cache.commit(segment.table, token_ids, segment.num_rows)
             self._extend(drafting, logits)
         return chains
 
-    def _begin(self, request: DraftRequest) -> _Chain:
+    def _context(self, request: DraftRequest) -> TokenIds:
         size = self._config.context_tokens
-        context = draft_context(request.prefix, request.num_prompt_tokens, size)
+        return draft_context(request.prefix, request.num_prompt_tokens, size)
+
+    def _num_pages(self, request: DraftRequest) -> int:
+        """Return the number of pages that a draft takes."""
+        end = len(self._context(request)) + request.num_draft_tokens
+        return num_pages_of(min(end, self._max_positions))
+
+    def _begin(self, request: DraftRequest) -> _Chain:
+        context = self._context(request)
         wanted = request.num_draft_tokens, request.max_nodes, self._config.num_draft_tokens
         length = min(*wanted, self._max_positions - len(context))
         if length < 1:
-            return _Chain(request, context, 0, -1, is_ended=True)
+            return _Chain(request, context, 0, None, is_ended=True)
         salt = request.sampling.cache_salt
-        slot, start = self.runner.cache.acquire(request.request_id, context, salt=salt)
-        self.runner.extend(slot, context, start, MAX_PREFILL_ROWS)
-        return _Chain(request, context, length, slot)
+        table = self.runner.cache.acquire(request.request_id, context, salt=salt)
+        self.runner.extend(table, context, table.length, MAX_PREFILL_ROWS)
+        return _Chain(request, context, length, table)
 
     def _segment(self, one: _Chain) -> Segment:
         """Return a segment with the uncached tokens, and the logits of the last one."""
-        start = len(self.runner.cache.tokens(one.slot))
+        assert one.table is not None, "an ended chain has no more rows"
+        start = one.table.length
         known = one.context if not one.token_ids else np.array(one.token_ids[-1:], np.int32)
         token_ids = known[start:] if not one.token_ids else known
         positions = np.arange(start, start + len(token_ids))
         last_row = [len(token_ids) - 1]
-        return Segment(one.slot, start, token_ids, positions, "causal", last_row)
+        return Segment(one.table, start, token_ids, positions, "causal", last_row)
 
     def _extend(self, chains: Sequence[_Chain], logits: torch.Tensor) -> None:
         """Add to every chain the token that the target would draw from its row of logits."""

@@ -21,6 +21,7 @@ from diffuspec.core.types import TokenIds
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.models.loading.load import load_model
+from diffuspec.models.pages.table import PageTable
 from diffuspec.models.runner import ModelRunner
 from diffuspec.text.tokenizer import check_tokenizer, load_tokenizer
 
@@ -64,7 +65,7 @@ class CausalLmProxy:
         checkpoint.check_autoregressive("the causal proxy")
         checkpoint.check_room_for_drafts()
         num_path_rows = beam_width * MAX_DRAFT_TOKENS
-        loaded = load_model(path, device=device, num_slots=1, num_scratch_rows=num_path_rows)
+        loaded = load_model(path, device=device, max_sequences=1, num_scratch_rows=num_path_rows)
         known = check_tokenizer(path, load_tokenizer(path), loaded.runner.vocab_size)
         if known != vocab_size:
             raise VocabularyError(
@@ -93,7 +94,7 @@ class CausalLmProxy:
     def _segment(self, states: Sequence[_State]) -> Segment:
         """Lay out the last prefix token and every state's path. Paths do not see each other."""
         prefix: TokenIds = np.array(states[0].prefix, np.int32)
-        slot, start = self._prefill(prefix, states[0].salt)
+        table = self._prefill(prefix, states[0].salt)
         paths = [state.path for state in states]
         lengths = [len(path) for path in paths]
         num_rows = 1 + sum(lengths)
@@ -106,21 +107,21 @@ class CausalLmProxy:
             logit_rows.append(row - 1 if length else 0)
         positions = [np.arange(len(prefix), len(prefix) + length) for length in lengths]
         return Segment(
-            slot,
-            start,
+            table,
+            table.length,
             np.concatenate([prefix[-1:], *(np.array(path, np.int32) for path in paths)]),
             np.concatenate([np.array([len(prefix) - 1]), *positions]),
             visible,
             logit_rows,
         )
 
-    def _prefill(self, prefix: TokenIds, salt: str | None) -> tuple[int, int]:
-        """Cache the prefix without its last token; return the slot and the number of tokens."""
+    def _prefill(self, prefix: TokenIds, salt: str | None) -> PageTable:
+        """Cache the prefix without its last token; return its table."""
         cache = self._runner.cache
         cache.begin_step()
-        slot, start = cache.acquire(_REQUEST_ID, prefix, salt=salt)
+        table = cache.acquire(_REQUEST_ID, prefix, salt=salt)
         end = len(prefix) - 1
-        while start < end:
+        while (start := table.length) < end:
             chunk = prefix[start : min(start + _MAX_PREFILL_ROWS, end)]
-            start = self._runner.feed(slot, chunk, start)
-        return slot, start
+            self._runner.feed(table, chunk, start)
+        return table

@@ -23,6 +23,7 @@ from diffuspec.models.draft_context import cut_to_limit, draft_context, max_cont
 from diffuspec.models.draft_requests import (
     check_draft_request,
     check_vocabulary,
+    draft_rounds,
     is_noiseless,
     with_noise,
 )
@@ -32,18 +33,20 @@ from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.models.loading.families import DiffusionSettings, find_warnings
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.masked_draft import MaskedDraft
+from diffuspec.models.pages.store import num_pages_of
+from diffuspec.models.pages.table import PageTable
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-NUM_SCRATCH_ROWS = 512  # rows per slot for masks and hypothetical tokens
+NUM_SCRATCH_ROWS = 512  # rows of a request for masks and hypothetical tokens
 MAX_PREFILL_ROWS = 512  # rows of one request in one forward, if prefixes are causal
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Plan:
-    slot: int
+    table: PageTable
     segments: list[Segment]
     committed: TokenIds  # tokens of the leading new rows, which stay in the cache
 
@@ -53,8 +56,8 @@ class DiffusionDrafter:
 
     With the prefix cache, the states of a prefix are exact where no later token changes them; the
     others are recomputed. With full attention they come from earlier steps and are recomputed every
-    refresh_every tokens. Requests of one batch with the same id (hypothetical prefixes) share a
-    slot and a forward. Ids unknown to the target, and the mask, are never drafted. Forwards run in
+    refresh_every tokens. Requests of one batch with the same id (hypothetical prefixes) share
+    pages and a forward. Ids unknown to the target, and the mask, are never drafted. Forwards run in
     a worker thread, or inline if the target takes one sequence at a time. If it takes more, a
     drafter with a cache of exact prefixes prefills a long prefix over several calls, and until then
     returns empty lattices for it.
@@ -75,7 +78,6 @@ class DiffusionDrafter:
         self._masks = np.full(MAX_DRAFT_TOKENS, settings.mask_token_id, np.int32)
         self._settings = settings
         self._max_positions = max_positions
-        self._num_scratch_rows = runner.cache.max_len - max_positions
         self._uses_cache = config.prefix_cache
         self._context_tokens = config.context_tokens
         self._refresh_every = config.refresh_every
@@ -104,10 +106,11 @@ class DiffusionDrafter:
             config.path,
             device=config.device,
             dtype=config.dtype,
-            num_slots=target.max_sequences,
+            max_sequences=target.max_sequences,
             max_len=max_positions,
             num_scratch_rows=NUM_SCRATCH_ROWS,
             allow_int8=True,
+            shares_prefixes=settings.has_exact_pages,
         )
         config = config.model_copy(update={"context_tokens": context_tokens})
         return cls(loaded.runner, settings, config, target, max_positions)
@@ -188,11 +191,11 @@ class DiffusionDrafter:
         for request_id, draft in long.items():
             prefix, salt = draft.prefix, draft.request.sampling.cache_salt
             cache.begin_step()
-            slot, num_cached = cache.acquire(request_id, prefix, salt=salt)
-            start = self._settings.num_settled(num_cached)
+            table = cache.acquire(request_id, prefix, salt=salt)
+            start = self._settings.num_settled(table.length)
             if len(prefix) - start > MAX_PREFILL_ROWS:
                 if not behind:
-                    feed(self.runner, slot, prefix, start, MAX_PREFILL_ROWS, self._settings)
+                    feed(self.runner, table, prefix, start, MAX_PREFILL_ROWS, self._settings)
                 behind.add(request_id)
         return [draft for draft in drafts if draft.request.request_id not in behind]
 
@@ -210,9 +213,10 @@ class DiffusionDrafter:
         groups: dict[str, list[MaskedDraft]] = {}
         for draft in drafts:
             groups.setdefault(draft.request.request_id, []).append(draft)
-        ids, num_slots = list(groups), self.runner.cache.num_slots
-        for first in range(0, len(ids), num_slots):
-            self._fill_groups([groups[name] for name in ids[first : first + num_slots]], columns)
+        firsts = [group[0].request for group in groups.values()]
+        sizes = [_num_pages(group) for group in groups.values()]
+        for places in draft_rounds(firsts, self.runner.cache.num_pages, sizes):
+            self._fill_groups([groups[firsts[place].request_id] for place in places], columns)
 
     def _fill_groups(
         self, groups: Sequence[Sequence[MaskedDraft]], columns: LogitColumns | None
@@ -231,7 +235,7 @@ class DiffusionDrafter:
             draft.update(with_noise(logits[first:last], draft.request, ends))
             first = last
         for plan in plans:
-            self.runner.cache.commit(plan.slot, plan.committed, len(plan.committed))
+            self.runner.cache.commit(plan.table, plan.committed, len(plan.committed))
 
     def _banned_columns(self) -> torch.Tensor:
         """Return the columns of the logits for the mask and for ids unknown to the target."""
@@ -248,7 +252,7 @@ class DiffusionDrafter:
         for prefix in prefixes[1:]:
             shared = shared[: num_shared_tokens(shared, prefix)]
         shared = shared[: self._settings.num_settled(len(shared))]
-        slot, start = self._acquire(request, prefixes, len(shared))
+        table, start = self._acquire(request, prefixes, len(shared))
         committed = shared
         if not self._settings.has_exact_prefix:
             # Prefix rows see the draft after them, so rows that several drafts share are not kept.
@@ -258,35 +262,39 @@ class DiffusionDrafter:
                 start = 0
         if not self._uses_cache:
             start, committed = 0, shared[:0]
-        self.runner.cache.truncate(slot, start)
+        self.runner.cache.truncate(table, start)
         while self._keeps_exact_rows and len(shared) - start > MAX_PREFILL_ROWS:
-            start = feed(self.runner, slot, shared, start, MAX_PREFILL_ROWS, self._settings)
+            start = feed(self.runner, table, shared, start, MAX_PREFILL_ROWS, self._settings)
         blocks = [draft.block for draft in group]
-        settings, max_rows = self._settings, self._num_scratch_rows
-        segments = lay_out(prefixes, blocks, slot, start, len(shared), settings, max_rows)
-        return _Plan(slot, list(segments), committed[start:])
+        settings, max_rows = self._settings, NUM_SCRATCH_ROWS
+        segments = lay_out(prefixes, blocks, table, start, len(shared), settings, max_rows)
+        return _Plan(table, list(segments), committed[start:])
 
     def _acquire(
         self, request: DraftRequest, prefixes: Sequence[TokenIds], num_shared: int
-    ) -> tuple[int, int]:
-        """Return the slot, and the number of shared tokens that need not be computed again.
+    ) -> tuple[PageTable, int]:
+        """Return the table, and the number of shared tokens that need not be computed again.
 
         The last token of a prefix is computed again if its row predicts the first drafted token.
         """
         settings, salt = self._settings, request.sampling.cache_salt
-        slot, num_cached = self.runner.cache.acquire(
-            request.request_id, prefixes[0], num_shared, salt
-        )
-        start = settings.num_settled(num_cached)
+        table = self.runner.cache.acquire(request.request_id, prefixes[0], num_shared, salt)
+        start = settings.num_settled(table.length)
         if settings.is_shifted or not settings.has_exact_prefix:
             start = min(start, *(len(prefix) - 1 for prefix in prefixes))
-        return slot, start
+        return table, start
 
     def _is_refresh_due(self, request_id: str, num_cached: int, num_tokens: int) -> bool:
         refreshed_at = self._refreshed_at.get(request_id)
         if num_cached == 0 or refreshed_at is None:
             return True
         return num_tokens - refreshed_at >= self._refresh_every
+
+
+def _num_pages(group: Sequence[MaskedDraft]) -> int:
+    """Return the largest number of pages that the drafts of one request id take."""
+    longest = max(len(draft.prefix) + len(draft.block) for draft in group)
+    return num_pages_of(longest + NUM_SCRATCH_ROWS)
 
 
 def _joined(drafts: Sequence[MaskedDraft]) -> torch.Tensor:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from diffuspec.core.types import TokenIds
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.loading.families import DiffusionSettings
+from diffuspec.models.pages.table import PageTable
 from diffuspec.models.runner import ModelRunner
 
 
@@ -42,7 +43,7 @@ class _JoinedRows(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _SlotDrafts:
+class _TableDrafts:
     """Prefixes and their masks. The cache holds the first `start` tokens of the prefixes.
 
     The prefixes have their first num_shared tokens in common.
@@ -50,7 +51,7 @@ class _SlotDrafts:
 
     prefixes: Sequence[TokenIds]
     masks: Sequence[TokenIds]
-    slot: int
+    table: PageTable
     start: int
     num_shared: int
 
@@ -88,13 +89,13 @@ class _SlotDrafts:
 def lay_out(
     prefixes: Sequence[TokenIds],
     blocks: Sequence[TokenIds],
-    slot: int,
+    table: PageTable,
     start: int,
     num_shared: int,
     settings: DiffusionSettings,
     max_rows: int,
 ) -> Iterator[Segment]:
-    """Lay out the drafts of one slot in segments of at most max_rows unshared rows.
+    """Lay out the drafts of one request in segments of at most max_rows unshared rows.
 
     A larger draft is laid out alone. Segments run in order: the first ones compute the shared rows,
     and the others see them in the cache. start is the number of tokens cached, and num_shared the
@@ -111,16 +112,16 @@ def lay_out(
                 break
             last += 1
         part = slice(first, last)
-        drafts = _SlotDrafts(prefixes[part], blocks[part], slot, start, shared)
+        drafts = _TableDrafts(prefixes[part], blocks[part], table, start, shared)
         yield from make(drafts, settings)
         first = last
         if settings.has_exact_prefix:
-            start = max(num_shared - 1, 0)  # the last shared row is repeated for its logits
+            start = max(num_shared - 1, start)  # the last shared row is repeated for its logits
 
 
 def feed(
     runner: ModelRunner,
-    slot: int,
+    table: PageTable,
     prefix: TokenIds,
     start: int,
     max_rows: int,
@@ -128,22 +129,22 @@ def feed(
 ) -> int:
     """Run and commit at most max_rows tokens of a longer prefix; return the number then cached.
 
-    Sets the slot's length to `start`, the number of cached tokens.
+    Sets the table's length to `start`, the number of cached tokens.
     """
-    runner.cache.truncate(slot, start)
+    runner.cache.truncate(table, start)
     token_ids = prefix[start : start + settings.num_settled(max_rows)]
     if settings.attention == "block_causal":
-        return runner.feed(slot, token_ids, start)
+        return runner.feed(table, token_ids, start)
     end = start + len(token_ids)
     last_row = range(end - 1, end)
     runner.forward_columns(
-        list(_lay_out_chain(token_ids, slot, start, settings.block_size, last_row))
+        list(_lay_out_chain(token_ids, table, start, settings.block_size, last_row))
     )
-    runner.cache.commit(slot, token_ids, len(token_ids))
+    runner.cache.commit(table, token_ids, len(token_ids))
     return end
 
 
-def _lay_out_unaligned(drafts: _SlotDrafts, settings: DiffusionSettings) -> Iterator[Segment]:
+def _lay_out_unaligned(drafts: _TableDrafts, settings: DiffusionSettings) -> Iterator[Segment]:
     """Lay out drafts in one segment.
 
     If shifted, a token's row predicts the next token: the logits of draft position 1 come from the
@@ -163,8 +164,8 @@ def _lay_out_unaligned(drafts: _SlotDrafts, settings: DiffusionSettings) -> Iter
         visible = np.zeros((len(rows.token_ids), len(rows.token_ids)), np.bool_)
         for tail, _, end in rows.spans:
             visible[tail:end, tail:end] = True
-        slot, start = drafts.slot, drafts.start
-        yield Segment(slot, start, rows.token_ids, rows.positions, visible, rows.logit_rows)
+        table, start = drafts.table, drafts.start
+        yield Segment(table, start, rows.token_ids, rows.positions, visible, rows.logit_rows)
 
 
 def _fed(block: TokenIds, settings: DiffusionSettings) -> TokenIds:
@@ -177,12 +178,12 @@ def _fed(block: TokenIds, settings: DiffusionSettings) -> TokenIds:
     return block[:-1] if is_extra else block
 
 
-def _lay_out_one(drafts: _SlotDrafts, block: TokenIds, settings: DiffusionSettings) -> Segment:
+def _lay_out_one(drafts: _TableDrafts, block: TokenIds, settings: DiffusionSettings) -> Segment:
     [prefix], [masks], start = drafts.prefixes, drafts.masks, drafts.start
     num_tail = len(prefix) - start
     first = num_tail - settings.is_shifted
     return Segment(
-        drafts.slot,
+        drafts.table,
         start,
         np.concatenate([prefix[start:], block]),
         np.arange(start, len(prefix) + len(block)),
@@ -192,7 +193,7 @@ def _lay_out_one(drafts: _SlotDrafts, block: TokenIds, settings: DiffusionSettin
 
 
 def _lay_out_tree(
-    drafts: _SlotDrafts, blocks: Sequence[TokenIds], settings: DiffusionSettings
+    drafts: _TableDrafts, blocks: Sequence[TokenIds], settings: DiffusionSettings
 ) -> Segment:
     """Lay out prefixes as a tree, in which each token is laid out once, followed by the blocks."""
     num_common, is_shifted = drafts.num_common, settings.is_shifted
@@ -225,7 +226,7 @@ def _lay_out_tree(
         logit_rows += predicting[: len(masks)]
         first = last
     fed = np.concatenate([np.array(token_ids, np.int32), *blocks])
-    return Segment(drafts.slot, drafts.start, fed, positions, visible, logit_rows)
+    return Segment(drafts.table, drafts.start, fed, positions, visible, logit_rows)
 
 
 def _fill_block(num_known: int, masks: TokenIds, settings: DiffusionSettings) -> TokenIds:
@@ -239,7 +240,7 @@ def _fill_block(num_known: int, masks: TokenIds, settings: DiffusionSettings) ->
 
 
 def _lay_out_chain(
-    token_ids: TokenIds, slot: int, start: int, block_size: int, logits: range
+    token_ids: TokenIds, table: PageTable, start: int, block_size: int, logits: range
 ) -> Iterator[Segment]:
     """Lay out tokens at the positions from `start` on; `logits` are also positions.
 
@@ -250,7 +251,7 @@ def _lay_out_chain(
         first, last = max(block, start), min(block + block_size, end)
         wanted = np.arange(max(logits.start, first), min(logits.stop, last)) - first
         yield Segment(
-            slot,
+            table,
             first,
             token_ids[first - start : last - start],
             np.arange(first, last),
@@ -259,22 +260,22 @@ def _lay_out_chain(
         )
 
 
-def _lay_out_aligned(drafts: _SlotDrafts, settings: DiffusionSettings) -> Iterator[Segment]:
+def _lay_out_aligned(drafts: _TableDrafts, settings: DiffusionSettings) -> Iterator[Segment]:
     """Lay out drafts whose prefixes share whole blocks."""
     blocks = [
         _fill_block(len(prefix), masks, settings)
         for prefix, masks in zip(drafts.prefixes, drafts.masks, strict=True)
     ]
-    slot, start, size = drafts.slot, drafts.start, settings.block_size
+    table, start, size = drafts.table, drafts.start, settings.block_size
     if len(blocks) > 1:
         rows = drafts.joined(blocks, settings.is_shifted)
         visible = _visible_in_blocks(rows, drafts.num_common, size)
-        yield Segment(slot, start, rows.token_ids, rows.positions, visible, rows.logit_rows)
+        yield Segment(table, start, rows.token_ids, rows.positions, visible, rows.logit_rows)
         return
     [prefix], [masks], [block] = drafts.prefixes, drafts.masks, blocks
     first = len(prefix) - settings.is_shifted
     chain = np.concatenate([prefix[start:], block])
-    yield from _lay_out_chain(chain, slot, start, size, range(first, first + len(masks)))
+    yield from _lay_out_chain(chain, table, start, size, range(first, first + len(masks)))
 
 
 def _visible_in_blocks(rows: _JoinedRows, num_common: int, block_size: int) -> NDArray[np.bool_]:

@@ -35,14 +35,21 @@ def check_draft_request(request: DraftRequest, num_ids: int) -> None:
         raise InvalidRequestError("seed must be given to sample, got None")
 
 
-def draft_rounds(requests: Sequence[DraftRequest], max_ids: int) -> Iterator[list[int]]:
-    """Yield indices of requests to draft together: different ids, at most max_ids."""
+def draft_rounds(
+    requests: Sequence[DraftRequest], limit: int, sizes: Sequence[int] | None = None
+) -> Iterator[list[int]]:
+    """Yield indices of requests to draft together: different ids, of sizes that add up to a limit.
+
+    Every request has size 1 by default. One that is larger than the limit is alone.
+    """
     left = list(range(len(requests)))
     while left:
-        chosen: dict[str, int] = {}
+        chosen, room = dict[str, int](), limit
         for place in left:
-            if len(chosen) < max_ids:
-                chosen.setdefault(requests[place].request_id, place)
+            size = 1 if sizes is None else sizes[place]
+            if requests[place].request_id not in chosen and (size <= room or not chosen):
+                chosen[requests[place].request_id] = place
+                room -= size
         yield list(chosen.values())
         left = [place for place in left if place not in chosen.values()]
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 
 from diffuspec.models.attention import triton as triton_attention
-from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.interface import run_packed
 from diffuspec.models.kernels.triton.table import MAX_STEP_ROWS, SPLIT, ColumnTable
+from diffuspec.models.pages.store import PageStore
 
 _NUM_ROWS = (16, 32, 64, 128, 192, MAX_STEP_ROWS)  # rows of the captured steps, including padding
 
@@ -38,16 +38,19 @@ class StepGraphs:
     """
 
     @torch.inference_mode()
-    def __init__(self, model: torch.nn.Module, cache: KVCache) -> None:
-        """Raises RuntimeError if the model has operations that cannot be captured, like waits."""
-        self._model, self._cache = model, cache
+    def __init__(self, model: torch.nn.Module, store: PageStore, max_len: int) -> None:
+        """Sequences have up to max_len rows.
+
+        Raises RuntimeError if the model has operations that cannot be captured, like waits.
+        """
+        self._model, self._store = model, store
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[_Shape, _Graph] = {}
         logits = self._run(*self._empty_step(_NUM_ROWS[0], 1))
         self._logits = logits.new_empty(MAX_STEP_ROWS, logits.shape[1])  # logits of the latest step
         for num_rows in _NUM_ROWS:
             num_columns = 1
-            while num_columns <= cache.max_len:
+            while num_columns <= max_len:
                 graph = self._capture(*self._empty_step(num_rows, num_columns))
                 num_splits = graph.table.num_splits
                 self._graphs[_Shape(num_rows, num_splits)] = graph
@@ -72,8 +75,8 @@ class StepGraphs:
 
     def _empty_step(self, num_rows: int, num_columns: int) -> tuple[torch.Tensor, ColumnTable]:
         """Return inputs that consist of padding, shaped as if the rows saw num_columns columns."""
-        rows = torch.zeros(3 * num_rows, dtype=torch.int64, device=self._cache.device)
-        return rows, ColumnTable.of_padding(num_rows, num_columns, self._cache.device)
+        rows = torch.zeros(3 * num_rows, dtype=torch.int64, device=self._store.device)
+        return rows, ColumnTable.of_padding(num_rows, num_columns, self._store.device)
 
     def _capture(self, rows: torch.Tensor, table: ColumnTable) -> _Graph:
         self._run(rows, table)  # compiles the kernels
@@ -83,6 +86,6 @@ class StepGraphs:
         return _Graph(graph, rows, table)
 
     def _run(self, rows: torch.Tensor, table: ColumnTable) -> torch.Tensor:
-        step = triton_attention.TableAttention(self._cache, table)
+        step = triton_attention.TableAttention(self._store, table)
         token_ids, positions, keep_rows = rows.chunk(3)
         return run_packed(self._model, token_ids, positions, keep_rows, step)

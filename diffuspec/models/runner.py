@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -15,7 +16,6 @@ from numpy.typing import NDArray
 
 from diffuspec.core.types import TokenIds
 from diffuspec.models.attention import triton as triton_attention
-from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.cpu import transposes_keys
 from diffuspec.models.attention.interface import run_packed
 from diffuspec.models.attention.packed import PackedBatch
@@ -27,10 +27,21 @@ from diffuspec.models.kernels.triton.table import MAX_STEP_ROWS
 from diffuspec.models.layers.draft_head import logit_columns
 from diffuspec.models.layers.invariant_sizes import gpu_size
 from diffuspec.models.layers.linear import has_torch_products
+from diffuspec.models.pages.cache import KVCache
+from diffuspec.models.pages.table import PageTable
 
 logger = logging.getLogger(__name__)
 
 EXACT_BLOCK = 256  # columns that attention processes at a time in fixed shapes
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """The size and the rules of a runner's cache; see `KVCache`."""
+
+    num_pages: int
+    shares_prefixes: bool = True
+    spares_older: bool = False
 
 
 class ModelRunner:
@@ -55,8 +66,8 @@ class ModelRunner:
     def __init__(
         self,
         model: torch.nn.Module,
-        num_slots: int,
         max_len: int,
+        cache: CacheSettings,
         fixed_rows: int | None = None,
         is_exact: bool = False,
     ) -> None:
@@ -76,18 +87,17 @@ class ModelRunner:
             self._padded_size = gpu_size
         elif fixed_rows is None and has_torch_products(model):
             self._padded_size = padded_size
-        num_rows = max_len
-        if fixed_rows is not None:
-            num_rows = -(-(max_len + fixed_rows) // EXACT_BLOCK) * EXACT_BLOCK
+        self.max_len = max_len
         self.cache = KVCache(
             shape.cache,
-            num_slots,
-            num_rows,
+            cache.num_pages,
             parameter.dtype,
             self.device,
             transposes_keys=fixed_rows is None
             and shape.has_plain_scoring
             and transposes_keys(parameter.dtype, self.device),
+            shares_prefixes=cache.shares_prefixes,
+            spares_older=cache.spares_older,
         )
         self._graphs: StepGraphs | None = None
         self.reset_counts()
@@ -100,21 +110,29 @@ class ModelRunner:
     def capture_steps(self) -> None:
         """From now on run steps on a GPU as single launches where possible."""
         has_kernel = self._fixed_rows is None and triton_attention.can_attend(
-            self.cache.layers(0)[0]
+            self.cache.store.layer(0)[0]
         )
         if has_kernel and self.has_plain_scoring:
             try:
-                self._graphs = StepGraphs(self.model, self.cache)
+                self._graphs = StepGraphs(self.model, self.cache.store, self.max_len)
             except RuntimeError as error:
                 logger.warning("steps are launched kernel by kernel, which is slower: %s", error)
             self._try_prompt()
 
     def _try_prompt(self) -> None:
         """Compile the kernels that prompts need."""
-        positions = np.arange(min(MAX_STEP_ROWS + 1, self.cache.max_len))
-        segment = Segment(0, 0, np.zeros_like(positions), positions, "causal", positions[-1:])
+        positions = np.arange(min(MAX_STEP_ROWS + 1, self.max_len))
+        table = self.cache.acquire("trial", np.zeros(0, np.int32))
+        segment = Segment(table, 0, np.zeros_like(positions), positions, "causal", positions[-1:])
         self.forward([segment])
+        self.cache.reset()
         self.reset_counts()
+
+    def reserve(self, table: PageTable, end: int) -> None:
+        """Let forwards write a table's rows before `end`. Raises OutOfPagesError."""
+        if self._fixed_rows is not None:
+            end = -(-end // self._fixed_rows) * self._fixed_rows
+        self.cache.reserve(table, end)
 
     @property
     def is_exact(self) -> bool:
@@ -196,7 +214,7 @@ class ModelRunner:
         """
         assert isinstance(segment.visible, str) and segment.visible == "causal"
         num_before, end = segment.start % num_rows, segment.start + segment.num_rows
-        before = self.cache.tokens(segment.slot)[segment.start - num_before : segment.start]
+        before = segment.table.token_ids[segment.start - num_before : segment.start]
         assert len(before) == num_before, "the rows before a segment must be committed"
         token_ids = np.concatenate([before, segment.token_ids])
         every_row = np.arange(num_rows)
@@ -208,11 +226,11 @@ class ModelRunner:
             positions = np.minimum(start + every_row, end - 1)  # up to the model's last position
             rows = [row + num_before - first for row in segment.logit_rows]
             wanted = [row for row in rows if 0 <= row < num_rows]
-            yield Segment(segment.slot, start, padded, positions, "causal", every_row), wanted
+            yield Segment(segment.table, start, padded, positions, "causal", every_row), wanted
 
     def extend(
         self,
-        slot: int,
+        table: PageTable,
         prefix: TokenIds,
         start: int,
         max_rows: int,
@@ -220,15 +238,15 @@ class ModelRunner:
     ) -> int:
         """Run a prefix causally, max_rows tokens at a time, until at most max_rows are left.
 
-        `start` must be the slot's length. Returns the number of tokens then cached.
+        `start` must be the table's length. Returns the number of tokens then cached.
         """
         while len(prefix) - start > max_rows:
-            start = self.feed(slot, prefix[start : start + max_rows], start, hidden_states)
+            start = self.feed(table, prefix[start : start + max_rows], start, hidden_states)
         return start
 
     def feed(
         self,
-        slot: int,
+        table: PageTable,
         token_ids: TokenIds,
         start: int,
         hidden_states: HiddenStates | None = None,
@@ -237,9 +255,9 @@ class ModelRunner:
         end = start + len(token_ids)
         last_row = [len(token_ids) - 1]
         positions = np.arange(start, end)
-        segment = Segment(slot, start, token_ids, positions, "causal", last_row)
+        segment = Segment(table, start, token_ids, positions, "causal", last_row)
         self.forward([segment], hidden_states)
-        self.cache.commit(slot, token_ids, len(token_ids))
+        self.cache.commit(table, token_ids, len(token_ids))
         return end
 
 

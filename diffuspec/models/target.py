@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -14,22 +15,32 @@ from diffuspec.algorithm import draft_tree
 from diffuspec.algorithm.acceptance import Acceptance
 from diffuspec.algorithm.sampling import is_plain_argmax, likeliest, target_tokens
 from diffuspec.core.config import TargetConfig
-from diffuspec.core.errors import InvalidRequestError, VerifierError, WorkerError
+from diffuspec.core.errors import (
+    InvalidRequestError,
+    ModelLoadError,
+    VerifierError,
+    WorkerError,
+)
 from diffuspec.core.interfaces import Observer, TargetInfo
 from diffuspec.core.types import HELD, Verdict, VerifyRequest, num_shared_tokens
-from diffuspec.models.attention.cache import MANY_TOKENS
 from diffuspec.models.hidden_states import HiddenStates
-from diffuspec.models.loading.load import load_model
+from diffuspec.models.loading.load import LoadedModel, load_model
+from diffuspec.models.pages.cache import MANY_TOKENS
+from diffuspec.models.pages.pool import OutOfPagesError
+from diffuspec.models.pages.store import PAGE_SIZE, describe_size
+from diffuspec.models.pages.table import PageTable
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.validation import check_batch
 from diffuspec.models.verified_step import VerifiedStep
-from diffuspec.models.verify_plan import VerifyPlan
+from diffuspec.models.verify_plan import ChosenNodes, VerifyPlan
 from diffuspec.models.worker import Worker
 from diffuspec.text.answer_masks import AnswerMasks
-from diffuspec.text.answer_matchers import Admitted, AnswerMatchers, TokenMasks
+from diffuspec.text.answer_matchers import Admitted, AnswerMatchers
 from diffuspec.text.endings import read_eos_token_ids
 from diffuspec.text.grammars import grammars_of
 from diffuspec.text.tokenizer import check_tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 MAX_PREFILL_ROWS = 2048  # limits activations: longer prefixes are run in several forwards
 
@@ -65,7 +76,8 @@ class CausalTarget:
             config.path,
             device=config.device,
             dtype=config.dtype,
-            num_slots=config.max_sequences + config.prefix_slots,
+            max_sequences=config.max_sequences,
+            cache_memory=config.cache_memory,
             max_len=config.max_model_len,
             num_scratch_rows=config.max_tree_nodes,
             is_exact=config.exact,
@@ -73,9 +85,11 @@ class CausalTarget:
             is_target=True,
             quantize_activations=config.quantize_activations,
         )
+        size = describe_size(loaded.runner.cache.num_pages)
+        logger.info("%s: the cache has room for %s", config.path, size)
         info = TargetInfo(
             vocab_size=check_tokenizer(config.path, tokenizer, loaded.runner.vocab_size),
-            max_model_len=config.max_model_len or loaded.max_positions,
+            max_model_len=_longest(config, loaded),
             max_sequences=config.max_sequences,
             eos_token_ids=eos_token_ids,
             max_tree_nodes=config.max_tree_nodes,
@@ -184,26 +198,37 @@ class CausalTarget:
         admitted: Sequence[Admitted | None],
         hidden_layers: Sequence[int],
     ) -> list[VerifyPlan]:
-        """Return a plan for each request except held ones, and prefill long prefixes."""
-        self.runner.cache.begin_step()
+        """Return a plan for each request except held ones, and prefill long prefixes.
+
+        Older requests come first. One that finds no free page for its draft goes without, and one
+        that finds none for its prefix is held.
+        """
+        cache = self.runner.cache
+        cache.begin_step()
         plans: list[VerifyPlan] = []
         reading: list[VerifyPlan] = []  # plans with much to prefill
-        first_logits = 0
-        for asked, found in zip(requests, admitted, strict=True):
+        pairs = list(zip(requests, admitted, strict=True))
+        for asked, found in sorted(pairs, key=lambda pair: cache.age(pair[0].request_id)):
             self._read_shared(reading, asked)
-            slot, cached = self._acquire(asked)
-            request = asked.up_to_limit(cached)
+            table = self._acquire(asked)
+            request = asked.up_to_limit(table.length)
             if request.sampling.structured_output is None:
                 found = None
             elif found is None:
                 continue
-            request, nodes, masks = self._choose_nodes(request, found)
+            chosen = self._choose_nodes(request, found)
+            if not self._reserve(table, chosen):
+                chosen = chosen.without_draft()
+                if not self._reserve(table, chosen):
+                    cache.preempt(asked.request_id)
+                    continue
+            request, nodes, masks = chosen
             fed = HiddenStates(hidden_layers) if hidden_layers else None
-            start = self.runner.extend(slot, request.prefix, cached, MAX_PREFILL_ROWS, fed)
+            cached, first_logits = table.length, plans[-1].logit_rows.stop if plans else 0
+            start = self.runner.extend(table, request.prefix, cached, MAX_PREFILL_ROWS, fed)
             plans.append(
-                VerifyPlan(asked, request, slot, cached, start, first_logits, nodes, masks, fed)
+                VerifyPlan(asked, request, table, cached, start, first_logits, nodes, masks, fed)
             )
-            first_logits += 1 + len(nodes)
             if plans[-1].num_tail > MANY_TOKENS:
                 reading.append(plans[-1])
         return plans
@@ -227,10 +252,19 @@ class CausalTarget:
         plan = reading[shared.index(end)]
         if end - plan.start > MANY_TOKENS:
             token_ids = request.prefix[plan.start : end]
-            plan.start = self.runner.feed(plan.slot, token_ids, plan.start, plan.hidden_states)
+            plan.start = self.runner.feed(plan.table, token_ids, plan.start, plan.hidden_states)
 
-    def _acquire(self, request: VerifyRequest) -> tuple[int, int]:
-        """Return a request's slot and the number of usable tokens cached in it."""
+    def _reserve(self, table: PageTable, chosen: ChosenNodes) -> bool:
+        """Return whether there are pages for the prefix and the chosen nodes of a request."""
+        end = len(chosen.request.prefix) + len(chosen.nodes)
+        try:
+            self.runner.reserve(table, end)
+        except OutOfPagesError:
+            return False
+        return True
+
+    def _acquire(self, request: VerifyRequest) -> PageTable:
+        """Return a request's table; its length is the number of usable tokens cached."""
         most, wanted = len(request.prefix) - 1, request.states_wanted
         if wanted is not None:
             most = min(most, wanted.first)
@@ -239,7 +273,7 @@ class CausalTarget:
 
     def _choose_nodes(
         self, request: VerifyRequest, admitted: Admitted | None
-    ) -> tuple[VerifyRequest, Sequence[int], TokenMasks | None]:
+    ) -> ChosenNodes:
         """Return a request with only the nodes to verify, those nodes, and their rows' masks."""
         nodes: Sequence[int] = range(request.tree.num_nodes)
         masks = None
@@ -251,7 +285,7 @@ class CausalTarget:
             nodes = [nodes[place] for place in path]
             masks = masks[[0, *(1 + place for place in path)]] if masks is not None else None
             request = replace(request, tree=draft_tree.prune(request.tree, path))
-        return request, nodes, masks
+        return ChosenNodes(request, nodes, masks)
 
     def _forward(
         self, plans: Sequence[VerifyPlan], hidden_states: HiddenStates | None
@@ -292,7 +326,20 @@ class CausalTarget:
         token_ids = plan.request.prefix[plan.start :].tolist()
         token_ids += acceptance.token_ids[:-1]
         rows = [num_tail + node for node in acceptance.accepted_nodes]
-        self.runner.cache.commit(plan.slot, token_ids, num_tail, rows)
+        self.runner.cache.commit(plan.table, token_ids, num_tail, rows)
+
+
+def _longest(config: TargetConfig, loaded: LoadedModel) -> int:
+    """Return the length of the longest request that the model and its cache take."""
+    longest = config.max_model_len or loaded.max_positions
+    room = loaded.runner.cache.num_pages * PAGE_SIZE - 2 * config.max_tree_nodes
+    if room < 2:
+        raise ModelLoadError(
+            f"cache_memory {config.cache_memory} has room for {room} tokens after max_tree_nodes"
+        )
+    if room < longest:
+        logger.warning("requests have at most %d tokens: cache_memory has no room for more", room)
+    return min(longest, room)
 
 
 def _wanted_layers(

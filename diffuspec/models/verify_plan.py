@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,10 +13,26 @@ from diffuspec.algorithm import draft_tree
 from diffuspec.algorithm.acceptance import Acceptance, accept, accept_whole
 from diffuspec.algorithm.sampling import token_logprobs
 from diffuspec.core.states import StateRows
-from diffuspec.core.types import TokenLogprobs, Verdict, VerifyRequest
+from diffuspec.core.types import EMPTY_TREE, TokenLogprobs, Verdict, VerifyRequest
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.hidden_states import HiddenStates
+from diffuspec.models.pages.table import PageTable
 from diffuspec.text.answer_matchers import TokenMasks
+
+
+class ChosenNodes(NamedTuple):
+    """A request with only the nodes to verify in its tree."""
+
+    request: VerifyRequest
+    nodes: Sequence[int]  # as indices into the tree of the original request
+    masks: TokenMasks | None  # tokens that a grammar admits after the root and each node
+
+    def without_draft(self) -> ChosenNodes:
+        """Return the request without nodes, unless these are of its prompt."""
+        if self.request.is_of_prompt or not self.nodes:
+            return self
+        masks = None if self.masks is None else self.masks[:1]
+        return ChosenNodes(replace(self.request, tree=EMPTY_TREE), (), masks)
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +41,7 @@ class VerifyPlan:
 
     asked: VerifyRequest  # the request as received
     request: VerifyRequest  # the request with only the verified nodes in its tree
-    slot: int
+    table: PageTable
     num_cached: int  # prefix tokens in the cache before the step
     start: int  # prefix tokens in it now, after prefilled pieces
     first_logits: int  # index of the root's row in the step's logits
@@ -54,14 +71,14 @@ class VerifyPlan:
         )
         if draft_tree.is_chain(tree):
             positions = np.arange(self.start, self.start + self.num_rows)
-            return Segment(self.slot, self.start, token_ids, positions, "causal", logit_rows)
+            return Segment(self.table, self.start, token_ids, positions, "causal", logit_rows)
         last = len(prefix) - 1
         depths = [last + depth for depth in draft_tree.depths(tree)]
         positions = np.array([*range(self.start, len(prefix)), *depths])
         # The tail is a chain that ends with the tree's root.
         parents = [*range(-1, num_tail - 1), *(num_tail + parent for parent in tree.parents)]
         visible = draft_tree.ancestor_mask(parents)
-        return Segment(self.slot, self.start, token_ids, positions, visible, logit_rows)
+        return Segment(self.table, self.start, token_ids, positions, visible, logit_rows)
 
     def acceptance(self, token_ids: Sequence[int]) -> Acceptance:
         """Return how far the tree agrees with the target's token at the root and each node."""

@@ -127,11 +127,19 @@ def test_a_long_prompt_that_is_cached_is_not_read_again(target_path):
     assert again.stats.num_cached_tokens == len(long) + len(first.token_ids) - 1
 
 
-@pytest.mark.parametrize(("slots", "cached"), [(0, 0), (1, 19)])
-def test_prefix_slots_keep_what_others_asked_before(target_path, slots, cached):
+def test_prompts_are_kept_as_long_as_there_is_room(target_path):
     one, other = list(range(10, 30)), list(range(40, 60))
-    target = {"path": target_path("qwen2"), "device": "cpu", "max_sequences": 1}
-    with Engine.from_config(parse_config({"target": target | {"prefix_slots": slots}})) as engine:
-        answers = [engine.generate([prompt], SHORT)[0] for prompt in (one, other, one)]
-    assert [answer.stats.num_cached_tokens for answer in answers] == [0, 0, cached]
-    assert answers[2].token_ids == answers[0].token_ids
+    page = 36_864  # bytes of 64 tokens; a request's tree takes another page
+    for num_pages, cached in ((4, 0), (6, 19)):
+        target = {
+            "path": target_path("qwen2"),
+            "device": "cpu",
+            "max_sequences": 1,
+            "max_tree_nodes": 32,
+            "cache_memory": num_pages * page,
+        }
+        with Engine.from_config(parse_config({"target": target})) as engine:
+            prompts = (one, other, list(range(60, 100)) * 4, one)
+            answers = [engine.generate([prompt], SHORT)[0] for prompt in prompts]
+        assert [answer.stats.num_cached_tokens for answer in answers] == [0, 0, 0, cached]
+        assert answers[3].token_ids == answers[0].token_ids

@@ -83,7 +83,7 @@ async def test_a_copy_of_the_target_is_accepted_whole(
 
 
 async def test_a_batch_is_drafted_as_each_request_alone(copy: AutoregressiveDrafter) -> None:
-    """Hypothetical prefixes of one request too, and more requests than the cache has slots."""
+    """Hypothetical prefixes of one request too, and more requests than may run."""
     requests = [
         request(PROMPT, DRAWN, "x", 4),
         request([*PROMPT, 7], GREEDY, "y"),
@@ -124,13 +124,13 @@ async def test_rows_are_shared_only_among_requests_with_the_same_salt(
     drafts = await copy.draft([request(PROMPT, replace(GREEDY, cache_salt="x"), "salted")])
     cache, prefix = copy.runner.cache, request(PROMPT).prefix
     cache.begin_step()
-    assert cache.acquire("salted", prefix, salt="x")[1] == len(PROMPT) - 1
-    assert cache.acquire("other", prefix, salt="y")[1] == 0
+    assert cache.acquire("salted", prefix, salt="x").length == len(PROMPT) - 1
+    assert cache.acquire("other", prefix, salt="y").length == 0
     assert drafts[0].tree == (await copy.draft([request(PROMPT)]))[0].tree
 
 
 async def test_nothing_is_drafted_beyond_the_context(copy: AutoregressiveDrafter) -> None:
-    size = copy.runner.cache.max_len
+    size = copy.runner.max_len
     nearly, full = (PROMPT * size)[: size - 2], (PROMPT * size)[:size]
     short, none = await copy.draft([request(nearly, name="x"), request(full, name="y")])
     assert short.tree.num_nodes == 2 and none.tree == EMPTY_TREE
@@ -146,7 +146,7 @@ async def test_only_the_beginning_and_the_end_of_a_long_prompt_are_read(
         [expected] = await copy.draft([request([*prompt[:4], *prompt[-12:], *answer])])
         [found] = await reader.draft([asked])
         assert found.tree == expected.tree
-    assert reader.runner.cache.max_len < copy.runner.cache.max_len
+    assert reader.runner.max_len < copy.runner.max_len
     reader.close()
 
 

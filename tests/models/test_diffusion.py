@@ -129,8 +129,7 @@ async def test_growing_prefix_equals_the_reference(
 async def test_block_causal_prefix_is_computed_once(load: Load) -> None:
     drafter = load("block_causal")
     await drafter.lattices([request(PREFIX[:30])])
-    _, cached = drafter.runner.cache.acquire("a", np.array(PREFIX, np.int32))
-    assert cached == 30
+    assert drafter.runner.cache.acquire("a", np.array(PREFIX, np.int32)).length == 30
 
 
 async def test_rows_are_shared_only_among_requests_with_the_same_salt(load: Load) -> None:
@@ -140,8 +139,8 @@ async def test_rows_are_shared_only_among_requests_with_the_same_salt(load: Load
         found = await drafter.lattices([request(PREFIX[:30], name, cache_salt=salt)])
         assert_drafted("block_causal", [PREFIX[:30]], found)
     cache.begin_step()
-    numbers = [cache.acquire(name, prefix, salt=salt)[1] for name, salt in (("a", "x"), ("b", "z"))]
-    assert numbers == [30, 0]
+    tables = [cache.acquire(name, prefix, salt=salt) for name, salt in (("a", "x"), ("b", "z"))]
+    assert [table.length for table in tables] == [30, 0]
 
 
 async def test_hypotheses_share_the_rows_of_equal_tokens(
@@ -173,7 +172,7 @@ async def test_a_long_prefix_is_prefilled_in_pieces_while_others_are_drafted(
         *behind, short = await drafter.lattices(batch)
         assert [lattice.num_positions for lattice in behind] == [0, 0]
         assert_drafted("block_causal", [PREFIX[:9]], [short])
-        assert drafter.runner.cache.acquire("a", np.array(PREFIX, np.int32))[1] == length
+        assert drafter.runner.cache.acquire("a", np.array(PREFIX, np.int32)).length == length
     prefixes = [PREFIX, hypothesis, PREFIX[:9]]
     assert_drafted("block_causal", prefixes, await drafter.lattices(batch))
 
@@ -316,7 +315,7 @@ async def test_only_the_beginning_and_the_end_of_a_long_prompt_are_read(
         lattices = await drafter.lattices([request(PREFIX[:length], num_prompt_tokens=30)])
         if length == 30 or kind == "block_causal":  # the cache is exact
             assert_drafted(kind, [PREFIX[:4] + PREFIX[18:length]], lattices)
-    assert drafter.runner.cache.max_len < load(kind).runner.cache.max_len
+    assert drafter.runner.max_len < load(kind).runner.max_len
 
 
 async def test_a_directory_may_state_how_much_of_a_prompt_is_read(

@@ -11,7 +11,7 @@ import torch
 
 from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.models.loading.load import load_model
-from diffuspec.models.runner import ModelRunner
+from diffuspec.models.runner import CacheSettings, ModelRunner
 from tests.support.gpu import NEEDS_GPU
 from tests.support.models import MAX_POSITIONS, make_model, random_tokens, segment
 
@@ -21,7 +21,7 @@ pytestmark = NEEDS_GPU
 @pytest.fixture(params=["bfloat16", "float32"])
 def runner(request: pytest.FixtureRequest, save_target: Callable[[str], Path]) -> ModelRunner:
     path = save_target("qwen2")
-    return load_model(path, device="cuda", dtype=request.param, num_slots=2).runner
+    return load_model(path, device="cuda", dtype=request.param, max_sequences=2).runner
 
 
 @pytest.mark.parametrize("num_rows", [1, 16, 17, 64, 65, 150])
@@ -29,7 +29,7 @@ def test_a_step_has_the_logits_of_kernels_launched_one_by_one(
     runner: ModelRunner, num_rows: int
 ) -> None:
     token_ids = random_tokens(MAX_POSITIONS).astype(np.int32)
-    runner.feed(0, token_ids[:100], 0)
+    runner.feed(runner.cache.acquire("a", token_ids), token_ids[:100], 0)
     step = segment(0, 100, token_ids[100 : 100 + num_rows])
     captured = runner.forward([step])
     one_by_one = runner.forward([step], HiddenStates([0]))
@@ -40,7 +40,7 @@ def test_a_step_has_the_logits_of_kernels_launched_one_by_one(
 
 def test_a_step_of_many_requests_has_the_logits_of_each_alone(runner: ModelRunner) -> None:
     token_ids = random_tokens(MAX_POSITIONS).astype(np.int32)
-    runner.feed(0, token_ids[:100], 0)
+    runner.feed(runner.cache.acquire("a", token_ids), token_ids[:100], 0)
     one, other = segment(0, 100, token_ids[100:250]), segment(1, 0, token_ids[:100])
     together = runner.forward([one, other])
     assert torch.equal(together[:150], runner.forward([one]))
@@ -62,7 +62,7 @@ def test_a_model_that_cannot_be_captured_is_launched_kernel_by_kernel(
 
     model = make_model("qwen2").cuda()
     model.model.layers[0].register_forward_pre_hook(wait)
-    runner = ModelRunner(model, 1, MAX_POSITIONS)
+    runner = ModelRunner(model, MAX_POSITIONS, CacheSettings(5))
     runner.capture_steps()
     assert "kernel by kernel" in caplog.text
     assert runner.forward([segment(0, 0, random_tokens(5))]).isfinite().all()

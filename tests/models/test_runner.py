@@ -17,12 +17,14 @@ from diffuspec.core.devices import CPU_LEVELS
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.kernels import levels
 from diffuspec.models.loading.load import load_model
+from diffuspec.models.pages.table import PageTable
 from diffuspec.models.runner import ModelRunner, padded_size
 from tests.support.models import (
     FAMILIES,
     MAX_POSITIONS,
     SHAPE,
     assert_same_logits,
+    fixed_table,
     make_model,
     random_tokens,
     reference,
@@ -33,11 +35,11 @@ from tests.support.models import (
 def test_extending_feeds_a_long_prefix_in_pieces(runner: ModelRunner, family: str) -> None:
     prefix = random_tokens(MAX_POSITIONS // 2).astype(np.int32)
     runner.cache.begin_step()
-    before, (slot, start) = runner.num_forwards, runner.cache.acquire("a", prefix)
-    start = runner.extend(slot, prefix, start, 20)
+    before, table = runner.num_forwards, runner.cache.acquire("a", prefix)
+    start = runner.extend(table, prefix, table.length, 20)
     assert start == 120
     assert runner.num_forwards == before + 6
-    logits = runner.forward([segment(slot, start, prefix[start:].astype(np.int64))])
+    logits = runner.forward([segment(table, start, prefix[start:].astype(np.int64))])
     assert_same_logits(logits, reference(make_model(family), prefix)[start:])
 
 
@@ -46,7 +48,7 @@ def test_a_cpu_model_sees_few_numbers_of_rows(
 ) -> None:
     """oneDNN keeps compiled kernels for every number of rows, megabytes for each."""
     monkeypatch.setattr("diffuspec.models.kernels.operations.is_available", False)
-    runner = load_model(family_path("qwen2"), device="cpu", num_slots=1).runner
+    runner = load_model(family_path("qwen2"), device="cpu", max_sequences=1).runner
     fed, wanted = set(), set()
 
     def record(
@@ -97,7 +99,7 @@ def exact_runner(
         family_path(family),
         device="cpu",
         dtype=dtype,
-        num_slots=2,
+        max_sequences=2,
         num_scratch_rows=8,
         is_exact=True,
     )
@@ -110,14 +112,15 @@ def exact_runner(
 def test_exact_rows_do_not_depend_on_what_else_is_in_a_step(
     exact_runner: ModelRunner, family: str
 ) -> None:
-    length = 68  # more than a block
+    first, second = new_table(exact_runner, "first"), new_table(exact_runner, "second")
+    length = 68  # more than a page
     token_ids = random_tokens(length)
-    expected = feed_by(exact_runner, 0, token_ids, [1] * length)
-    if exact_runner.cache.dtype == torch.float32:
+    expected = feed_by(exact_runner, first, token_ids, [1] * length)
+    if exact_runner.cache.store.dtype == torch.float32:
         assert_same_logits(expected, reference(make_model(family), token_ids))
     steps = np.random.default_rng(7).integers(1, 25, length).tolist()
-    assert torch.equal(feed_by(exact_runner, 1, token_ids, steps), expected)
-    assert torch.equal(feed_by(exact_runner, 1, token_ids, [length]), expected)
+    assert torch.equal(feed_by(exact_runner, second, token_ids, steps), expected)
+    assert torch.equal(feed_by(exact_runner, second, token_ids, [length]), expected)
 
 
 @pytest.mark.no_cover
@@ -128,25 +131,27 @@ def test_exact_rows_of_a_tree_are_those_of_its_paths(
 ) -> None:
     if not exact_runner.takes_trees:
         pytest.skip("this machine's kernels need one fixed shape")
+    first, second = new_table(exact_runner, "first"), new_table(exact_runner, "second")
     prefix, parents = random_tokens(70), [-1, 0, 1, 0, 3, -1, 5, 1, 4, 4]
     nodes = random_tokens(len(parents))
     visible = ancestor_mask([-1, *(1 + parent for parent in parents)])
     depths = visible.sum(axis=1)
     positions = len(prefix) - 2 + depths
-    feed_by(exact_runner, 0, prefix[:-1], [len(prefix)])
+    feed_by(exact_runner, first, prefix[:-1], [len(prefix)])
     rows = Segment(
-        0, 69, np.concatenate([prefix[-1:], nodes]), positions, visible, range(len(depths))
+        first, 69, np.concatenate([prefix[-1:], nodes]), positions, visible, range(len(depths))
     )
     logits = exact_runner.forward([rows])
     for leaf in set(range(len(parents))) - set(parents):
         path = np.flatnonzero(visible[1 + leaf])
-        feed_by(exact_runner, 1, prefix[:-1], [30, 39])
+        feed_by(exact_runner, second, prefix[:-1], [30, 39])
         for place, row in enumerate(path):
-            alone = exact_runner.forward([segment(1, 69 + place, rows.token_ids[[row]])])
+            alone = exact_runner.forward([segment(second, 69 + place, rows.token_ids[[row]])])
             assert torch.equal(logits[row], alone[0])
-    exact_runner.cache.commit(0, rows.token_ids[[0, 1, 4]].tolist(), 1, [1, 4])
-    feed_by(exact_runner, 1, np.concatenate([prefix, nodes[[0, 3]]]), [72])
-    assert torch.equal(exact_runner.cache.rows(0, 72), exact_runner.cache.rows(1, 72))
+    exact_runner.cache.commit(first, rows.token_ids[[0, 1, 4]].tolist(), 1, [1, 4])
+    feed_by(exact_runner, second, np.concatenate([prefix, nodes[[0, 3]]]), [72])
+    rows_of = exact_runner.cache.store.rows
+    assert torch.equal(rows_of(first.pages, 72), rows_of(second.pages, 72))
 
 
 @pytest.mark.parametrize("family", sorted(PADDED_FAMILIES), indirect=True)
@@ -156,17 +161,21 @@ def test_one_fixed_shape_is_used_where_layers_do_not_keep_rows_apart(
     assert exact_runner.is_exact and not exact_runner.takes_trees
 
 
+def new_table(runner: ModelRunner, name: str) -> PageTable:
+    return runner.cache.acquire(name, np.zeros(0, np.int32))
+
+
 def feed_by(
-    runner: ModelRunner, slot: int, token_ids: NDArray[Any], steps: Sequence[int]
+    runner: ModelRunner, table: PageTable, token_ids: NDArray[Any], steps: Sequence[int]
 ) -> torch.Tensor:
     """Return the logits of every token, feeding steps[i] tokens in forward i."""
     first, logits = 0, []
-    runner.cache.truncate(slot, 0)
+    runner.cache.truncate(table, 0)
     for step in steps:
         new = token_ids[first : first + step]
         if len(new):
-            logits.append(runner.forward([segment(slot, first, new)]))
-            runner.cache.commit(slot, new, len(new))
+            logits.append(runner.forward([segment(table, first, new)]))
+            runner.cache.commit(table, new, len(new))
             first += len(new)
     return torch.cat(logits)
 
@@ -177,12 +186,13 @@ def test_exact_rows_do_not_depend_on_how_threads_divide_the_work(tmp_path: Path)
     wide = Qwen2Config(**{**SHAPE, "intermediate_size": 2011})
     Qwen2ForCausalLM(wide).save_pretrained(tmp_path)
     runner = load_model(
-        tmp_path, device="cpu", num_slots=1, num_scratch_rows=64, is_exact=True
+        tmp_path, device="cpu", num_scratch_rows=64, is_exact=True
     ).runner
     token_ids, before = np.arange(65) + 7, torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        at_once = feed_by(runner, 0, token_ids, [65])
-        assert torch.equal(feed_by(runner, 0, token_ids, [20, 20, 25]), at_once)
+        table = new_table(runner, "one")
+        at_once = feed_by(runner, table, token_ids, [65])
+        assert torch.equal(feed_by(runner, table, token_ids, [20, 20, 25]), at_once)
     finally:
         torch.set_num_threads(before)

@@ -192,8 +192,8 @@ async def test_accepted_branch_is_kept_in_the_cache(qwen2: CausalTarget) -> None
     assert verdict.accepted_nodes == (1, 3, 5)
     assert verdict.token_ids == tuple(truth[:4])
     assert verdict.num_accepted_tokens == 3
-    _, cached = qwen2.runner.cache.acquire("a", tokens(PROMPT + truth[:4]))
-    assert cached == len(PROMPT) + 3
+    table = qwen2.runner.cache.acquire("a", tokens(PROMPT + truth[:4]))
+    assert table.length == len(PROMPT) + 3
     verdict = await verify_one(qwen2, request(PROMPT + truth[:4], chain(truth[4:8])))
     assert verdict.token_ids == tuple(truth[4:9])
     assert verdict.num_cached_tokens == len(PROMPT) + 3
@@ -356,10 +356,10 @@ async def test_prefill_in_chunks_is_the_same(
     assert fresh.token_ids == again.token_ids
 
 
-async def test_more_requests_than_slots_over_time(qwen2: CausalTarget) -> None:
+async def test_more_requests_than_run_at_a_time(qwen2: CausalTarget) -> None:
     expected = await decode(qwen2, GREEDY)
     for turn in range(2):
-        for name in "abcde":  # three slots: each is lost in between, and computed again
+        for name in "abcde":
             verdict = await verify_one(qwen2, request(expected[: 8 + turn], request_id=name))
             assert verdict.token_ids == (expected[8 + turn],)
 
@@ -451,7 +451,7 @@ async def test_nan_logits_fail_and_clear_the_cache(
     assert np.isfinite(verdicts[1].token_ids).all()
 
 
-@pytest.mark.parametrize("part", ["runner.run_packed", "attention.cache.KVCache.commit"])
+@pytest.mark.parametrize("part", ["runner.run_packed", "pages.cache.KVCache.commit"])
 async def test_failures_in_a_step_raise_verifier_error(
     qwen2: CausalTarget, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:

@@ -38,7 +38,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
     keys["limited"] = add_key(path, "limited", max_requests=1)
     for name in ("carol", "dave"):
         keys[name] = add_key(path, name, cache_group="office")
-    target = {"path": TARGET, "max_model_len": 512, "max_sequences": 2, "prefix_slots": 6}
+    target = {"path": TARGET, "max_model_len": 512, "max_sequences": 2}
     config = tiny_config(target=target)
     with serving(lambda: Engine.from_config(config), ServeSettings(api_keys=path)) as service:
         yield Keyed(service.url, keys)

@@ -26,20 +26,19 @@ def logits_of(
         path,
         device=device,
         dtype=dtype,
-        num_slots=1,
         max_len=64,
         num_scratch_rows=16,
         is_exact=True,
         quantize_activations=quantize_activations,
     )
     runner = loaded.runner
-    slot, _ = runner.cache.acquire("one", PROMPT)
+    table = runner.cache.acquire("one", PROMPT)
     found, start = [], 0
     for tokens in (PROMPT[:-2], PROMPT[-2:-1], PROMPT[-1:]):
         count = len(tokens)
         positions = np.arange(start, start + count)
-        segment = Segment(slot, start, tokens, positions, "causal", list(range(count)))
+        segment = Segment(table, start, tokens, positions, "causal", list(range(count)))
         found.append(torch.stack(list(runner.forward([segment]))))
-        runner.cache.commit(slot, tokens, count)
+        runner.cache.commit(table, tokens, count)
         start += count
     return torch.cat(found).cpu()

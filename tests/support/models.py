@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ from transformers import (
 
 from diffuspec.models.attention.segment import Segment, Visible
 from diffuspec.models.layers import linear
+from diffuspec.models.pages.store import num_pages_of
+from diffuspec.models.pages.table import PageTable
 
 VOCAB_SIZE = 120
 MASK_TOKEN_ID = 119  # the target's tokenizer does not know it
@@ -226,10 +229,22 @@ def random_tokens(length: int) -> NDArray[np.int64]:
     return _RNG.integers(0, VOCAB_SIZE, length)
 
 
-def segment(slot: int, start: int, token_ids: NDArray[Any], visible: Visible = "causal") -> Segment:
+@cache
+def fixed_table(number: int) -> PageTable:
+    """Return a table of MAX_POSITIONS rows and more, of pages that no other number has."""
+    num_pages = num_pages_of(MAX_POSITIONS + 1)
+    pages = np.arange(number * num_pages, (number + 1) * num_pages, dtype=np.int32)
+    return PageTable(f"fixed {number}", pages=pages)
+
+
+def segment(
+    table: int | PageTable, start: int, token_ids: NDArray[Any], visible: Visible = "causal"
+) -> Segment:
+    """Return rows of a table, which may be a fixed one, all of them with logits."""
     length = len(token_ids)
     positions = np.arange(start, start + length)
-    return Segment(slot, start, token_ids, positions, visible, range(length))
+    table = fixed_table(table) if isinstance(table, int) else table
+    return Segment(table, start, token_ids, positions, visible, range(length))
 
 
 @torch.inference_mode()

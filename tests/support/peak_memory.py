@@ -26,7 +26,7 @@ def _peak_of(path: str) -> int:
     release_freed()
     Path("/proc/self/clear_refs").write_text("5")  # begins to count the peak anew
     before = _status("VmRSS")
-    load_model(Path(path), device="cpu", num_slots=1, max_len=64)
+    load_model(Path(path), device="cpu", max_sequences=1, max_len=64)
     return _status("VmHWM") - before
 
 

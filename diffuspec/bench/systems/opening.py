@@ -141,5 +141,5 @@ def open_systems(
 def _load_model(engine: Engine) -> Any:
     """Load a second copy of the target, on the same device and in the same type."""
     target: Any = engine.verifier
-    cache = target.runner.cache
+    cache = target.runner.cache.store
     return load_transformers_model(engine.config.target.path, cache.device, cache.dtype)

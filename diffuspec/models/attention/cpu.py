@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffuspec.models.attention.cache import CacheShape, KVCache
 from diffuspec.models.attention.interface import Attention, Projections, Scoring
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.kernels import operations
 from diffuspec.models.kernels.products import has_tiles
 from diffuspec.models.kernels.visible_columns import VisibleColumns
+from diffuspec.models.pages.store import CacheShape, PageStore, num_pages_of
+from diffuspec.models.pages.table import PageTable
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +54,12 @@ def _is_row_independent(dtype: torch.dtype, num_heads: int) -> bool:
     new = [torch.randn(n, end, dim, generator=random).to(dtype) for n in (num_heads, 1, 1)]
 
     def attend(start: int, end: int, transposes_keys: bool) -> Tensor:
-        filled = KVCache(CacheShape(1, 1, dim), 1, end, dtype, transposes_keys=transposes_keys)
+        count = num_pages_of(end)
+        filled = PageStore(CacheShape(1, 1, dim), count, dtype, transposes_keys=transposes_keys)
+        table = PageTable("trial", pages=np.arange(count, dtype=np.int32)[::-1].copy())
         for first, last in ((0, start), (start, end)):
             positions = np.arange(first, last)
-            part = CpuAttention(Segment(0, first, positions, positions, "causal", ()), filled)
+            part = CpuAttention(Segment(table, first, positions, positions, "causal", ()), filled)
             rows = Projections(*(x[:, first:last] for x in new))
             output = part.attend(0, rows, Scoring(0.3))
         return output
@@ -83,9 +86,8 @@ def _prefers_transposed_keys(dtype: torch.dtype) -> bool:
 class CpuAttention(Attention):
     """The attention of one segment, computed by the compiled kernel."""
 
-    def __init__(self, segment: Segment, cache: KVCache) -> None:
-        self._layers = cache.layers(segment.slot)
-        self._segment, self._cache = segment, cache
+    def __init__(self, segment: Segment, store: PageStore) -> None:
+        self._segment, self._store = segment, store
 
     @cached_property
     def _pieces(self) -> list[VisibleColumns]:
@@ -93,7 +95,7 @@ class CpuAttention(Attention):
 
     def attend(self, layer: int, rows: Projections, scoring: Scoring) -> Tensor:
         assert scoring.is_plain, "the kernel takes a scaling and a window only"
-        keys, values = self._layers[2 * layer], self._layers[2 * layer + 1]
+        keys, values = self._store.layer(layer)
         num_heads, num_rows, dim = rows.query.shape
         output = rows.query.new_empty(num_rows, num_heads, dim)
         for piece in self._pieces:
@@ -101,11 +103,12 @@ class CpuAttention(Attention):
                 *rows,
                 keys,
                 values,
+                self._segment.table.pages,
                 output,
                 piece,
                 scoring.scaling,
                 scoring.window,
-                self._cache.transposes_keys,
+                self._store.transposes_keys,
             )
         return output
 

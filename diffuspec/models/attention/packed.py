@@ -1,7 +1,7 @@
 """Packed ragged attention over the cache.
 
 The new rows of all sequences are packed into one sequence, [1, T], without padding to equal
-lengths. A PackedBatch records which rows belong to which cache slot.
+lengths. A PackedBatch records which rows belong to which table of pages.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import torch
 from torch import Tensor
 
 from diffuspec.models.attention import triton as triton_attention
-from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.cpu import CpuAttention, can_attend, pieces
 from diffuspec.models.attention.interface import Attention, Projections, Scoring
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.attention.torch import TorchAttention
 from diffuspec.models.kernels.decoder import AttentionPieces
+from diffuspec.models.pages.cache import KVCache
 
 
 class PackedBatch(Attention):
     """The `Attention` of one forward: its segments' cache rows and masks, shared by all layers.
+
+    It reserves the pages that the forward writes, and raises OutOfPagesError if there are too few.
 
     The forward has num_padding rows after those of the segments; their output is zero. With a block
     size, columns are processed in blocks of that size, so that a row's output is bitwise
@@ -37,22 +39,25 @@ class PackedBatch(Attention):
         block_size: int | None = None,
         num_padding: int = 0,
     ) -> None:
-        self._segments, self._cache = segments, cache
+        for segment in segments:
+            cache.reserve(segment.table, segment.end)
+        self._segments, self._store = segments, cache.store
         self._block_size, self._num_padding = block_size, num_padding
-        has_kernel = block_size is None and triton_attention.can_attend(cache.layers(0)[0])
+        like = self._store.layer(0)[0]
+        has_kernel = block_size is None and triton_attention.can_attend(like)
         self.on_gpu = (
-            triton_attention.TritonAttention(segments, cache, num_padding) if has_kernel else None
+            triton_attention.TritonAttention(segments, self._store, num_padding)
+            if has_kernel
+            else None
         )
 
     @cached_property
     def pieces(self) -> AttentionPieces | None:
         """The rows for fused layers; None if there is no kernel for those."""
-        cache = self._cache
         if self._num_padding or not self._has_cpu_kernel:
             return None
-        return AttentionPieces(
-            [(cache.memory(one.slot), list(pieces(one)), one.num_rows) for one in self._segments]
-        )
+        parts = [(one.table.pages, list(pieces(one)), one.num_rows) for one in self._segments]
+        return AttentionPieces(self._store.memory, parts)
 
     def attend(self, layer: int, rows: Projections, scoring: Scoring) -> Tensor:
         if self.on_gpu is not None and scoring.is_plain:
@@ -73,14 +78,14 @@ class PackedBatch(Attention):
 
     @property
     def _has_cpu_kernel(self) -> bool:
-        return self._block_size is None and can_attend(self._cache.layers(0)[0])
+        return self._block_size is None and can_attend(self._store.layer(0)[0])
 
     @cached_property
     def _by_kernel(self) -> Sequence[Attention]:
         """The segments, in layers with plain scoring on a CPU."""
-        return [CpuAttention(segment, self._cache) for segment in self._segments]
+        return [CpuAttention(segment, self._store) for segment in self._segments]
 
     @cached_property
     def _by_torch(self) -> Sequence[Attention]:
         """The segments, in layers that none of our kernels computes."""
-        return [TorchAttention(one, self._cache, self._block_size) for one in self._segments]
+        return [TorchAttention(one, self._store, self._block_size) for one in self._segments]

@@ -9,12 +9,14 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from diffuspec.models.pages.table import PageTable
+
 Visible: TypeAlias = Literal["causal", "full"] | int | NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """The n new rows of one sequence, which are written to the slot's rows from `start` on.
+    """The n new rows of one sequence, which are written to the table's rows from `start` on.
 
     Each row sees all rows before `start`. `visible` says which new rows see each other:
     - "causal": themselves and the rows before them;
@@ -23,10 +25,10 @@ class Segment:
     - a matrix [n, m]: row i sees column j of the last m columns where visible[i, j]; m is n, or
       more to hide rows before `start`, in a model without windows.
     Positions must be consecutive unless `visible` is a matrix. Segments run in order: a segment may
-    see rows that an earlier one of the same forward has written to its slot.
+    see rows that an earlier one of the same forward has written to its table.
     """
 
-    slot: int
+    table: PageTable
     start: int
     token_ids: NDArray[np.integer]  # [n]
     positions: NDArray[np.integer]  # [n]
@@ -36,6 +38,10 @@ class Segment:
     @property
     def num_rows(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_rows
 
     @property
     def num_causal(self) -> int:

@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.interface import Attention, Projections, Scoring
 from diffuspec.models.attention.segment import Segment
+from diffuspec.models.pages.store import PAGE_SIZE, PageStore
 
 # attention scores held at a time; longer segments are processed in chunks of rows
 MAX_SCORES = 1 << 24
@@ -94,19 +94,23 @@ class TorchAttention(Attention):
     bitwise independent of the number of rows after it.
     """
 
-    def __init__(self, segment: Segment, cache: KVCache, block_size: int | None = None) -> None:
-        self._segment, self._block_size = segment, block_size
-        self._start, self._end = segment.start, segment.start + segment.num_rows
-        self._layers = cache.layers(segment.slot)
+    def __init__(self, segment: Segment, store: PageStore, block_size: int | None = None) -> None:
+        assert not store.transposes_keys
+        self._segment, self._block_size, self._store = segment, block_size, store
+        self._start, self._end = segment.start, segment.end
+        rows = np.arange(self._start, self._end)
+        pages = segment.table.pages.astype(np.int64)
+        self._pages = torch.from_numpy(pages).to(store.device)
+        self._new_pages = self._pages[rows // PAGE_SIZE]
+        self._new_rows = torch.from_numpy(rows % PAGE_SIZE).to(store.device)
         self._views: dict[int | None, _View] = {}  # by window
 
     def attend(self, layer: int, rows: Projections, scoring: Scoring) -> Tensor:
-        view = self._view(scoring.window)
-        keys, values, mask = self._layers[2 * layer], self._layers[2 * layer + 1], view.mask
-        keys.narrow(1, self._start, self._segment.num_rows).copy_(rows.key)
-        values.narrow(1, self._start, self._segment.num_rows).copy_(rows.value)
-        keys = keys.narrow(1, view.first, view.num_columns)
-        values = values.narrow(1, view.first, view.num_columns)
+        view, layers = self._view(scoring.window), self._store.layer(layer)
+        mask = view.mask
+        for pages, new in zip(layers, (rows.key, rows.value), strict=True):
+            pages[self._new_pages, :, self._new_rows] = new.transpose(0, 1)
+        keys, values = (self._columns(pages, view) for pages in layers)
         if self._block_size is not None:
             assert mask is not None
             return attend_in_blocks(rows.query, keys, values, mask, scoring, self._block_size)
@@ -123,6 +127,14 @@ class TorchAttention(Attention):
             ]
         )
 
+    def _columns(self, pages: Tensor, view: _View) -> Tensor:
+        """Return a copy of a view's columns, [kv_heads, columns, dim]; missing ones are zero."""
+        first, end = view.first // PAGE_SIZE, -(-(view.first + view.num_columns) // PAGE_SIZE)
+        mine = pages.transpose(0, 1).index_select(1, self._pages[first:end]).flatten(1, 2)
+        if (missing := (end - first) * PAGE_SIZE - mine.shape[1]) > 0:
+            mine = torch.nn.functional.pad(mine, (0, 0, 0, missing))
+        return mine.narrow(1, view.first - first * PAGE_SIZE, view.num_columns)
+
     def _view(self, window: int | None) -> _View:
         """Return the view of layers with a window: position p sees positions > p - window.
 
@@ -138,6 +150,10 @@ class TorchAttention(Attention):
                 self._views[window] = self._make_block_view(first, window, self._block_size)
         return self._views[window]
 
+    @property
+    def _like(self) -> Tensor:
+        return self._store.layer(0)[0]
+
     def _make_view(self, first: int, window: int | None) -> _View:
         segment, num_rows = self._segment, self._segment.num_rows
         num_before = 0 if window is None else self._start - first
@@ -145,7 +161,7 @@ class TorchAttention(Attention):
         if not isinstance(segment.visible, (str, int)):
             mask = _listed_mask(
                 segment.visible, segment.positions, self._start, num_before, window
-            ).to(self._layers[0])
+            ).to(self._like)
         elif num_rows > 1 and (window is not None or segment.num_causal):
             mask = self._ordered_mask(num_before, window)
         return _View(first, self._end - first, mask)
@@ -153,12 +169,12 @@ class TorchAttention(Attention):
     def _make_block_view(self, first: int, window: int | None, size: int) -> _View:
         """Return a view of whole blocks, with a mask for all their columns."""
         first, end = first // size * size, -(-self._end // size) * size
-        mask = torch.full((self._segment.num_rows, end - first), -torch.inf).to(self._layers[0])
+        mask = torch.full((self._segment.num_rows, end - first), -torch.inf).to(self._like)
         mask[:, : self._end - first] = self._ordered_mask(self._start - first, window)
         return _View(first, end - first, mask)
 
     def _ordered_mask(self, num_before: int, window: int | None) -> Tensor:
-        segment, like = self._segment, self._layers[0]
+        segment, like = self._segment, self._like
         shape = segment.num_rows, segment.num_causal, num_before
         return _OrderedMask(*shape, window, like.dtype, like.device).tensor()
 

@@ -7,14 +7,14 @@ it are new.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.interface import Attention, Projections, Scoring
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.kernels.triton.availability import is_available
@@ -27,6 +27,8 @@ from diffuspec.models.kernels.triton.table import (
     rows_per_tile,
 )
 from diffuspec.models.kernels.visible_columns import VisibleColumns
+from diffuspec.models.pages.store import PAGE_SIZE, Pages, PageStore, num_pages_of
+from diffuspec.models.pages.table import PageTable
 
 with contextlib.suppress(ImportError):  # torch without Triton: see `can_attend`
     from diffuspec.models.kernels.triton import attention as gpu_attention
@@ -42,12 +44,12 @@ def can_attend(like: Tensor) -> bool:
 class TritonAttention(Attention):
     """The attention of a forward's segments, in layers with plain scoring."""
 
-    def __init__(self, segments: Sequence[Segment], cache: KVCache, num_padding: int = 0) -> None:
+    def __init__(self, segments: Sequence[Segment], store: PageStore, num_padding: int = 0) -> None:
         """num_padding: number of rows after those of the segments; their output is zero."""
         waves = list(_waves(segments))
         paddings = [0] * (len(waves) - 1) + [num_padding]
         self._waves = [
-            _Wave(wave, cache, padding) for wave, padding in zip(waves, paddings, strict=True)
+            _Wave(wave, store, padding) for wave, padding in zip(waves, paddings, strict=True)
         ]
 
     def step_table(self, group: int) -> ColumnTable | None:
@@ -75,12 +77,12 @@ class TritonAttention(Attention):
 class TableAttention(Attention):
     """The `Attention` of the rows of a table, in layers with plain scoring."""
 
-    def __init__(self, cache: KVCache, table: ColumnTable) -> None:
-        self._cache, self._table = cache, table
+    def __init__(self, store: PageStore, table: ColumnTable) -> None:
+        self._store, self._table = store, table
 
     def attend(self, layer: int, rows: Projections, scoring: Scoring) -> Tensor:
         assert scoring.is_plain, "the kernel takes a scaling and a window only"
-        keys, values = self._cache.all_slots(layer)
+        keys, values = self._store.layer(layer)
         gpu_attention.write_cache(rows.key, rows.value, keys, values, self._table)
         return gpu_attention.attend(
             rows.query, keys, values, self._table, scoring.scaling, scoring.window
@@ -90,33 +92,36 @@ class TableAttention(Attention):
 class _Wave:
     """Successive segments, none of which writes rows that an earlier one sees."""
 
-    def __init__(self, segments: Sequence[Segment], cache: KVCache, num_padding: int) -> None:
-        self._segments, self._cache, self._num_padding = segments, cache, num_padding
+    def __init__(self, segments: Sequence[Segment], store: PageStore, num_padding: int) -> None:
+        self._segments, self._store, self._num_padding = segments, store, num_padding
         self._tables: dict[int, ColumnTable] = {}  # by group
         self.num_rows = sum(segment.num_rows for segment in segments) + num_padding
 
     def attention(self, group: int) -> TableAttention:
-        return TableAttention(self._cache, self.table(group))
+        return TableAttention(self._store, self.table(group))
 
     def table(self, group: int) -> ColumnTable:
         """Return the table of the rows. `group`: number of query heads that share a key head."""
         if group not in self._tables:
-            layout = _Layout(rows_per_tile(group), self.num_rows <= _FEW_ROWS)
+            ends: dict[PageTable, int] = {}
+            for segment in self._segments:
+                ends[segment.table] = max(segment.end, ends.get(segment.table, 0))
+            layout = _Layout(rows_per_tile(group), self.num_rows <= _FEW_ROWS, ends)
             for segment in self._segments:
                 layout.add(segment)
-            self._tables[group] = layout.table(self._num_padding, self._cache.device)
+            self._tables[group] = layout.table(self._num_padding, self._store.device)
         return self._tables[group]
 
 
 def _waves(segments: Sequence[Segment]) -> Iterator[Sequence[Segment]]:
-    """Split segments before each one that writes to rows of its slot that an earlier one wrote."""
-    ends: dict[int, int] = {}
+    """Split segments before each one that writes rows of its table that an earlier one wrote."""
+    ends: dict[PageTable, int] = {}
     first = 0
     for index, segment in enumerate(segments):
-        if segment.start < ends.get(segment.slot, 0):
+        if segment.start < ends.get(segment.table, 0):
             yield segments[first:index]
             first, ends = index, {}
-        ends[segment.slot] = segment.start + segment.num_rows
+        ends[segment.table] = segment.end
     yield segments[first:]
 
 
@@ -128,8 +133,15 @@ class _Layout:
     columns that all rows of the group see, for the whole group.
     """
 
-    def __init__(self, rows_per_tile: int, has_few_rows: bool) -> None:
+    def __init__(
+        self, rows_per_tile: int, has_few_rows: bool, ends: Mapping[PageTable, int]
+    ) -> None:
+        """ends: for each table of pages, the end of the rows that may be seen."""
         self._rows_per_tile, self._has_few_rows = rows_per_tile, has_few_rows
+        lists = [table.pages[: num_pages_of(end)] for table, end in ends.items()]
+        starts = accumulate((len(pages) for pages in lists), initial=0)
+        self._page_lists = dict(zip(ends, starts, strict=False))  # where a table's pages begin
+        self._pages = np.concatenate(lists)
         self._num_rows, self._num_listed = 0, 0
         self._rows: list[NDArray[np.integer]] = []
         self._tiles: list[NDArray[np.integer]] = []
@@ -137,6 +149,7 @@ class _Layout:
 
     def add(self, segment: Segment) -> None:
         start, num_rows, count = segment.start, segment.num_rows, segment.num_chained
+        pages = segment.table.pages
         limits = np.arange(start + 1, start + num_rows + 1)
         seen = None
         if isinstance(segment.visible, np.ndarray) and count < num_rows:
@@ -151,8 +164,11 @@ class _Layout:
             self._add_chain(limits[:count])
         if seen is not None:
             self._add_tiles(limits[count:], min(start, seen.base), seen)
-        slots, columns = np.full(num_rows, segment.slot), np.arange(start, start + num_rows)
-        self._rows.append(np.stack([slots, columns, limits, segment.positions], axis=1))
+            self._columns.append(_cache_rows(pages, seen.columns))
+            self._num_listed += len(seen.columns)
+        lists = np.full(num_rows, self._page_lists[segment.table])
+        written = _cache_rows(pages, np.arange(start, segment.end))
+        self._rows.append(np.stack([lists, written, limits, segment.positions], axis=1))
 
     def _add_chain(self, limits: NDArray[np.integer]) -> None:
         """Add tiles of rows that see all columns up to their limits."""
@@ -171,9 +187,6 @@ class _Layout:
         base, starts = (ALL, 0) if seen is None else (seen.base, self._num_listed + seen.starts)
         self._append(rows, sizes, base, starts, limits, num_common // SPLIT * SPLIT)
         self._num_rows += len(limits)
-        if seen is not None:
-            self._columns.append(seen.columns)
-            self._num_listed += len(seen.columns)
 
     def _append(self, first: NDArray[np.integer], *fields: NDArray[np.integer] | int) -> None:
         columns = np.broadcast_arrays(self._num_rows + first, *fields)
@@ -181,4 +194,11 @@ class _Layout:
 
     def table(self, num_padding: int, device: torch.device) -> ColumnTable:
         rows = np.concatenate([*self._rows, np.tile(PADDING, (num_padding, 1))])
-        return ColumnTable(rows, np.concatenate(self._tiles), np.concatenate(self._columns), device)
+        tiles, columns = np.concatenate(self._tiles), np.concatenate(self._columns)
+        return ColumnTable(rows, tiles, columns, self._pages, device)
+
+
+def _cache_rows(pages: Pages, rows: NDArray[np.integer]) -> NDArray[np.integer]:
+    """Return where rows of a sequence are in the cache, counted over all of its pages."""
+    numbers: NDArray[np.integer] = pages[rows // PAGE_SIZE] * PAGE_SIZE + rows % PAGE_SIZE
+    return numbers

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from diffuspec.core.errors import ModelLoadError
-from diffuspec.models.attention.cache import CacheShape
 from diffuspec.models.attention.interface import (
     ATTENTION_NAME,
     SELF_TEST_NAME,
@@ -22,6 +21,7 @@ from diffuspec.models.attention.interface import (
     Scoring,
     run_packed,
 )
+from diffuspec.models.pages.store import CacheShape
 
 _TOKEN_IDS = (1, 2, 3, 4)  # several, since the embedding of one may be all zeros
 _FAR = 100  # a position far enough from 0 to rotate all but the slowest rotary angles

@@ -33,7 +33,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from diffuspec.core.errors import ModelLoadError
-from diffuspec.models.attention.cache import CacheShape
+from diffuspec.models.pages.store import CacheShape
 from diffuspec.models.attention.interface import ATTENTION_NAME, Attention, attending
 from diffuspec.models.heads.checkpoint import HeadCheckpoint
 from diffuspec.models.heads.own_head import OwnHead

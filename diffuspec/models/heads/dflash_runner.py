@@ -1,6 +1,6 @@
 """Runs a DFlash drafter beside its target, with its own cache.
 
-Row j of a slot belongs to token `first` + j of a prefix: its keys and values are computed from the
+Row j of a table belongs to token `first` + j of a prefix: its keys and values are computed from the
 target's hidden states. The rows of a block follow until the next draft. A block begins with the
 tokens whose states are unknown: the last one, and those of a hypothetical prefix.
 """
@@ -17,16 +17,17 @@ from torch import Tensor
 from diffuspec.algorithm.lattice import Pruning, build_lattices
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import DraftRequest, Lattice, TokenIds
-from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.interface import Attention, Projections, Scoring
 from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.segment import Segment, Visible
 from diffuspec.models.draft_requests import with_noise
 from diffuspec.models.heads.dflash import DFlashModel
-from diffuspec.models.heads.features import Features
+from diffuspec.models.heads.features import Features, salt_of
 from diffuspec.models.heads.head_runner import HeadRunner
 from diffuspec.models.heads.target_layers import TargetLayers
 from diffuspec.models.kernels.operations import most_probable
+from diffuspec.models.pages.cache import KVCache
+from diffuspec.models.pages.table import PageTable
 
 MAX_CONTEXT_ROWS = 2048  # rows of hidden states read at a time
 
@@ -40,8 +41,8 @@ class _Session:
 
     requests: list[DraftRequest]
     features: Features
-    slot: int = 0
-    num_cached: int = 0  # rows of the prefix
+    table: PageTable
+    num_cached: int  # rows of the prefix
 
     @property
     def num_known(self) -> int:
@@ -99,12 +100,12 @@ class DFlashRunner(HeadRunner):
         found: dict[int, Lattice] = {}
         left = list(range(len(requests)))
         while left:
+            self._cache.begin_step()
             sessions: dict[str, _Session] = {}
             places = [
                 place for place in left if self._joins(sessions, requests[place], features[place])
             ]
             left = [place for place in left if place not in places]
-            self._begin(sessions)
             self._read(list(sessions.values()))
             by_request = self._guess([self._block(sessions, requests[place]) for place in places])
             found.update(zip(places, by_request, strict=True))
@@ -125,22 +126,20 @@ class DFlashRunner(HeadRunner):
     ) -> bool:
         """Add a request to the sessions of a forward, if it can be drafted with them."""
         session = sessions.get(request.request_id)
-        if session is None and len(sessions) < self._cache.num_slots:
-            sessions[request.request_id] = _Session([request], features)
-            return True
-        if session is None or not session.takes(request, features):
+        if session is not None:
+            takes = session.takes(request, features)
+            if takes:
+                session.requests.append(request)
+            return takes
+        if len(sessions) == self._target.max_sequences:
             return False
-        session.requests.append(request)
+        end = features.first + len(features.states)
+        token_ids = request.prefix[features.first : end]
+        salt = salt_of(request, features)
+        table = self._cache.acquire(request.request_id, token_ids, len(token_ids), salt)
+        sessions[request.request_id] = _Session([request], features, table, table.length)
         return True
 
-    def _begin(self, sessions: dict[str, _Session]) -> None:
-        self._cache.begin_step()
-        for name, session in sessions.items():
-            most = len(session.token_ids)
-            salt = session.requests[0].sampling.cache_salt
-            session.slot, session.num_cached = self._cache.acquire(
-                name, session.token_ids, most, salt
-            )
 
     def _block(self, sessions: dict[str, _Session], request: DraftRequest) -> _Block:
         session = sessions[request.request_id]
@@ -176,8 +175,9 @@ class DFlashRunner(HeadRunner):
         for session, rows in parts:
             last = first + rows.stop - rows.start
             new = [layer[:, first:last] for layer in made]
-            self._cache.write(session.slot, rows.start, new)
-            self._cache.commit(session.slot, session.token_ids[rows], last - first)
+            self._cache.reserve(session.table, rows.stop)
+            self._cache.store.write(session.table.pages, rows.start, new)
+            self._cache.commit(session.table, session.token_ids[rows], last - first)
             session.num_cached, first = rows.stop, last
 
     def _guess(self, blocks: Sequence[_Block]) -> list[Lattice]:
@@ -214,7 +214,7 @@ class DFlashRunner(HeadRunner):
 class _BlockAttention(Attention):
     """Attention of blocks: rows see the prefix, and all of their block or its earlier rows.
 
-    Blocks of one session use the same rows of its slot, one after the other.
+    Blocks of one session use the same rows, one after the other.
     """
 
     def __init__(
@@ -235,4 +235,4 @@ class _BlockAttention(Attention):
 def _segment(block: _Block, is_causal: bool) -> Segment:
     session = block.session
     visible: Visible = "causal" if is_causal else "full"
-    return Segment(session.slot, session.num_cached, block.token_ids, block.positions, visible, ())
+    return Segment(session.table, session.num_cached, block.token_ids, block.positions, visible, ())

@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
 from diffuspec.core.errors import ModelLoadError
-from diffuspec.models.attention.cache import CacheShape
+from diffuspec.models.pages.store import CacheShape
 from diffuspec.models.attention.interface import ATTENTION_NAME, Attention, attending
 from diffuspec.models.heads.checkpoint import HeadCheckpoint
 from diffuspec.models.heads.target_layers import TargetLayers

@@ -15,14 +15,15 @@ import torch
 
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import DraftRequest, TokenIds
-from diffuspec.models.attention.cache import CacheShape
 from diffuspec.models.attention.interface import Attention
 from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.segment import Segment
-from diffuspec.models.heads.features import Features
+from diffuspec.models.heads.features import Features, salt_of
 from diffuspec.models.heads.head_runner import HeadRunner
 from diffuspec.models.heads.nodes import Candidates, DraftNode, Level, Place, likeliest_after
 from diffuspec.models.heads.target_layers import TargetLayers
+from diffuspec.models.pages.store import CacheShape
+from diffuspec.models.pages.table import PageTable
 
 _MAX_TREE_ROWS = 64  # nodes of a draft that may have children
 MAX_PREFILL_ROWS = 512  # rows of one request in one forward
@@ -30,11 +31,11 @@ MAX_PREFILL_ROWS = 512  # rows of one request in one forward
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """The rows of one request's draft. Row 0 of a slot is that of token `first`."""
+    """The rows of one request's draft. Row 0 is that of token `first`."""
 
     request: DraftRequest
     features: Features
-    slot: int
+    table: PageTable
     num_cached: int  # cached rows of the prefix
     num_drafted: int = 0  # rows after those of the prefix
     output: torch.Tensor | None = None  # [H], output of the prefix's last row
@@ -95,9 +96,9 @@ class EagleRunner(HeadRunner):
         self._sessions = {}
         for request, known in zip(requests, features, strict=True):
             token_ids = request.prefix[known.first + 1 :]
-            name, salt = request.request_id, request.sampling.cache_salt
-            slot, num_cached = self._cache.acquire(name, token_ids, salt=salt)
-            session = _Session(request, known, slot, num_cached)
+            salt = salt_of(request, known)
+            table = self._cache.acquire(request.request_id, token_ids, salt=salt)
+            session = _Session(request, known, table, table.length)
             while len(token_ids) - session.num_cached > MAX_PREFILL_ROWS:
                 self._read([session])
             self._sessions[request.request_id] = session
@@ -128,7 +129,7 @@ class EagleRunner(HeadRunner):
             token_ids = session.token_ids[start : start + MAX_PREFILL_ROWS]
             end = start + len(token_ids)
             positions = session.features.first + np.arange(start, end)
-            rows.segments.append(Segment(session.slot, start, token_ids, positions, "causal", ()))
+            rows.segments.append(Segment(session.table, start, token_ids, positions, "causal", ()))
             rows.states.append(session.features.states[start:end])
         outputs = self._run(rows)
         for session, segment in zip(sessions, rows.segments, strict=True):
@@ -136,7 +137,7 @@ class EagleRunner(HeadRunner):
             session.output = mine[-1]
             session.num_cached += segment.num_rows
             token_ids = session.token_ids[segment.start : session.num_cached]
-            self._cache.commit(session.slot, token_ids, segment.num_rows)
+            self._cache.commit(session.table, token_ids, segment.num_rows)
 
     def _guess(self, below: Sequence[tuple[_Session, Sequence[DraftNode]]]) -> None:
         """Run the rows of drafted tokens, which gives each node its output."""
@@ -177,7 +178,7 @@ def _segment(session: _Session, nodes: Sequence[DraftNode]) -> Segment:
     last = len(session.request.prefix) - 2  # position of the prefix's last row
     token_ids = np.array([node.token_id for node in nodes], np.int32)
     positions = np.array([last + len(node.path) for node in nodes])
-    return Segment(session.slot, session.num_cached + first, token_ids, positions, visible, ())
+    return Segment(session.table, session.num_cached + first, token_ids, positions, visible, ())
 
 
 def _state_before(session: _Session, node: DraftNode) -> torch.Tensor:

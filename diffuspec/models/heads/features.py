@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from diffuspec.core.interfaces import Observation
-from diffuspec.core.types import TokenIds, num_shared_tokens
+from diffuspec.core.types import DraftRequest, TokenIds, num_shared_tokens
 
 _MIN_ROWS = 16
 
@@ -25,6 +25,11 @@ class Features:
 
     first: int
     states: torch.Tensor  # [num_tokens - first, D]
+
+
+def salt_of(request: DraftRequest, features: Features) -> str:
+    """Return the salt of a request's rows in a head's cache, where row 0 is not always token 0."""
+    return f"{features.first} {request.sampling.cache_salt!r}"
 
 
 @dataclass(slots=True, eq=False)

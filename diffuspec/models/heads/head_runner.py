@@ -8,8 +8,9 @@ from torch.nn import functional
 
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import TokenIds
-from diffuspec.models.attention.cache import CacheShape, KVCache
 from diffuspec.models.heads.target_layers import TargetLayers
+from diffuspec.models.pages.cache import KVCache
+from diffuspec.models.pages.store import CacheShape, num_pages_of
 from diffuspec.models.runner import padded_size
 
 
@@ -23,11 +24,11 @@ class HeadRunner:
         shape: CacheShape,
         num_scratch_rows: int,
     ) -> None:
-        """Scratch rows of a slot follow a whole sequence, for drafted tokens."""
+        """Scratch rows follow those of a sequence, for drafted tokens."""
         self._layers = layers
         self._target = target
-        num_rows = target.max_model_len + num_scratch_rows
-        self._cache = KVCache(shape, target.max_sequences, num_rows, layers.dtype, layers.device)
+        num_pages = target.max_sequences * num_pages_of(target.max_model_len + num_scratch_rows)
+        self._cache = KVCache(shape, num_pages, layers.dtype, layers.device)
 
     def _padding(self, num_rows: int) -> int:
         """Return the number of padding rows of a forward, as `ModelRunner` does."""

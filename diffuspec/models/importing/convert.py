@@ -184,18 +184,18 @@ def _check_tokens(file: GgufFile, folder: Path, model: Any, prompt: list[int]) -
     expected: list[int] = output[0, len(prompt) :].tolist()
     max_len = len(prompt) + NUM_CHECKED_TOKENS
     loaded = load_model(
-        folder, device="cpu", dtype="float32", num_slots=1, max_len=max_len, is_target=True
+        folder, device="cpu", dtype="float32", max_sequences=1, max_len=max_len, is_target=True
     )
     runner, token_ids = loaded.runner, [*prompt]
-    slot, _ = runner.cache.acquire("import", np.array(prompt, np.int32))
+    table = runner.cache.acquire("import", np.array(prompt, np.int32))
     tokens: list[int] = []
     start = 0
     for _ in expected:
         new = np.array(token_ids[start:], np.int32)
         positions = np.arange(start, len(token_ids))
-        segment = Segment(slot, start, new, positions, "causal", [len(new) - 1])
+        segment = Segment(table, start, new, positions, "causal", [len(new) - 1])
         tokens.append(int(runner.forward([segment])[0].argmax()))
-        runner.cache.commit(slot, new, len(new))
+        runner.cache.commit(table, new, len(new))
         start = len(token_ids)
         token_ids.append(tokens[-1])
     if tokens != expected:

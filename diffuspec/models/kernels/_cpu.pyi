@@ -34,6 +34,8 @@ def attend(
     new_row_stride: int,
     keys: int,
     values: int,
+    pages: int,
+    page_stride: int,
     cache_head_stride: int,
     outputs: int,
     num_rows: int,

@@ -12,6 +12,7 @@ from torch import Tensor
 from diffuspec.models.kernels import operations
 from diffuspec.models.kernels.products import CpuProduct, Matrix
 from diffuspec.models.kernels.visible_columns import VisibleColumns
+from diffuspec.models.pages.store import PageMemory, Pages
 
 if operations.is_available:
     from diffuspec.models.kernels import _cpu
@@ -46,8 +47,10 @@ class _Piece(ctypes.Structure):
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
         ("layer_stride", ctypes.c_int64),
+        ("page_stride", ctypes.c_int64),
         ("head_stride", ctypes.c_int64),
         ("has_transposed_keys", ctypes.c_int64),
+        ("pages", ctypes.c_void_p),
         ("order", ctypes.c_void_p),
         ("starts", ctypes.c_void_p),
         ("counts", ctypes.c_void_p),
@@ -60,30 +63,21 @@ class _Piece(ctypes.Structure):
     )
 
 
-class SlotMemory(NamedTuple):
-    """Addresses of the keys and values of one cache slot."""
-
-    keys: int  # address of layer 0's keys
-    values: int
-    layer_stride: int  # bytes between layers
-    head_stride: int  # numbers between heads
-    has_transposed_keys: bool  # see `operations.attend`
-
-
 class AttentionPieces:
     """The cache columns that the rows of a forward see, in all layers."""
 
     def __init__(
-        self, segments: Sequence[tuple[SlotMemory, Sequence[VisibleColumns], int]]
+        self, memory: PageMemory, segments: Sequence[tuple[Pages, Sequence[VisibleColumns], int]]
     ) -> None:
-        """Each segment has its slot's memory, its rows and their number."""
-        self._rows = [rows for _, rows, _ in segments]  # owns the arrays to which pieces point
+        """Each segment has its sequence's pages, its rows and their number."""
+        self._owners = [parts[:2] for parts in segments]  # own the arrays to which pieces point
         pieces, first = [], 0
-        for memory, rows, num_rows in segments:
+        for pages, rows, num_rows in segments:
+            table = pages.__array_interface__["data"][0]
             for part in rows:
                 row = part.first_row
                 place = first + row, part.num_rows, part.start + row, part.base
-                pieces.append(_Piece(*memory, *part.addresses, *place))
+                pieces.append(_Piece(*memory, table, *part.addresses, *place))
             first += num_rows
         self.count = len(pieces)
         self._pieces = (_Piece * self.count)(*pieces)

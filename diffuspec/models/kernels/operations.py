@@ -111,6 +111,7 @@ def attend(
     value: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
+    pages: NDArray[np.int32],
     output: torch.Tensor,
     rows: VisibleColumns,
     scaling: float,
@@ -120,10 +121,10 @@ def attend(
     """Write the rows' keys and values into the cache, and their attention into the output.
 
     query [heads, T, dim], key and value [kv_heads, T, dim] of the whole segment, in any order of
-    the first two dimensions; keys and values [kv_heads, max_len, dim] of the cache; output [T,
-    heads, dim]. With a window, a row at position p sees only columns above p - window. With
-    has_transposed_keys, keys in the cache are transposed in blocks, [max_len / KEY_BLOCK, dim,
-    KEY_BLOCK], and all tensors are float32.
+    the first two dimensions; keys and values [num_pages, kv_heads, PAGE_SIZE, dim] of the cache, in
+    which `pages` are those of the sequence; output [T, heads, dim]. With a window, a row at
+    position p sees only columns above p - window. With has_transposed_keys, keys in the cache are
+    transposed in blocks, [num_pages, kv_heads, PAGE_SIZE / KEY_BLOCK, dim, KEY_BLOCK].
     """
     if query.stride(2) != 1:
         query = query.contiguous()
@@ -143,11 +144,13 @@ def attend(
         key.stride(1),
         keys.data_ptr(),
         values.data_ptr(),
+        pages.__array_interface__["data"][0],
         keys.stride(0),
+        keys.stride(1),
         output.data_ptr() + first * num_heads * dim * size,
         rows.num_rows,
         num_heads,
-        len(keys),
+        keys.shape[1],
         dim,
         rows.start + first,
         rows.base,

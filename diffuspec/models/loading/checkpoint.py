@@ -231,13 +231,20 @@ def check_fits(path: Path, weight_bytes: int, cache_bytes: int, device: torch.de
     if weight_bytes + cache_bytes > available:
         raise OutOfMemoryError(
             f"{path} needs {_gib(weight_bytes)} for weights and {_gib(cache_bytes)} for its cache, "
-            f"but {device} has {_gib(available)} free: use a smaller dtype, lower max_model_len "
+            f"but {device} has {_gib(available)} free: use a smaller dtype, lower cache_memory "
             "or max_sequences, or spread it over more devices"
         )
 
 
 def _gib(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.2f} GiB"
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Return the memory of a GPU, or what of the machine's memory is free."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return _available_bytes(device)
 
 
 def _available_bytes(device: torch.device) -> int:

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 from diffuspec.core.drafter_config import MAX_BLOCK_SIZE
 from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.pages.store import PAGE_SIZE
 from diffuspec.text.directory import read_json
 from diffuspec.text.mask_token import read_mask_token_id
 
@@ -47,6 +48,11 @@ class DiffusionSettings:
     def has_exact_prefix(self) -> bool:
         """Whether text and drafts do not change the states of the known text before them."""
         return self.attention != "full"
+
+    @property
+    def has_exact_pages(self) -> bool:
+        """Whether no later token changes the states in a whole page of known text."""
+        return self.has_exact_prefix and PAGE_SIZE % self.block_size == 0
 
     def num_settled(self, num_tokens: int) -> int:
         """Number of the num_tokens known tokens that are in whole blocks: their states can be kept.

@@ -17,7 +17,6 @@ import torch
 from diffuspec.core.devices import Device, DType
 from diffuspec.core.errors import ModelLoadError, VerifierUnavailableError
 from diffuspec.core.memory import release_freed
-from diffuspec.models.attention.cache import CacheShape
 from diffuspec.models.checks.exactness import has_independent_rows
 from diffuspec.models.kernels import operations
 from diffuspec.models.layers.activation import use_chunked_activations
@@ -25,7 +24,7 @@ from diffuspec.models.layers.fused_decoder import use_fused_forward, use_fused_l
 from diffuspec.models.layers.linear import use_fast_layers
 from diffuspec.models.layers.rotary import use_rotary_tables
 from diffuspec.models.loading.backend import Backend, choose_backend
-from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_checkpoint
+from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_checkpoint, memory_bytes
 from diffuspec.models.loading.gguf_model import read_gguf_model
 from diffuspec.models.loading.quantized_directory import read_quantized_model
 from diffuspec.models.loading.rope import check_rope, check_rope_types
@@ -33,8 +32,9 @@ from diffuspec.models.loading.transformers_model import (
     read_transformers_model,
     transformers_config,
 )
-from diffuspec.models.runner import ModelRunner
-from diffuspec.models.tensor_parallel.collectives import Agree, all_ranks
+from diffuspec.models.pages.store import PAGE_SIZE, CacheShape, default_num_pages
+from diffuspec.models.runner import CacheSettings, ModelRunner
+from diffuspec.models.tensor_parallel.collectives import Agree, all_ranks, least_of_ranks
 from diffuspec.models.tensor_parallel.layers import has_only_plain_tensors
 from diffuspec.telemetry.logs import stages
 
@@ -60,9 +60,11 @@ def load_model(
     *,
     device: Device,
     dtype: DType = "auto",
-    num_slots: int,
+    max_sequences: int = 1,
     max_len: int | None = None,
     num_scratch_rows: int = 0,
+    cache_memory: float | None = None,
+    shares_prefixes: bool = True,
     is_exact: bool | None = False,
     num_ranks: int = 1,
     is_target: bool = False,
@@ -71,8 +73,9 @@ def load_model(
 ) -> LoadedModel:
     """Load a causal LM, or a diffusion LM's weights as one, and its cache.
 
-    The cache has num_slots slots of max_len rows (None: as many as the model was trained for) plus
-    num_scratch_rows that are not kept. With is_exact, a row's bits depend only on the rows before
+    A sequence has up to max_len rows (None: as many as the model was trained for), and for a step
+    num_scratch_rows more. cache_memory: size of the cache, see `TargetConfig`; None: what
+    `default_num_pages` says. shares_prefixes: see `KVCache`. With is_exact, a row's bits depend only on the rows before
     it (see `ModelRunner`); None: if that costs little, see `choose_backend`. With num_ranks above
     1, this process must have joined the ranks' group, and loads its share. A target must be
     autoregressive, and its rows independent of the rest of a forward. With allow_int8, rows and
@@ -86,25 +89,34 @@ def load_model(
     config = transformers_config(checkpoint)
     check_rope_types(path, config)
     max_len = _checked_length(checkpoint, max_len)
+    fixed_rows = 1 + num_scratch_rows if is_exact else None
     if is_target:
         check_rope(path, config, max_len)
-    num_rows = max_len + num_scratch_rows
+    num_rows = max_len + num_scratch_rows + (fixed_rows or 0)
     backend = choose_backend(path, device, dtype, is_exact)
     if quantize_activations:
         _check_quantizes_activations(checkpoint, backend.device)
         backend = replace(backend, quantizes_activations=True)
-    cache_bytes = cache_shape(path, config).num_bytes(num_slots, num_rows, backend.dtype)
-    _check_fits(checkpoint, backend, cache_bytes, num_ranks)
+    page_bytes = cache_shape(path, config).num_bytes(PAGE_SIZE, backend.dtype)
+    if cache_memory is None:
+        num_pages = default_num_pages(max_sequences, max_len, num_rows - max_len)
+    else:
+        weight_bytes = checkpoint.weight_bytes(backend.dtype)
+        cache_bytes = _cache_bytes(cache_memory, backend.device, weight_bytes // num_ranks)
+        num_pages = max(1, cache_bytes * num_ranks // page_bytes)
+        if num_ranks > 1:
+            num_pages = least_of_ranks(num_pages, backend.device)
+    _check_fits(checkpoint, backend, num_pages * page_bytes, num_ranks)
+    cache = CacheSettings(num_pages, shares_prefixes, spares_older=is_target)
     if (num_bytes := checkpoint.weight_bytes(backend.dtype)) > _QUICK_BYTES:
         stages.info("loading %s (%d MB)", path, num_bytes // 1_000_000)
     model = _read_model(checkpoint, config, backend, num_ranks)
-    fixed_rows = 1 + num_scratch_rows if is_exact else None
     agree: Agree = partial(all_ranks, device=model.device) if num_ranks > 1 else bool
     try:
         may_be_exact = _use_our_layers(
             model, max_len, num_rows, backend.is_exact, allow_int8, agree
         )
-        runner = _make_runner(model, num_slots, num_rows, may_be_exact, fixed_rows, agree)
+        runner = _make_runner(model, num_rows, cache, may_be_exact, fixed_rows, agree)
     except VerifierUnavailableError:
         raise
     except Exception as error:  # models that cannot use our attention may raise anything
@@ -121,11 +133,18 @@ def load_model(
 def cache_bytes_per_token(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     """Return the memory in bytes of a token's keys and values. Raises ModelLoadError."""
     config = transformers_config(checkpoint)
-    return cache_shape(checkpoint.path, config).num_bytes(1, 1, dtype)
+    return cache_shape(checkpoint.path, config).num_bytes(1, dtype)
+
+
+def _cache_bytes(cache_memory: float, device: torch.device, weight_bytes: int) -> int:
+    """Return the size of a device's cache: bytes, or a share of its memory less the weights."""
+    if cache_memory > 1:
+        return int(cache_memory)
+    return max(0, int(cache_memory * memory_bytes(device)) - weight_bytes)
 
 
 def _checked_length(checkpoint: Checkpoint, max_len: int | None) -> int:
-    """Return the length of a cache slot. Raises ModelLoadError."""
+    """Return the length of the longest sequence. Raises ModelLoadError."""
     max_positions = checkpoint.max_positions
     if max_len is not None and max_len > max_positions:
         raise ModelLoadError(
@@ -188,18 +207,18 @@ def _use_our_layers(
 
 def _make_runner(
     model: Any,
-    num_slots: int,
     num_rows: int,
+    cache: CacheSettings,
     may_be_exact: bool,
     fixed_rows: int | None,
     agree: Agree,
 ) -> ModelRunner:
     """Return a runner: an exact one if a trial succeeds, otherwise one with fixed_rows, if any."""
     first_rows = None if may_be_exact else fixed_rows
-    runner = ModelRunner(model, num_slots, num_rows, first_rows, may_be_exact)
+    runner = ModelRunner(model, num_rows, cache, first_rows, may_be_exact)
     if may_be_exact and not has_independent_rows(runner, agree):
         del runner  # frees its cache, which may be as large as the memory
-        runner = ModelRunner(model, num_slots, num_rows, fixed_rows)
+        runner = ModelRunner(model, num_rows, cache, fixed_rows)
     if has_only_plain_tensors(model):
         runner.capture_steps()
     return runner

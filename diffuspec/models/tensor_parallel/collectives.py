@@ -57,10 +57,15 @@ def collect_rows(rows: Tensor) -> Tensor:
 
 def all_ranks(is_true: bool, device: torch.device) -> bool:
     """Return whether all ranks pass True. `device`: that of the model."""
-    vote = torch.tensor(is_true, dtype=torch.int32, device=device)
+    return bool(least_of_ranks(is_true, device))
+
+
+def least_of_ranks(number: int, device: torch.device) -> int:
+    """Return the smallest number that a rank passes."""
+    least = torch.tensor(number, dtype=torch.int32, device=device)
     with _peers():
-        dist.all_reduce(vote, dist.ReduceOp.MIN)
-    return bool(vote)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+    return int(least)
 
 
 def all_equal(value: int, device: torch.device) -> bool:

@@ -26,7 +26,8 @@ from diffuspec.core.drafter_config import AutoregressiveConfig
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.core.params import SpeculationParams
 from diffuspec.engine.engine import Engine
-from diffuspec.models.attention.cache import KVCache
+from diffuspec.models.pages.cache import KVCache
+from diffuspec.models.pages.table import PageTable
 
 PROMPT = [1, 20, 30, 40, 20, 30]
 OURS = [name for name in ALL_SYSTEMS if name != BASELINE and not name.startswith("transformers")]
@@ -103,14 +104,14 @@ def runner_of(model: Any) -> Any:
 
 
 def spy_on(
-    acquire: Callable[..., tuple[int, int]], num_cached: dict[object, int]
-) -> Callable[..., tuple[int, int]]:
+    acquire: Callable[..., PageTable], num_cached: dict[object, int]
+) -> Callable[..., PageTable]:
     """Note what each cache has of the first prefix that it is asked for."""
 
-    def spy(cache: KVCache, *arguments: Any, **options: Any) -> tuple[int, int]:
-        slot, start = acquire(cache, *arguments, **options)
-        num_cached.setdefault(cache, start)
-        return slot, start
+    def spy(cache: KVCache, *arguments: Any, **options: Any) -> PageTable:
+        table = acquire(cache, *arguments, **options)
+        num_cached.setdefault(cache, table.length)
+        return table
 
     return spy
 

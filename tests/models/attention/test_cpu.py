@@ -11,16 +11,18 @@ from numpy.typing import NDArray
 
 from diffuspec.algorithm.draft_tree import ancestor_mask
 from diffuspec.models.attention import cpu as rows_module
-from diffuspec.models.attention.cache import CacheShape, KVCache
 from diffuspec.models.attention.cpu import CpuAttention
 from diffuspec.models.attention.interface import Projections, Scoring
 from diffuspec.models.attention.segment import Segment, Visible
 from diffuspec.models.attention.triton import TritonAttention
 from diffuspec.models.kernels import operations
 from diffuspec.models.kernels.products import has_tiles
+from diffuspec.models.pages.store import CacheShape, PageStore
+from diffuspec.models.pages.table import PageTable
 from tests.support.gpu import DEVICES
 
 MAX_LEN = 640
+TABLE = PageTable("rows", pages=np.array([7, 2, 9, 0, 4, 1, 8, 3, 6, 5], np.int32))
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
@@ -37,15 +39,14 @@ class Rows:
         )
         self.shape = CacheShape(1, kv_heads, dim)
 
-    def cache(self, num_filled: int) -> KVCache:
-        cache = KVCache(self.shape, 1, MAX_LEN, self.key.dtype, self.key.device)
-        for layer, rows in zip(cache.layers(0), (self.key, self.value), strict=True):
-            layer[:, :num_filled] = rows[:, :num_filled]
+    def cache(self, num_filled: int) -> PageStore:
+        cache = PageStore(self.shape, len(TABLE.pages), self.key.dtype, self.key.device)
+        cache.write(TABLE.pages, 0, [rows[:, :num_filled] for rows in (self.key, self.value)])
         return cache
 
     def attend(
         self,
-        cache: KVCache,
+        cache: PageStore,
         segment: Segment,
         rows: slice | list[int],
         window: int | None = None,
@@ -117,7 +118,7 @@ def test_a_row_sees_its_columns_and_no_others(
     seen = np.concatenate([np.ones((num_rows, start), np.bool_), among], axis=1)
     if window is not None:
         seen &= positions[:, None] - np.concatenate([np.arange(start), positions]) < window
-    segment = Segment(0, start, positions, positions, visible, ())
+    segment = Segment(TABLE, start, positions, positions, visible, ())
     found = rows.attend(rows.cache(start), segment, new, window)
     assert (found - rows.expected(new, seen)).abs().max() < TOLERANCES[dtype]
 
@@ -128,7 +129,7 @@ def test_rows_before_a_segment_can_be_hidden(device: str) -> None:
     hidden = np.random.default_rng(0).random((4, 34)) < 0.5
     hidden[:, 0] = True
     seen = np.concatenate([np.ones((4, 70), np.bool_), hidden], axis=1)
-    segment = Segment(0, 100, positions, positions, hidden, ())
+    segment = Segment(TABLE, 100, positions, positions, hidden, ())
     found = rows.attend(rows.cache(100), segment, slice(100, 104))
     assert (found - rows.expected(slice(100, 104), seen)).abs().max() < TOLERANCES[torch.float32]
 
@@ -142,9 +143,9 @@ def test_a_row_is_attended_as_if_it_were_alone(
 ) -> None:
     rows = Rows(num_heads, 2, 16, dtype, device)
 
-    def attend(cache: KVCache, start: int, end: int) -> torch.Tensor:
+    def attend(cache: PageStore, start: int, end: int) -> torch.Tensor:
         positions = np.arange(start, end)
-        segment = Segment(0, start, positions, positions, "causal", ())
+        segment = Segment(TABLE, start, positions, positions, "causal", ())
         return rows.attend(cache, segment, slice(start, end), window)
 
     at_once, cache = attend(rows.cache(0), 0, MAX_LEN), rows.cache(100)
@@ -153,17 +154,29 @@ def test_a_row_is_attended_as_if_it_were_alone(
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_a_row_has_the_same_bits_wherever_its_pages_are(dtype: torch.dtype, device: str) -> None:
+    rows, positions = Rows(4, 2, 32, dtype, device), np.arange(200, MAX_LEN)
+    new, moved = slice(200, MAX_LEN), PageTable("moved", pages=TABLE.pages[::-1].copy())
+    here = rows.attend(rows.cache(200), Segment(TABLE, 200, positions, positions, "causal", ()), new)
+    cache = PageStore(rows.shape, len(moved.pages), dtype, rows.key.device)
+    cache.write(moved.pages, 0, [old[:, :200] for old in (rows.key, rows.value)])
+    there = rows.attend(cache, Segment(moved, 200, positions, positions, "causal", ()), new)
+    assert torch.equal(here, there)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("start", [0, 5, 60, 64, 250, 600])
 def test_a_branch_of_a_tree_is_attended_like_a_chain(start: int, device: str) -> None:
     rows, parents = Rows(6, 2, 16, torch.bfloat16, device), random_tree(1, 30)
     visible = ancestor_mask(parents)
     positions = start + visible.sum(axis=1) - 1
-    tree = Segment(0, start, positions, positions, visible, ())
+    tree = Segment(TABLE, start, positions, positions, visible, ())
     in_tree = rows.attend(rows.cache(start), tree, slice(start, start + 30))
     for row in (1, 7, 18, 29):
         branch = np.flatnonzero(visible[row])
         positions = np.arange(start, start + len(branch))
-        chain = Segment(0, start, positions, positions, "causal", ())
+        chain = Segment(TABLE, start, positions, positions, "causal", ())
         alone = rows.attend(rows.cache(start), chain, (start + branch).tolist())
         assert torch.equal(in_tree[branch], alone)
 
@@ -173,14 +186,14 @@ def test_a_branch_of_a_tree_is_attended_like_a_chain(start: int, device: str) ->
 def test_a_row_that_sees_nan_is_nan(layer: int, device: str) -> None:
     rows, positions = Rows(4, 2, 16, torch.float32, device), np.arange(100, 103)
     cache = rows.cache(100)
-    cache.layers(0)[layer][:, 50] = torch.nan
-    found = rows.attend(cache, Segment(0, 100, positions, positions, "causal", ()), slice(100, 103))
+    cache.layer(0)[layer][TABLE.pages[0], :, 50] = torch.nan
+    found = rows.attend(cache, Segment(TABLE, 100, positions, positions, "causal", ()), slice(100, 103))
     assert found.isnan().flatten(1).any(dim=1).all()
 
 
 def test_threads_change_nothing() -> None:
     rows, positions = Rows(6, 3, 16, torch.float32), np.arange(MAX_LEN)
-    segment = Segment(0, 0, positions, positions, "causal", ())
+    segment = Segment(TABLE, 0, positions, positions, "causal", ())
     alone, before = rows.attend(rows.cache(0), segment, slice(MAX_LEN)), torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -198,7 +211,7 @@ def test_a_kernel_whose_rows_depend_on_each_other_is_not_used(
 
     def attend_otherwise(*args: Any) -> None:
         attend(*args)
-        output, rows = args[5], args[6]
+        output, rows = args[6], args[7]
         output += difference * (rows.num_rows > 1)
 
     monkeypatch.setattr(operations, "attend", attend_otherwise)
@@ -212,7 +225,7 @@ def test_a_kernel_whose_rows_depend_on_each_other_is_not_used(
 
 def test_rows_do_not_see_nan_of_rows_after_them_in_a_chain() -> None:
     rows = Rows(heads=2, kv_heads=1, dim=32, dtype=torch.float32)
-    chain = Segment(0, 70, np.arange(70, 76), np.arange(70, 76), "causal", ())
+    chain = Segment(TABLE, 70, np.arange(70, 76), np.arange(70, 76), "causal", ())
     expected = rows.attend(rows.cache(70), chain, slice(70, 76))
     rows.value[:, 75] = torch.nan
     found = rows.attend(rows.cache(70), chain, slice(70, 76))
@@ -233,16 +246,17 @@ def test_transposed_keys_give_the_same_bits(
     rows = Rows(heads, kv_heads, dim, dtype)
     tree = ancestor_mask(random_tree(4, 80))
     plain = rows.cache(start)
-    transposed = KVCache(rows.shape, 1, MAX_LEN, dtype, transposes_keys=True)
-    transposed.write(0, 0, [rows.key[:, :start], rows.value[:, :start]])
+    transposed = PageStore(rows.shape, len(TABLE.pages), dtype, transposes_keys=True)
+    transposed.write(TABLE.pages, 0, [rows.key[:, :start], rows.value[:, :start]])
     for visible in ("causal", "full", 5, tree):
         positions = np.arange(start, start + len(tree))
         if visible is tree:
             positions = start + tree.sum(axis=1) - 1
-        segment = Segment(0, start, np.zeros(len(tree), np.int32), positions, visible, ())
+        segment = Segment(TABLE, start, np.zeros(len(tree), np.int32), positions, visible, ())
         found = [
             rows.attend(cache, segment, slice(start, start + len(tree)), window)
             for cache in (plain, transposed)
         ]
         assert torch.equal(*found)
-        assert torch.equal(plain.rows(0, start + len(tree)), transposed.rows(0, start + len(tree)))
+        end = start + len(tree)
+        assert torch.equal(plain.rows(TABLE.pages, end), transposed.rows(TABLE.pages, end))

@@ -12,7 +12,14 @@ import torch
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
-from tests.support.models import assert_same_logits, make_model, random_tokens, reference, segment
+from tests.support.models import (
+    assert_same_logits,
+    fixed_table,
+    make_model,
+    random_tokens,
+    reference,
+    segment,
+)
 
 
 @pytest.mark.no_cover
@@ -61,7 +68,7 @@ def test_tree_rows_equal_forwards_of_their_paths(family: str, runner: ModelRunne
     runner.forward([segment(0, 0, prefix[:-1])])
     positions = 14 + np.array([0, *depth])
     rows = np.concatenate([prefix[-1:], nodes])
-    logits = runner.forward([Segment(0, 14, rows, positions, visible, range(len(rows)))])
+    logits = runner.forward([Segment(fixed_table(0), 14, rows, positions, visible, range(len(rows)))])
     model = make_model(family)
     for node in range(len(parents)):
         path: list[int] = []
@@ -73,7 +80,7 @@ def test_tree_rows_equal_forwards_of_their_paths(family: str, runner: ModelRunne
 
 
 def test_full_attention(family_path: Callable[[str], Path]) -> None:
-    runner = load_model(family_path("qwen2"), device="cpu", num_slots=1).runner
+    runner = load_model(family_path("qwen2"), device="cpu", max_sequences=1).runner
     token_ids = random_tokens(30)
     logits = runner.forward([segment(0, 0, token_ids, "full")])
     visible = torch.ones(30, 30, dtype=torch.bool)
@@ -85,7 +92,7 @@ def test_windows_combine_with_any_other_mask(
     family_path: Callable[[str], Path], num_cached: int
 ) -> None:
     name, window = "qwen2 with windows", 7
-    runner = load_model(family_path(name), device="cpu", num_slots=1).runner
+    runner = load_model(family_path(name), device="cpu", max_sequences=1).runner
     token_ids, positions = random_tokens(30), np.arange(30)
     visible = np.tri(30, dtype=np.bool_)
     visible[20:, 20:] = True  # a block whose rows see each other
@@ -108,11 +115,12 @@ def test_windows_combine_with_any_other_mask(
 def test_a_windowed_layer_reads_no_further_back(
     family_path: Callable[[str], Path], num_rows: int
 ) -> None:
-    runner = load_model(family_path("mistral"), device="cpu", num_slots=1).runner
+    runner = load_model(family_path("mistral"), device="cpu", max_sequences=1).runner
     token_ids = random_tokens(40)
     runner.forward([segment(0, 0, token_ids)])
-    unseen = torch.full_like(runner.cache.rows(0, 40 - 7), torch.nan)
-    runner.cache.write(0, 0, list(unseen))  # would show even behind a mask: 0 * NaN is NaN
+    store, pages = runner.cache.store, fixed_table(0).pages
+    unseen = torch.full_like(store.rows(pages, 40 - 7), torch.nan)
+    store.write(pages, 0, list(unseen))  # would show even behind a mask: 0 * NaN is NaN
     new = random_tokens(num_rows)
     logits = runner.forward([segment(0, 40, new)])
     expected = reference(make_model("mistral"), np.concatenate([token_ids, new]))
@@ -127,8 +135,8 @@ def test_later_segment_sees_what_an_earlier_one_wrote(runner: ModelRunner, famil
 
 def test_only_wanted_rows_give_logits_in_the_order_asked(runner: ModelRunner, family: str) -> None:
     token_ids = random_tokens(10)
-    first = Segment(0, 0, token_ids, np.arange(10), "causal", [7, 2])
-    second = Segment(1, 0, token_ids[:4], np.arange(4), "causal", [3])
+    first = Segment(fixed_table(0), 0, token_ids, np.arange(10), "causal", [7, 2])
+    second = Segment(fixed_table(1), 0, token_ids[:4], np.arange(4), "causal", [3])
     expected = reference(make_model(family), token_ids)[[7, 2, 3]]
     assert_same_logits(runner.forward([first, second]), expected)
 

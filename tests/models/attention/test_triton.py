@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import numpy as np
 
-from diffuspec.models.attention.cache import CacheShape, KVCache
 from diffuspec.models.attention.segment import Segment, Visible
 from diffuspec.models.attention.triton import TritonAttention
-from diffuspec.models.kernels.triton.table import MAX_STEP_ROWS, SPLIT
+from diffuspec.models.kernels.triton.table import MAX_STEP_ROWS, PAGE_SIZE, SPLIT
+from diffuspec.models.pages import store
+from diffuspec.models.pages.store import CacheShape, PageStore
+from diffuspec.models.pages.table import PageTable
 
 
-def segment(slot: int, start: int, num_rows: int, visible: Visible = "causal") -> Segment:
+TABLES = [
+    PageTable(str(number), pages=np.arange(number, 40, 2, dtype=np.int32)) for number in range(2)
+]  # even and odd pages
+
+
+def segment(number: int, start: int, num_rows: int, visible: Visible = "causal") -> Segment:
     positions = np.arange(start, start + num_rows)
-    return Segment(slot, start, positions, positions, visible, ())
+    return Segment(TABLES[number], start, positions, positions, visible, ())
 
 
 def batch(*segments: Segment, num_padding: int = 0) -> TritonAttention:
-    return TritonAttention(segments, KVCache(CacheShape(1, 2, 8), 2, 128), num_padding)
+    return TritonAttention(segments, PageStore(CacheShape(1, 2, 8), 4), num_padding)
 
 
 def test_segments_of_few_rows_are_a_step() -> None:
     table = batch(segment(0, 9, 3), segment(1, 5, 2, "full"), num_padding=11).step_table(1)
     assert table is not None and table.num_rows == 16
-    slots, columns, limits, positions = table.rows.view(16, 4)[:5].T.tolist()
-    assert (slots, columns) == ([0, 0, 0, 1, 1], [9, 10, 11, 5, 6])
+    lists, written, limits, positions = table.rows.view(16, 4)[:5].T.tolist()
+    assert (lists, table.pages[:2].tolist()) == ([0, 0, 0, 1, 1], [0, 1])
+    assert written == [9, 10, 11, PAGE_SIZE + 5, PAGE_SIZE + 6]
     assert (limits, positions) == ([10, 11, 12, 7, 7], [9, 10, 11, 5, 6])
     assert (table.rows.view(16, 4)[5:, 1] == -1).all()  # padding is not written
 
@@ -40,7 +48,7 @@ def test_rows_of_a_step_share_whole_splits_of_what_all_of_them_see() -> None:
     start = SPLIT + 9
     shape = CacheShape(1, 2, 8)
     segments = segment(0, start, 3), segment(1, start, 4, np.eye(4, dtype=np.bool_))
-    table = TritonAttention(segments, KVCache(shape, 2, 2 * SPLIT)).step_table(group=8)
+    table = TritonAttention(segments, PageStore(shape, 40)).step_table(group=8)
     assert table is not None
     first_rows, sizes, *_, num_shared = table.tiles.view(7, 6).T.tolist()
     assert first_rows == [*range(7)] and set(num_shared) == {SPLIT}
@@ -55,3 +63,14 @@ def test_many_rows_are_no_step() -> None:
 def test_a_segment_that_overwrites_what_another_sees_is_no_part_of_its_step() -> None:
     assert batch(segment(0, 9, 3), segment(0, 12, 3)).step_table(1) is not None
     assert batch(segment(0, 9, 3), segment(0, 9, 3)).step_table(1) is None
+
+
+def test_rows_are_written_and_listed_where_their_pages_are() -> None:
+    assert store.PAGE_SIZE == PAGE_SIZE
+    visible = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_)
+    table = batch(segment(1, 62, 3, visible), segment(0, 70, 1)).step_table(1)
+    assert table is not None
+    lists, written, *_ = table.rows.view(4, 4).T.tolist()
+    assert (lists, table.pages[:4].tolist()) == ([0, 0, 0, 2], [1, 3, 0, 2])
+    assert written == [64 + 62, 64 + 63, 3 * 64, 2 * 64 + 6]
+    assert table.columns[3:5].tolist() == [64 + 62, 3 * 64]

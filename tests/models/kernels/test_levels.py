@@ -10,12 +10,13 @@ import torch
 
 from diffuspec.core.devices import CPU_LEVELS, wanted_cpu_level
 from diffuspec.core.errors import ConfigError
-from diffuspec.models.attention.cache import CacheShape, KVCache
 from diffuspec.models.attention.cpu import CpuAttention
 from diffuspec.models.attention.interface import Projections, Scoring
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.kernels import levels
 from diffuspec.models.kernels.products import MatrixProduct
+from diffuspec.models.pages.store import CacheShape, PageStore
+from diffuspec.models.pages.table import PageTable
 from diffuspec.models.loading.load import load_model
 from diffuspec.pairs import tiny
 
@@ -58,11 +59,12 @@ def test_attention_of_all_levels_has_the_same_bits_for_whole_prompts_and_row_by_
     outputs = []
     for level, step in [(level, step) for level in HERE for step in (size, 7, 1)]:
         levels.use_level(level)
-        cache = KVCache(CacheShape(1, 1, dim), 1, size, transposes_keys=True)
+        table = PageTable("rows", pages=np.array([1, 2, 0], np.int32))
+        cache = PageStore(CacheShape(1, 1, dim), 3, transposes_keys=True)
         parts = []
         for first in range(0, size, step):
             places = np.arange(first, min(first + step, size))
-            part = CpuAttention(Segment(0, first, places, places, "causal", ()), cache)
+            part = CpuAttention(Segment(table, first, places, places, "causal", ()), cache)
             rows = Projections(*(one[:, first : first + step] for one in new))
             parts.append(part.attend(0, rows, Scoring(0.3, window=window)))
         outputs.append(torch.cat(parts))
@@ -85,18 +87,18 @@ def test_logits_are_the_same_on_every_processor_and_with_any_number_of_threads(l
 @torch.inference_mode()
 def _digest_of_logits() -> str:
     """Return the digest of a prompt's logits, and of those of some steps of one row."""
-    runner = load_model(
-        tiny.TARGET, device="cpu", dtype="float32", num_slots=1, max_len=256, is_exact=True
-    ).runner
+    loaded = load_model(tiny.TARGET, device="cpu", dtype="float32", max_len=256, is_exact=True)
+    runner = loaded.runner
+    table = runner.cache.acquire("a", np.zeros(0, np.int32))
     prompt = (7919 * np.arange(1, 101) % 250).astype(np.int32)
     steps = [(prompt, np.arange(100))]
     steps += [(np.array([k % 250], np.int32), np.array([k])) for k in range(100, 110)]
     digest = hashlib.sha256()
     for token_ids, places in steps:
         rows = list(range(len(places)))
-        segment = Segment(0, int(places[0]), token_ids, places, "causal", rows)
+        segment = Segment(table, int(places[0]), token_ids, places, "causal", rows)
         digest.update(runner.forward([segment]).numpy().tobytes())
-        runner.cache.commit(0, token_ids, len(token_ids))
+        runner.cache.commit(table, token_ids, len(token_ids))
     return digest.hexdigest()
 
 

@@ -18,8 +18,8 @@ from diffuspec.models.layers.fused_decoder import (
     use_fused_layers,
 )
 from diffuspec.models.layers.linear import use_fast_layers
-from diffuspec.models.runner import ModelRunner
-from tests.support.models import FAMILIES, make_model
+from diffuspec.models.runner import CacheSettings, ModelRunner
+from tests.support.models import FAMILIES, fixed_table, make_model
 
 REPLACED = {"llama", "mistral", "qwen2", "qwen2 with windows", "qwen3"}
 
@@ -33,12 +33,12 @@ def is_replaced(model: torch.nn.Module) -> bool:
 def test_logits_stay_the_same(family: str) -> None:
     model = make_model(family)
     model.set_attn_implementation("diffuspec")
-    segment = Segment(0, 0, np.arange(90), np.arange(90), "causal", np.arange(90))
-    expected = ModelRunner(model, 1, 100).forward([segment])
+    segment = Segment(fixed_table(0), 0, np.arange(90), np.arange(90), "causal", np.arange(90))
+    expected = ModelRunner(model, 100, CacheSettings(5)).forward([segment])
     use_fast_layers(model)
     use_fused_layers(model.base_model)
     assert is_replaced(model) == (family in REPLACED)
-    assert (ModelRunner(model, 1, 100).forward([segment]) - expected).abs().max() < 1e-4
+    assert (ModelRunner(model, 100, CacheSettings(5)).forward([segment]) - expected).abs().max() < 1e-4
 
 
 @torch.inference_mode()
@@ -55,20 +55,20 @@ def test_a_model_as_one_operation_computes_the_same_bits(
     assert isinstance(model.forward, FusedForward)
     tree = ancestor_mask([-1, 0, 1, 0, 3])
     steps = (
-        [Segment(0, 0, np.arange(70), np.arange(70), "causal", np.arange(70))],
+        [Segment(fixed_table(0), 0, np.arange(70), np.arange(70), "causal", np.arange(70))],
         [
-            Segment(1, 0, np.arange(5), np.arange(5), 3, np.arange(5)),
-            Segment(0, 70, np.arange(5), 69 + tree.sum(axis=1), tree, np.arange(5)),
-            Segment(2, 0, np.arange(9), np.arange(9), "full", np.arange(9)),
+            Segment(fixed_table(1), 0, np.arange(5), np.arange(5), 3, np.arange(5)),
+            Segment(fixed_table(0), 70, np.arange(5), 69 + tree.sum(axis=1), tree, np.arange(5)),
+            Segment(fixed_table(2), 0, np.arange(9), np.arange(9), "full", np.arange(9)),
         ],
     )
-    as_one = ModelRunner(model, 3, 100)
+    as_one = ModelRunner(model, 100, CacheSettings(15))
     expected = [as_one.forward(segments) for segments in steps]
     monkeypatch.setattr(PackedBatch, "pieces", None)
-    in_parts = ModelRunner(model, 3, 100)
+    in_parts = ModelRunner(model, 100, CacheSettings(15))
     for segments, logits in zip(steps, expected, strict=True):
         assert torch.equal(in_parts.forward(segments), logits)
-    for mine, other in zip(as_one.cache.layers(0), in_parts.cache.layers(0), strict=True):
+    for mine, other in zip(as_one.cache.store.layer(0), in_parts.cache.store.layer(0), strict=True):
         assert torch.equal(mine, other)
 
 

@@ -237,15 +237,15 @@ def test_bad_directories_are_refused_before_weights_are_read(
     BAD_DIRECTORIES[case][0](path)
     monkeypatch.setattr(loading, "_read_model", None)
     with pytest.raises(ModelLoadError):
-        load_model(path, device="cpu", num_slots=1, is_target=True)
+        load_model(path, device="cpu", is_target=True)
 
 
 def test_a_path_that_is_not_a_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="nowhere does not exist"):
-        load_model(tmp_path / "nowhere", device="cpu", num_slots=1)
+        load_model(tmp_path / "nowhere", device="cpu")
     (tmp_path / "file").touch()
     with pytest.raises(ModelLoadError, match="file is a file"):
-        load_model(tmp_path / "file", device="cpu", num_slots=1)
+        load_model(tmp_path / "file", device="cpu")
     with pytest.raises(ModelLoadError, match="nowhere does not exist"):
         load_tokenizer(tmp_path / "nowhere")
     with pytest.raises(ModelLoadError, match="file is a file"):

@@ -27,10 +27,11 @@ from diffuspec.core.devices import CPU_LEVELS
 from diffuspec.core.errors import ModelLoadError, OutOfMemoryError, VocabularyError
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, VerifyRequest
-from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.kernels import levels, operations
 from diffuspec.models.loading import backend, checkpoint, load as loading
 from diffuspec.models.loading.load import load_model
+from diffuspec.models.pages.cache import KVCache
+from diffuspec.models.pages.store import PAGE_SIZE, num_pages_of
 from diffuspec.models.target import CausalTarget
 from diffuspec.text.tokenizer import load_tokenizer
 from tests.support.models import (
@@ -69,8 +70,9 @@ def test_good_directory_loads_in_silence(
     assert target.info.max_sequences == 2
     assert target.info.max_tree_nodes == 9
     assert target.info.eos_token_ids == (7, 2)
-    assert target.runner.cache.max_len == MAX_POSITIONS + 9
-    assert target.runner.cache.dtype == torch.float32
+    assert target.runner.max_len == MAX_POSITIONS + 9
+    assert target.runner.cache.num_pages == 2 * num_pages_of(MAX_POSITIONS + 9)
+    assert target.runner.cache.store.dtype == torch.float32
     target.close()
 
 
@@ -80,7 +82,7 @@ def test_missing_kernels_are_reported_once(
     monkeypatch.setattr(operations, "is_available", False)
     backend._warn_of_slow_kernels.cache_clear()
     for _ in range(2):
-        load_model(save_target("qwen2"), device="cpu", num_slots=1)
+        load_model(save_target("qwen2"), device="cpu")
     assert caplog.text.count("about five times as long") == 1
     assert "there is a C++ compiler" in caplog.text
 
@@ -93,7 +95,7 @@ def test_a_processor_with_slow_kernels_is_reported_once_with_what_that_costs(
     levels.use_level(CPU_LEVELS[0])
     try:
         for _ in range(2):
-            load_model(save_target("qwen2"), device="cpu", num_slots=1)
+            load_model(save_target("qwen2"), device="cpu")
     finally:
         levels.use_level(own)
     assert caplog.text.count("about four times as long") == ("x86-64" in CPU_LEVELS)
@@ -115,7 +117,7 @@ def test_what_computes_a_model_is_logged_once(
 ) -> None:
     path = save_target("qwen2")
     with caplog.at_level("INFO", logger="diffuspec.models.loading"):
-        loaded = load_model(path, device="cpu", dtype=dtype, num_slots=1, is_exact=is_exact)
+        loaded = load_model(path, device="cpu", dtype=dtype, is_exact=is_exact)
     assert loaded.backend.is_exact == loaded.runner.is_exact == is_exact
     [line] = [one.getMessage() for one in caplog.records if one.name.endswith("loading.load")]
     assert line.startswith(f"{path}: {message.format(kernels=loaded.backend.kernels)}")
@@ -126,7 +128,7 @@ def test_activations_are_rounded_only_beside_quantised_weights(save_target: Save
     with pytest.raises(
         ModelLoadError, match="quantize_activations is for quantised weights, these"
     ):
-        load_model(save_target("qwen2"), device="cpu", num_slots=1, quantize_activations=True)
+        load_model(save_target("qwen2"), device="cpu", quantize_activations=True)
 
 
 def test_sharded_weights_load(save_target: SaveTarget) -> None:
@@ -140,24 +142,53 @@ def test_sharded_weights_load(save_target: SaveTarget) -> None:
     weight_map = {name: file for file, half in halves.items() for name in half}
     index = path / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    assert load_model(path, device="cpu", num_slots=1).runner.vocab_size == VOCAB_SIZE
+    assert load_model(path, device="cpu").runner.vocab_size == VOCAB_SIZE
 
 
 def test_the_dtype_is_the_requested_one(save_target: SaveTarget) -> None:
-    runner = load_model(save_target("qwen2"), device="cpu", dtype="bfloat16", num_slots=1).runner
-    assert runner.cache.dtype == torch.bfloat16
+    runner = load_model(save_target("qwen2"), device="cpu", dtype="bfloat16").runner
+    assert runner.cache.store.dtype == torch.bfloat16
     assert next(runner.model.parameters()).dtype == torch.bfloat16
 
 
 def test_a_context_longer_than_the_trained_one_is_refused(save_target: SaveTarget) -> None:
     with pytest.raises(ModelLoadError, match="trained for 256 positions, max_model_len is 257"):
-        load_model(save_target("qwen2"), device="cpu", num_slots=1, max_len=257)
+        load_model(save_target("qwen2"), device="cpu", max_len=257)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_absent_device_is_refused(save_target: SaveTarget) -> None:
     with pytest.raises(ModelLoadError, match="no CUDA device is available"):
-        load_model(save_target("qwen2"), device="cuda", num_slots=1)
+        load_model(save_target("qwen2"), device="cuda")
+
+
+@pytest.mark.parametrize(("cache_memory", "num_pages"), [(1_000_000, 27), (0.5, 35)])
+def test_cache_memory_decides_how_many_pages_there_are(
+    save_target: SaveTarget,
+    monkeypatch: pytest.MonkeyPatch,
+    cache_memory: float,
+    num_pages: int,
+) -> None:
+    """As bytes, or as a share of the memory for weights and cache."""
+    monkeypatch.setattr(loading, "memory_bytes", lambda device: 3_100_000)
+    path = save_target("qwen2")
+    loaded = load_model(path, device="cpu", dtype="float32", cache_memory=cache_memory)
+    cache = loaded.runner.cache
+    assert cache.num_pages == num_pages
+    assert cache.store.shape.num_bytes(PAGE_SIZE, torch.float32) == 36_864
+
+
+def test_requests_are_as_long_as_the_cache_takes_them(
+    save_target: SaveTarget, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = save_target("qwen2")
+    config = TargetConfig(path=path, device="cpu", max_tree_nodes=4, cache_memory=75_000)
+    target = CausalTarget.load(config)
+    target.close()
+    assert target.info.max_model_len == 2 * PAGE_SIZE - 2 * 4
+    assert "requests have at most 120 tokens" in caplog.text
+    with pytest.raises(ModelLoadError, match="cache_memory 1000.0 has room for 0 tokens"):
+        CausalTarget.load(config.model_copy(update={"cache_memory": 1000.0, "max_tree_nodes": 32}))
 
 
 def test_too_little_memory_is_found_before_weights_are_read(
@@ -169,7 +200,7 @@ def test_too_little_memory_is_found_before_weights_are_read(
     with pytest.raises(
         OutOfMemoryError, match=r"0.\d\d GiB for weights and 1.\d\d GiB for its"
     ) as caught:
-        load_model(path, device="cpu", num_slots=8192)
+        load_model(path, device="cpu", max_sequences=8192)
     assert str(path) in str(caught.value)
     assert "cpu has 0.00 GiB free" in str(caught.value)
 
@@ -193,7 +224,7 @@ def test_models_without_attention_are_refused(tmp_path: Path) -> None:
     MambaForCausalLM(config).save_pretrained(tmp_path)
     edit_json(tmp_path / "config.json", max_position_embeddings=64)
     with pytest.raises(ModelLoadError, match="mamba is not supported: it is not a stack"):
-        load_model(tmp_path, device="cpu", num_slots=1)
+        load_model(tmp_path, device="cpu")
 
 
 @pytest.mark.parametrize("where", ["generation_config.json", "neither", "config.json"])
@@ -251,7 +282,7 @@ def test_norms_with_a_weight_for_each_head_compute_what_transformers_does(tmp_pa
     model.save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
     token_ids = random_tokens(9)
-    runner = load_model(tmp_path, device="cpu", dtype="float32", num_slots=1).runner
+    runner = load_model(tmp_path, device="cpu", dtype="float32").runner
     assert_same_logits(runner.forward([segment(0, 0, token_ids)]), reference(model, token_ids))
 
 
@@ -265,7 +296,7 @@ def test_experts_of_an_odd_size_are_computed_one_by_one(
     model.save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
     token_ids = random_tokens(9)
-    runner = load_model(tmp_path, device="cpu", dtype=dtype, num_slots=1).runner
+    runner = load_model(tmp_path, device="cpu", dtype=dtype).runner
     logits = runner.forward([segment(0, 0, token_ids)])
     if dtype == "float32":
         model.set_experts_implementation("eager")
@@ -287,6 +318,6 @@ def test_a_cache_is_freed_before_the_next_one_where_the_trial_of_exactness_fails
 
     monkeypatch.setattr("diffuspec.models.runner.KVCache", Cache)
     path = save_target("gemma2")  # whose scores are capped
-    loaded = load_model(path, device="cpu", num_slots=1, is_exact=True)
+    loaded = load_model(path, device="cpu", is_exact=True)
     assert loaded.runner.is_exact and not loaded.runner.takes_trees
     assert len(caches) == 2

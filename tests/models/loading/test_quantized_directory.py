@@ -56,7 +56,7 @@ def test_logits_are_those_of_the_same_weights_in_float32(
 
 def test_layers_that_are_not_quantised_stay_in_16_bits(tmp_path: Path) -> None:
     plain = save_quantized(tmp_path / "model", FORMATS["GPTQ"], tie_word_embeddings=True)
-    loaded = load_model(tmp_path / "model", device="cpu", num_slots=1).runner.model
+    loaded = load_model(tmp_path / "model", device="cpu").runner.model
     head = loaded.get_output_embeddings()
     assert isinstance(head, KernelLinear) and isinstance(head.product, MatrixProduct)
     assert head.product.rows(torch.arange(2)).itemsize == 2
@@ -67,7 +67,7 @@ def test_layers_that_are_not_quantised_stay_in_16_bits(tmp_path: Path) -> None:
 def test_rows_are_rounded_where_the_format_rounds_them(tmp_path: Path) -> None:
     plain = save_quantized(tmp_path / "model", W8A8)
     weights = load_file(plain / FILE)
-    runner = load_model(tmp_path / "model", device="cpu", num_slots=1, is_exact=True).runner
+    runner = load_model(tmp_path / "model", device="cpu", is_exact=True).runner
     assert runner.is_exact
     layer = runner.model.model.layers[1].mlp.down_proj
     weight = weights["model.layers.1.mlp.down_proj.weight"]

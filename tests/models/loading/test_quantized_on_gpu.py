@@ -50,7 +50,7 @@ def save(tmp_path: Path) -> Save:
 
 
 def runner_of(path: Path) -> ModelRunner:
-    loaded = load_model(path, device="cuda", dtype="bfloat16", num_slots=2, is_exact=True)
+    loaded = load_model(path, device="cuda", dtype="bfloat16", max_sequences=8, is_exact=True)
     return loaded.runner
 
 
@@ -70,10 +70,11 @@ def test_a_row_has_the_same_bits_with_any_number_of_rows(form: str, save: Save) 
     runner = runner_of(path)
     assert runner.takes_trees, "rows are independent, not of a fixed number"
     token_ids = (np.arange(150) * 7919 % 250).astype(np.int32)
-    whole = runner.forward([segment(0, 0, token_ids)])
-    runner.feed(1, token_ids[:START], 0)
+    whole = runner.forward([segment(runner.cache.acquire("whole", token_ids), 0, token_ids)])
+    table = runner.cache.acquire("a", token_ids)
+    runner.feed(table, token_ids[:START], 0)
     for count in (1, 2, 4, 16, 64, 65):
-        step = segment(1, START, token_ids[START : START + count])
+        step = segment(table, START, token_ids[START : START + count])
         captured = runner.forward([step])
         assert torch.equal(captured, whole[START : START + count])
         assert torch.equal(captured, runner.forward([step], HiddenStates([0])))

@@ -12,7 +12,6 @@ import torch
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.core.errors import InvalidRequestError, VerifierError, VerifierUnavailableError
 from diffuspec.core.params import SamplingParams, StructuredOutput
-from diffuspec.models.attention.cache import Slot
 from diffuspec.models.layers.fused_decoder import FusedDecoder, FusedDecoderLayer
 from diffuspec.models.target import CausalTarget
 from tests.models.tensor_parallel.follower import config
@@ -60,10 +59,10 @@ def alone(qwen2: Ranks) -> Iterator[CausalTarget]:
     target.close()
 
 
-def slot_of(share: CausalTarget, request_id: str) -> Slot:
-    """Return a request's slot without acquiring it, which would change this rank's cache only."""
-    slots = share.runner.cache._slots
-    return next(slot for slot in slots if slot.request_id == request_id)
+def pages_of(share: CausalTarget, request_id: str) -> list[int]:
+    """Return a request's pages without acquiring them, which would change this rank's cache only."""
+    pages: list[int] = share.runner.cache._tables[request_id].pages.tolist()
+    return pages
 
 
 async def test_plain_greedy_decoding_equals_transformers_generate(qwen2: Ranks) -> None:
@@ -115,8 +114,8 @@ async def test_ranks_mask_alike(qwen2: Ranks, alone: CausalTarget) -> None:
 async def test_each_rank_holds_its_share_of_heads_and_weights(
     qwen2: Ranks, alone: CausalTarget
 ) -> None:
-    assert qwen2.share.runner.cache.shape.num_kv_heads == 1
-    assert alone.runner.cache.shape.num_kv_heads == 2
+    assert qwen2.share.runner.cache.store.shape.num_kv_heads == 1
+    assert alone.runner.cache.store.shape.num_kv_heads == 2
     assert qwen2.share.runner.vocab_size == alone.runner.vocab_size
 
 
@@ -133,11 +132,11 @@ async def test_the_prefix_of_a_released_request_can_be_reused(
 ) -> None:
     prefix = (await decode(alone, GREEDY))[:24]
     await qwen2.target.verify([request(prefix, request_id="first")])
-    slot = slot_of(qwen2.share, "first")
+    pages = pages_of(qwen2.share, "first")
     await qwen2.target.release("first")
     longer = request([*prefix, 5], chain([6, 7]), request_id="second")
     assert outcomes(await qwen2.target.verify([longer])) == outcomes(await alone.verify([longer]))
-    assert slot_of(qwen2.share, "second") is slot
+    assert pages_of(qwen2.share, "second") == pages
     more = [request(prefix[: 9 + i], request_id=name) for i, name in enumerate("abc")]
     assert outcomes(await qwen2.target.verify(more)) == outcomes(await alone.verify(more))
 
@@ -153,8 +152,8 @@ async def test_nan_logits_fail_on_all_ranks_and_clear_their_caches(
 ) -> None:
     good = request(PROMPT, request_id="bad")
     await qwen2.target.verify([good])
-    slot = slot_of(qwen2.share, "bad")
-    qwen2.share.runner.cache.layers(slot.index)[0][:, :3].fill_(torch.nan)  # this rank's head alone
+    keys, _ = qwen2.share.runner.cache.store.layer(0)
+    keys[pages_of(qwen2.share, "bad"), :, :3] = torch.nan  # this rank's head alone
     with pytest.raises(VerifierError, match="not finite for requests bad") as failure:
         await qwen2.target.verify([good])
     assert not isinstance(failure.value, VerifierUnavailableError)

@@ -19,6 +19,7 @@ from diffuspec.pairs.factory.export import load_drafter, save_drafter
 from diffuspec.pairs.factory.start import keep_layers
 from tests.pairs.factory.conftest import assert_drafts
 from tests.support.checkpoints import MASK_TOKEN_ID
+from tests.support.models import fixed_table
 
 SETTINGS = DiffusionSettings(MASK_TOKEN_ID, "block_causal")
 
@@ -33,9 +34,7 @@ def drafter(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_embeddings_are_the_targets(drafter: Path) -> None:
-    loaded = load_model(
-        drafter, device="cpu", dtype="bfloat16", num_slots=1, max_len=32
-    ).runner.model
+    loaded = load_model(drafter, device="cpu", dtype="bfloat16", max_len=32).runner.model
     target = AutoModelForCausalLM.from_pretrained(drafter.parent / "target", dtype=torch.bfloat16)
     for name in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"):
         weight = attrgetter(name)  # no parameter where the CPU has a layer of its own for it
@@ -69,7 +68,7 @@ def test_a_target_that_is_gone_is_named(drafter: Path, tmp_path: Path) -> None:
     moved = tmp_path / "drafter"
     shutil.copytree(drafter, moved)
     with pytest.raises(ModelLoadError, match=r"shares the embeddings of .*/target .* not exist"):
-        load_model(moved, device="cpu", num_slots=1, max_len=32)
+        load_model(moved, device="cpu", max_len=32)
 
 
 def test_weights_that_no_file_has_are_named(drafter: Path, tmp_path: Path) -> None:
@@ -78,7 +77,7 @@ def test_weights_that_no_file_has_are_named(drafter: Path, tmp_path: Path) -> No
     config["embeddings_from"] = "."
     (tmp_path / "drafter" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelLoadError, match=r"has no lm_head.weight, which"):
-        load_model(tmp_path / "drafter", device="cpu", num_slots=1, max_len=32)
+        load_model(tmp_path / "drafter", device="cpu", max_len=32)
 
 
 def test_a_drafter_drafts_the_tokens_of_its_head_alone(drafter: Path) -> None:
@@ -101,12 +100,12 @@ def test_head_token_ids_that_are_none_are_refused(drafter: Path, token_ids: list
     ids, out = torch.tensor(token_ids, dtype=torch.long), drafter.parent / "wrong"
     save_drafter(keep_layers(model, [1]), target, SETTINGS, out, head_token_ids=ids)
     with pytest.raises(ModelLoadError, match="head_token_ids must be ascending token ids below"):
-        load_model(out, device="cpu", num_slots=1, max_len=32)
+        load_model(out, device="cpu", max_len=32)
 
 
 def first_logits(path: Path) -> torch.Tensor:
     """Return the logits of some rows, [3, V]."""
-    runner = load_model(path, device="cpu", dtype="float32", num_slots=1, max_len=32).runner
+    runner = load_model(path, device="cpu", dtype="float32", max_len=32).runner
     rows = np.arange(3)
     with torch.inference_mode():
-        return runner.forward([Segment(0, 0, rows + 97, rows, "causal", rows)])
+        return runner.forward([Segment(fixed_table(0), 0, rows + 97, rows, "causal", rows)])

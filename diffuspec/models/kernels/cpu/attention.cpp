@@ -30,13 +30,11 @@ class HeadAttention {
       const Type& type, const Attention& call, int kv_head, const Attention* next_call, int next_head,
       Memory& memory)
       : type_(type), call_(call), kv_head_(kv_head), group_(call.num_heads / call.num_kv_heads),
-        keys_(at(call.keys, type, kv_head * call.cache_head_stride)),
-        values_(at(call.values, type, kv_head * call.cache_head_stride)),
         sums_(memory.sums), columns_(memory.columns), gathered_(memory.gathered),
         listed_(memory.listed) {
     if (next_call) {
-      next_keys_ = at(next_call->keys, type, next_head * next_call->cache_head_stride);
-      next_values_ = at(next_call->values, type, next_head * next_call->cache_head_stride);
+      next_keys_ = at(next_call->keys, type, next_call->page_of(0, next_head));
+      next_values_ = at(next_call->values, type, next_call->page_of(0, next_head));
     }
   }
 
@@ -49,10 +47,15 @@ class HeadAttention {
   }
 
  private:
-  char* key(int64_t row) const { return at(keys_, type_, row * call_.dim); }
-  char* value(int64_t row) const { return at(values_, type_, row * call_.dim); }
+  char* key(int64_t row) const {
+    return at(call_.keys, type_, call_.page_of(row, kv_head_) + row % kBlock * call_.dim);
+  }
+  char* value(int64_t row) const {
+    return at(call_.values, type_, call_.page_of(row, kv_head_) + row % kBlock * call_.dim);
+  }
   char* transposed_key(int64_t row) const {
-    return at(keys_, type_, transposed_place(row, call_.dim));
+    const int64_t place = transposed_place(row % kBlock, call_.dim);
+    return at(call_.keys, type_, call_.page_of(row, kv_head_) + place);
   }
   int row_at(int place) const { return call_.lists.order[place]; }
   int first_column(int row) const {
@@ -61,8 +64,9 @@ class HeadAttention {
 
   // The columns after a block: this head's next ones, or the next head's first.
   Next after(int block) const {
-    const int64_t size = int64_t{kBlock} * call_.dim * type_.size, begin = (block + 1) * size;
-    if (block < call_.base / kBlock) return {keys_ + begin, values_ + begin, size};
+    const int64_t size = int64_t{kBlock} * call_.dim * type_.size;
+    const int64_t next = int64_t{kBlock} * (block + 1);
+    if (block < call_.base / kBlock) return {key(next), value(next), size};
     if (next_keys_) return {next_keys_, next_values_, size};
     return {};
   }
@@ -82,13 +86,17 @@ class HeadAttention {
     int lowest = call_.base;
     for (int row = 0; row < call_.num_rows; ++row) lowest = std::min(lowest, first_column(row));
     for (int b = lowest / kBlock; b < call_.base / kBlock; ++b) {
-      const int first = b * kBlock;
-      if (call_.has_transposed_keys) columns_.put_transposed_keys(0, kBlock, transposed_key(first));
-      else columns_.put_keys(0, kBlock, key(first));
-      columns_.put_values(0, kBlock, value(first));
+      put_page(b * kBlock, kBlock);
       for (int place = 0; place < call_.num_rows; ++place) see(place, b, kBlock);
       add(0, call_.num_rows, 0, after(b));
     }
+  }
+
+  // Makes columns from the first one of a page block 0.
+  void put_page(int first, int count) {
+    if (call_.has_transposed_keys) columns_.put_transposed_keys(0, count, transposed_key(first));
+    else columns_.put_keys(0, count, key(first));
+    columns_.put_values(0, count, value(first));
   }
 
   // Rows are processed together if one's list begins with the other's: in a chain all rows, in a
@@ -102,12 +110,8 @@ class HeadAttention {
     for (int first = 0, end; first < call_.num_rows; first = end) {
       end = end_of_path(first);
       const int row = row_at(end - 1), num_seen = num_before + call_.lists.counts[row];
-      if (first == 0 && end == call_.num_rows && lists_next(row)) {
-        if (call_.has_transposed_keys)
-          columns_.put_transposed_keys(0, num_seen, transposed_key(start));
-        else columns_.put_keys(0, num_seen, key(start));
-        columns_.put_values(0, num_seen, value(start));
-      } else {
+      const bool is_chain = first == 0 && end == call_.num_rows && lists_next(row);
+      if (!is_chain) {
         if (first == 0) gather_before(start, num_before, most);
         const int next = gather(row, num_before) / kLanes * kLanes;
         const size_t from = next * gathered_.size;
@@ -116,8 +120,10 @@ class HeadAttention {
         else columns_.put_keys(next, num_seen - next, keys);
         columns_.put_values(next, num_seen - next, &gathered_.values[from]);
       }
-      for (int b = 0; b * kBlock < num_seen; ++b)
-        add_to_path(first, end, num_before, start / kBlock, b);
+      for (int b = 0; b * kBlock < num_seen; ++b) {
+        if (is_chain) put_page(start + b * kBlock, std::min(num_seen - b * kBlock, kBlock));
+        add_to_path(first, end, num_before, start / kBlock, b, is_chain ? 0 : b);
+      }
     }
   }
 
@@ -160,8 +166,9 @@ class HeadAttention {
     return is_first ? 0 : num_before + (next - columns);
   }
 
-  // Adds block b of the gathered columns to the rows of a path that see any of it.
-  void add_to_path(int first, int end, int num_before, int num_whole, int b) {
+  // Adds block b of the columns after the whole blocks, `block` of those at hand, to the rows of a
+  // path that see any of it.
+  void add_to_path(int first, int end, int num_before, int num_whole, int b, int block) {
     for (int place = first; place < end; ++place)
       see(place, num_whole + b, num_before + call_.lists.counts[row_at(place)] - b * kBlock);
     const auto sees = [&](int place) {
@@ -169,7 +176,7 @@ class HeadAttention {
     };
     while (first < end && !sees(first)) ++first;  // their lists are shorter
     while (first < end && !sees(end - 1)) --end;  // their windows begin later
-    add(first, end - first, b, first == 0 && b == 0 ? after(num_whole) : Next());
+    add(first, end - first, block, first == 0 && b == 0 ? after(num_whole) : Next());
   }
 
   // Makes a block's columns before `end` visible to the row at a place.
@@ -200,7 +207,6 @@ class HeadAttention {
   const Type& type_;
   const Attention& call_;
   const int kv_head_, group_;
-  char *keys_, *values_;                  // this head's
   const char *next_keys_ = nullptr, *next_values_ = nullptr;  // the next head's
   BlockSums& sums_;
   Columns& columns_;
@@ -210,19 +216,19 @@ class HeadAttention {
 
 // Copies the keys and values of rows for one head into the cache.
 void keep(const Type& type, const Attention& call, int kv_head) {
-  char* keys = at(call.keys, type, kv_head * call.cache_head_stride);
-  char* values = at(call.values, type, kv_head * call.cache_head_stride);
   const size_t size = call.dim * type.size;
   for (int row = 0; row < call.num_rows; ++row) {
     const int64_t from = kv_head * call.new_head_stride + row * call.new_row_stride;
-    const int64_t to = call.start + row;
+    const int64_t page = call.page_of(call.start + row, kv_head);
+    const int64_t in_page = (call.start + row) % kBlock, to = page + in_page * call.dim;
     const char* key = at(call.new_keys, type, from);
     if (call.has_transposed_keys) {
-      copy_apart(type, key, 1, at(keys, type, transposed_place(to, call.dim)), kLanes, call.dim);
+      const int64_t place = page + transposed_place(in_page, call.dim);
+      copy_apart(type, key, 1, at(call.keys, type, place), kLanes, call.dim);
     } else {
-      std::memcpy(at(keys, type, to * call.dim), key, size);
+      std::memcpy(at(call.keys, type, to), key, size);
     }
-    std::memcpy(at(values, type, to * call.dim), at(call.new_values, type, from), size);
+    std::memcpy(at(call.values, type, to), at(call.new_values, type, from), size);
   }
 }
 

@@ -1,5 +1,8 @@
 // Attention of rows over the columns of a cache.
 //
+// The cache consists of pages of kBlock rows. Those of a sequence are listed in their order: column c
+// is row c % kBlock of pages[c / kBlock].
+//
 // Row r sees all columns before `base`, then those in its list, which for this row are at positions
 // base, base + 1, and so on: the branches of a draft tree share these positions. Columns are
 // processed in blocks of kBlock, counted from column 0, with a running softmax.
@@ -32,13 +35,20 @@ struct Lists {
 struct Attention {
   const void *queries, *new_keys, *new_values;
   void *keys, *values, *outputs;
-  int64_t query_head_stride, query_row_stride, new_head_stride, new_row_stride, cache_head_stride;
+  const int32_t* pages;  // the sequence's
+  int64_t query_head_stride, query_row_stride, new_head_stride, new_row_stride;
+  int64_t page_stride, cache_head_stride;
   int num_rows, num_heads, num_kv_heads, dim, start, base;
   Lists lists;
   float scaling;
   int window;  // 0: no window
   // whether keys of the cache are in blocks of kLanes columns, [dim, kLanes] each
   bool has_transposed_keys;
+
+  // Index in the cache of the first number of a head's part of the page with a column.
+  int64_t page_of(int64_t column, int kv_head) const {
+    return pages[column / kBlock] * page_stride + kv_head * cache_head_stride;
+  }
 };
 
 // Writes the keys and values of all calls' rows into their caches, then their attention into the

@@ -160,7 +160,7 @@ class Decoding {
   bool writes_rows_of(int first, int piece) const {
     const Piece& own = batch_.pieces[piece];
     return std::any_of(batch_.pieces + first, batch_.pieces + piece, [&](const Piece& other) {
-      return other.keys == own.keys && other.start < own.start + own.num_rows &&
+      return other.pages == own.pages && other.start < own.start + own.num_rows &&
              own.start < other.start + other.num_rows;
     });
   }
@@ -182,6 +182,8 @@ class Decoding {
     call.query_row_stride = call.new_row_stride = width_;
     call.keys = cached(piece.keys, piece);
     call.values = cached(piece.values, piece);
+    call.pages = piece.pages;
+    call.page_stride = piece.page_stride;
     call.cache_head_stride = piece.head_stride;
     call.has_transposed_keys = piece.has_transposed_keys;
     call.outputs = at(attended_.data(), type_, first * num_queries);

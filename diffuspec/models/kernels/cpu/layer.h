@@ -20,10 +20,11 @@ struct Layer {
 
 // Successive rows of one sequence: see `Attention`.
 struct Piece {
-  char *keys, *values;     // addresses in layer 0 of the sequence
+  char *keys, *values;     // addresses in layer 0 of the cache
   int64_t layer_stride;    // bytes between layers
-  int64_t head_stride;     // numbers between heads
+  int64_t page_stride, head_stride;  // numbers between pages and between heads
   int64_t has_transposed_keys;  // see `Attention`
+  const int32_t* pages;    // the sequence's, one array for all of its pieces
   Lists lists;
   int first_row, num_rows, start, base;  // start: index of the first row in the cache
 };

@@ -51,7 +51,8 @@ PyObject* run_attend(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (!Arguments(arguments, count)
            .read(type, num_threads, call.queries, call.query_head_stride, call.query_row_stride,
                  call.new_keys, call.new_values, call.new_head_stride, call.new_row_stride,
-                 call.keys, call.values, call.cache_head_stride, call.outputs, call.num_rows,
+                 call.keys, call.values, call.pages, call.page_stride, call.cache_head_stride,
+                 call.outputs, call.num_rows,
                  call.num_heads, call.num_kv_heads, call.dim, call.start, call.base, lists.order,
                  lists.starts, lists.counts, lists.columns, lists.positions, call.scaling,
                  call.window, has_transposed_keys))

@@ -21,8 +21,6 @@ class HeadAttention {
   HeadAttention(const Attention& call, int kv_head)
       : call_(call), kv_head_(kv_head), group_(call.num_heads / call.num_kv_heads),
         width_(call.dim * kSize), num_queries_(call.num_rows * group_),
-        keys_(static_cast<char*>(call.keys) + kv_head * call.cache_head_stride * kSize),
-        values_(static_cast<char*>(call.values) + kv_head * call.cache_head_stride * kSize),
         paired_(kBlock / 2 * call.dim / kLanes),
         queries_(divided_up(num_queries_, kLanes), QueryTile(call.dim)) {}
 
@@ -36,6 +34,12 @@ class HeadAttention {
   }
 
  private:
+  const char* key(int column) const { return cached(call_.keys, column); }
+  const char* value(int column) const { return cached(call_.values, column); }
+  const char* cached(const void* numbers, int column) const {
+    const int64_t place = call_.page_of(column, kv_head_) + column % kBlock * call_.dim;
+    return static_cast<const char*>(numbers) + place * kSize;
+  }
   int row_of(int query) const { return call_.lists.order[query / group_]; }
   int head_of(int query) const { return kv_head_ * group_ + query % group_; }
 
@@ -57,10 +61,10 @@ class HeadAttention {
   void add_whole_blocks() {  // the blocks that all rows see
     for (int query = 0; query < num_queries_; ++query) end_of(query) = kBlock;
     for (int block = 0; block < call_.base / kBlock; ++block) {
-      const int64_t first = int64_t{block} * kBlock * width_;
-      pair_up(values_ + first, call_.dim, 0, kBlock / 2, paired_.data());
+      const int first = block * kBlock;
+      pair_up(value(first), call_.dim, 0, kBlock / 2, paired_.data());
       for (QueryTile& queries : queries_)
-        add_block(queries, keys_ + first, paired_.data(), call_.dim, call_.scaling);
+        add_block(queries, key(first), paired_.data(), call_.dim, call_.scaling);
     }
   }
 
@@ -133,8 +137,8 @@ class HeadAttention {
    private:
     void put(int column) {
       const size_t to = size_t(num_columns_++) * head_.width_;
-      std::memcpy(&keys_[to], head_.keys_ + int64_t{column} * head_.width_, head_.width_);
-      std::memcpy(&values_[to], head_.values_ + int64_t{column} * head_.width_, head_.width_);
+      std::memcpy(&keys_[to], head_.key(column), head_.width_);
+      std::memcpy(&values_[to], head_.value(column), head_.width_);
     }
 
     // Pairs up the values from column `first` of the tail to before `end`; at first all of them.
@@ -171,7 +175,6 @@ class HeadAttention {
 
   const Attention& call_;
   const int kv_head_, group_, width_, num_queries_;  // width_: bytes of a key
-  char *keys_, *values_;                             // this head's
   std::vector<Line> paired_;                         // values of a block
   std::vector<QueryTile> queries_;
 };

@@ -6,7 +6,7 @@ import torch
 import triton
 
 from diffuspec.models.kernels.triton import kernels
-from diffuspec.models.kernels.triton.table import MIN_TILE, SPLIT, Chunk, ColumnTable
+from diffuspec.models.kernels.triton.table import MIN_TILE, PAGE_SIZE, SPLIT, Chunk, ColumnTable
 
 
 def write_cache(
@@ -16,14 +16,14 @@ def write_cache(
     values: torch.Tensor,
     table: ColumnTable,
 ) -> None:
-    """Write new rows [kv_heads, T, dim] into the cache, [slots, kv_heads, max_len, dim]."""
+    """Write new rows [kv_heads, T, dim] into the cache, [pages, kv_heads, PAGE_SIZE, dim]."""
     if key.stride(2) != 1 or value.stride() != key.stride():
         key, value = key.contiguous(), value.contiguous()
     num_heads, num_rows, dim = key.shape
     tensors = key, value, keys, values, table.rows
     strides = *key.stride()[:2], *keys.stride()[:2]
     kernels.write_cache[(num_rows, num_heads)](
-        *tensors, *strides, DIM=dim, DIM_PADDED=triton.next_power_of_2(dim)
+        *tensors, *strides, PAGE=PAGE_SIZE, DIM=dim, DIM_PADDED=triton.next_power_of_2(dim)
     )
 
 
@@ -37,7 +37,7 @@ def attend(
 ) -> torch.Tensor:
     """Attend from rows [heads, T, dim], whose keys and values are already in the cache.
 
-    keys and values [slots, kv_heads, max_len, dim]; returns [T, heads, dim]. With a window, a row
+    keys and values [pages, kv_heads, PAGE_SIZE, dim]; returns [T, heads, dim]. With a window, a row
     at position p sees only columns above p - window.
     """
     if query.stride(2) != 1:
@@ -67,7 +67,7 @@ def _attend_splits(
     shape = chunk.num_rows, num_heads, chunk.num_splits
     sums = torch.empty(*shape, 2, device=query.device)
     partial = torch.empty(*shape, dim, device=query.device)
-    tables = table.tiles_from(chunk), table.rows, table.columns
+    tables = table.tiles_from(chunk), table.rows, table.columns, table.pages
     strides = *query.stride()[:2], *keys.stride()[:2]
     group = num_heads // num_kv_heads
     kernels.attend[(chunk.num_tiles, num_kv_heads, chunk.num_splits)](
@@ -79,7 +79,7 @@ def _attend_splits(
         window or 0,
         GROUP=group,
         TILE=max(MIN_TILE, triton.next_power_of_2(group)),
-        BLOCK_SIZE=kernels.BLOCK,
+        BLOCK_SIZE=PAGE_SIZE,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         **_sizes(dim),
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-BLOCK = 64  # columns of attention processed at a time; divides a split
 _LOWEST = tl.constexpr(-1e30)
 
 
@@ -71,20 +70,21 @@ def write_cache(
     rows,
     head_stride,
     row_stride,
-    cache_slot_stride,
+    page_stride,
     cache_head_stride,
+    PAGE: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
 ):
-    """Write one row's key and value of one head into the cache."""
+    """Write one row's key and value of one head into the cache, in pages of PAGE rows."""
     at = tl.arange(0, DIM_PADDED)
     mask = at < DIM
     row, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    slot = tl.load(rows + 4 * row).to(tl.int64)
-    column = tl.load(rows + 4 * row + 1)
-    mask &= column >= 0  # otherwise it is padding
+    to = tl.load(rows + 4 * row + 1)
+    mask &= to >= 0  # otherwise it is padding
     source = head * head_stride + row.to(tl.int64) * row_stride + at
-    target = slot * cache_slot_stride + head * cache_head_stride + column * DIM + at
+    page = (to // PAGE).to(tl.int64)
+    target = page * page_stride + head * cache_head_stride + to % PAGE * DIM + at
     tl.store(keys + target, tl.load(key + source, mask), mask)
     tl.store(values + target, tl.load(value + source, mask), mask)
 
@@ -124,7 +124,8 @@ def _attend_columns(
     queries,
     keys,
     values,
-    of_slot,
+    pages,
+    page_stride,
     listed,
     limit,
     lowest,
@@ -138,8 +139,9 @@ def _attend_columns(
     BLOCK_SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Return the running softmax of some queries over a split of columns, block by block.
+    """Return the running softmax of some queries over a split of columns, page by page.
 
+    keys and values are those of a head in page 0; pages are the sequence's, of BLOCK_SIZE rows.
     A query sees columns above its `lowest` and below its `limit`. No query sees columns up to
     `below` or from `most` on; columns from `base` on are listed.
     """
@@ -153,8 +155,10 @@ def _attend_columns(
     for start in range(begin, tl.minimum(begin + SPLIT_SIZE, most), BLOCK_SIZE):
         stand = start + tl.arange(0, BLOCK_SIZE)  # positions of the columns
         is_listed = (stand >= base) & (stand < most)
-        column = tl.where(stand < base, stand, tl.load(listed + stand - base, is_listed, 0))
-        there = of_slot + column.to(tl.int64)[:, None] * DIM + at
+        first = tl.load(pages + start // BLOCK_SIZE) * BLOCK_SIZE - start
+        row = tl.where(stand < base, first + stand, tl.load(listed + stand - base, is_listed, 0))
+        of_page = (row // BLOCK_SIZE).to(tl.int64) * page_stride
+        there = (of_page + row % BLOCK_SIZE * DIM)[:, None] + at
         is_there = ((stand > below) & (stand < most))[:, None] & in_dim
         is_seen = (stand[None, :] < limit[:, None]) & (stand[None, :] > lowest[:, None])
         highest, total, output = _add_block(
@@ -174,7 +178,7 @@ def _attend_columns(
 
 @triton.jit(
     do_not_specialize=["first_kept", "window"],
-    do_not_specialize_on_alignment=["tiles", "rows", "columns"],  # parts of one tensor
+    do_not_specialize_on_alignment=["tiles", "rows", "columns", "pages"],  # parts of one tensor
 )
 def attend(
     query,
@@ -185,10 +189,11 @@ def attend(
     tiles,
     rows,
     columns,
+    pages,
     first_kept,
     head_stride,
     row_stride,
-    cache_slot_stride,
+    page_stride,
     cache_head_stride,
     scaling,
     window,
@@ -223,13 +228,13 @@ def attend(
         in_dim = at < DIM
         from_query = (head * head_stride + row.to(tl.int64) * row_stride)[:, None] + at
         queries = tl.load(query + from_query, is_row[:, None] & in_dim, 0.0)
-        slot = tl.load(rows + 4 * first_row).to(tl.int64)
-        of_slot = slot * cache_slot_stride + kv_head * cache_head_stride
+        pages += tl.load(rows + 4 * first_row)
         highest, total, output = _attend_columns(
             queries,
-            keys,
-            values,
-            of_slot,
+            keys + kv_head * cache_head_stride,
+            values + kv_head * cache_head_stride,
+            pages,
+            page_stride,
             columns + listed_at,
             limit,
             lowest,

@@ -13,6 +13,7 @@ SPLIT = 512  # columns of attention per program
 MIN_TILE = 16  # rows of the smallest matrix product
 ALL = 2**31 - 1  # all columns
 MAX_STEP_ROWS = 256  # rows of the largest forward that counts as a step
+PAGE_SIZE = 64  # rows of a page of the cache; see models/pages/store.py
 PADDING = (0, -1, 0, 0)  # a table row that is not written and sees nothing
 _MAX_ROWS = 256  # rows of a chunk, whose splits are in memory at the same time
 
@@ -44,38 +45,46 @@ class ColumnTable:
         rows: NDArray[np.integer],
         tiles: NDArray[np.integer],
         columns: NDArray[np.integer],
+        pages: NDArray[np.integer],
         device: torch.device,
     ) -> None:
-        """rows [T, 4]: slot, row of the slot to write to, number of visible columns, position.
+        """Describe rows, tiles and lists of columns; see the fields.
 
-        PADDING comes last. tiles [N, 6], ascending by rows: first row, number of rows, base, start
+        rows [T, 4]: index in `pages` of its sequence's first page, row of the cache to write to,
+        number of visible columns, position. PADDING comes last. pages: those of all sequences.
+        columns: the listed ones, as rows of the cache. Rows of the cache count over all its pages. tiles [N, 6], ascending by rows: first row, number of rows, base, start
         of the tile's list of columns, number of columns that its last row sees, and number of
         columns, in whole splits, that it computes for all of its rows. It computes the rest only
         for the first row.
         """
         self.num_rows = len(rows)
         is_short = self.num_rows <= MAX_STEP_ROWS
-        self.is_step = is_short and len(columns) <= self.num_rows**2
+        num_splits = _num_splits_for(int(tiles[:, 4].max()))
+        max_pages = self.num_rows * num_splits * SPLIT // PAGE_SIZE
+        is_small = len(columns) <= self.num_rows**2 and len(pages) <= max_pages
+        self.is_step = is_short and is_small
         if self.is_step:
-            num_columns, every_row = int(tiles[:, 4].max()), slice(0, self.num_rows)
-            self.chunks = [Chunk(every_row, every_row, _num_splits_for(num_columns))]
+            every_row = slice(0, self.num_rows)
+            self.chunks = [Chunk(every_row, every_row, num_splits)]
             tiles = np.pad(tiles, ((0, self.num_rows - len(tiles)), (0, 0)))
             columns = np.pad(columns, (0, self.num_rows**2 - len(columns)))
+            pages = np.pad(pages, (0, max_pages - len(pages)))
         else:
             self.chunks = list(_chunks(tiles))
-        values = np.concatenate([rows.ravel(), tiles.ravel(), columns], dtype=np.int32)
-        self._sizes = [rows.size, tiles.size, len(columns)]
+        values = np.concatenate([rows.ravel(), tiles.ravel(), columns, pages], dtype=np.int32)
+        self._sizes = [rows.size, tiles.size, len(columns), len(pages)]
         self._split(torch.from_numpy(values).to(device))
 
     @classmethod
     def of_padding(cls, num_rows: int, num_columns: int, device: torch.device) -> ColumnTable:
         """Return the table of a step without real rows, shaped as if it saw some columns."""
         rows, tiles = np.tile(PADDING, (num_rows, 1)), np.array([(0, 0, ALL, 0, num_columns, 0)])
-        return cls(rows, tiles, np.zeros(0, np.int32), device)
+        nothing = np.zeros(0, np.int32)
+        return cls(rows, tiles, nothing, nothing, device)
 
     def _split(self, values: torch.Tensor) -> None:
         self.values = values
-        self.rows, self.tiles, self.columns = torch.split(values, self._sizes)
+        self.rows, self.tiles, self.columns, self.pages = torch.split(values, self._sizes)
 
     def rows_from(self, chunk: Chunk) -> torch.Tensor:
         """Return the rows of a chunk and those after it."""
