@@ -135,7 +135,7 @@ class AutoregressiveDrafter:
             segments = [self._segment(one) for one in drafting]
             logits = self.runner.forward(segments)
             logits[:, self._target.vocab_size :].fill_(-torch.inf)
-            for one, segment in zip(drafting, segments, strict=True):
+            for segment in segments:
                 token_ids = np.asarray(segment.token_ids, np.int32)
                 cache.commit(segment.table, token_ids, segment.num_rows)
             self._extend(drafting, logits)

@@ -271,9 +271,7 @@ class CausalTarget:
         salt = request.sampling.cache_salt
         return self.runner.cache.acquire(request.request_id, request.prefix, most, salt)
 
-    def _choose_nodes(
-        self, request: VerifyRequest, admitted: Admitted | None
-    ) -> ChosenNodes:
+    def _choose_nodes(self, request: VerifyRequest, admitted: Admitted | None) -> ChosenNodes:
         """Return a request with only the nodes to verify, those nodes, and their rows' masks."""
         nodes: Sequence[int] = range(request.tree.num_nodes)
         masks = None

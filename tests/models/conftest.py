@@ -89,4 +89,6 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def runner(family: str, family_path: Callable[[str], Path]) -> ModelRunner:
     """A runner of the family for all tests of a file, which fill slots from their beginning."""
-    return load_model(family_path(family), device="cpu", max_sequences=4, num_scratch_rows=32).runner
+    return load_model(
+        family_path(family), device="cpu", max_sequences=4, num_scratch_rows=32
+    ).runner

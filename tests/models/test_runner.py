@@ -24,7 +24,6 @@ from tests.support.models import (
     MAX_POSITIONS,
     SHAPE,
     assert_same_logits,
-    fixed_table,
     make_model,
     random_tokens,
     reference,
@@ -185,9 +184,7 @@ def test_exact_rows_do_not_depend_on_how_threads_divide_the_work(tmp_path: Path)
     torch.manual_seed(0)
     wide = Qwen2Config(**{**SHAPE, "intermediate_size": 2011})
     Qwen2ForCausalLM(wide).save_pretrained(tmp_path)
-    runner = load_model(
-        tmp_path, device="cpu", num_scratch_rows=64, is_exact=True
-    ).runner
+    runner = load_model(tmp_path, device="cpu", num_scratch_rows=64, is_exact=True).runner
     token_ids, before = np.arange(65) + 7, torch.get_num_threads()
     torch.set_num_threads(3)
     try:

@@ -33,11 +33,11 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from diffuspec.core.errors import ModelLoadError
-from diffuspec.models.pages.store import CacheShape
 from diffuspec.models.attention.interface import ATTENTION_NAME, Attention, attending
 from diffuspec.models.heads.checkpoint import HeadCheckpoint
 from diffuspec.models.heads.own_head import OwnHead
 from diffuspec.models.heads.target_layers import TargetLayers
+from diffuspec.models.pages.store import CacheShape
 
 PICKLED = ("pytorch_model.bin",)
 _OTHER_NAMES = {  # names of tensors in transformers' own model: our names

@@ -140,7 +140,6 @@ class DFlashRunner(HeadRunner):
         sessions[request.request_id] = _Session([request], features, table, table.length)
         return True
 
-
     def _block(self, sessions: dict[str, _Session], request: DraftRequest) -> _Block:
         session = sessions[request.request_id]
         given = request.prefix[session.num_known :]

@@ -19,10 +19,10 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
 from diffuspec.core.errors import ModelLoadError
-from diffuspec.models.pages.store import CacheShape
 from diffuspec.models.attention.interface import ATTENTION_NAME, Attention, attending
 from diffuspec.models.heads.checkpoint import HeadCheckpoint
 from diffuspec.models.heads.target_layers import TargetLayers
+from diffuspec.models.pages.store import CacheShape
 
 PICKLED = ("pytorch_model.bin",)
 _EAGLE_3 = ("d2t", "midlayer.self_attn.q_proj.weight")  # tensors that EAGLE-1 and 2 lack

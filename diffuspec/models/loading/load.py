@@ -24,7 +24,12 @@ from diffuspec.models.layers.fused_decoder import use_fused_forward, use_fused_l
 from diffuspec.models.layers.linear import use_fast_layers
 from diffuspec.models.layers.rotary import use_rotary_tables
 from diffuspec.models.loading.backend import Backend, choose_backend
-from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_checkpoint, memory_bytes
+from diffuspec.models.loading.checkpoint import (
+    Checkpoint,
+    check_fits,
+    inspect_checkpoint,
+    memory_bytes,
+)
 from diffuspec.models.loading.gguf_model import read_gguf_model
 from diffuspec.models.loading.quantized_directory import read_quantized_model
 from diffuspec.models.loading.rope import check_rope, check_rope_types
@@ -75,12 +80,13 @@ def load_model(
 
     A sequence has up to max_len rows (None: as many as the model was trained for), and for a step
     num_scratch_rows more. cache_memory: size of the cache, see `TargetConfig`; None: what
-    `default_num_pages` says. shares_prefixes: see `KVCache`. With is_exact, a row's bits depend only on the rows before
-    it (see `ModelRunner`); None: if that costs little, see `choose_backend`. With num_ranks above
-    1, this process must have joined the ranks' group, and loads its share. A target must be
-    autoregressive, and its rows independent of the rest of a forward. With allow_int8, rows and
-    weights may be rounded to 8 bits where that is faster. With quantize_activations, which requires
-    quantised weights on a CPU, rows multiplied with these are rounded to 8 bits. Raises
+    `default_num_pages` says. shares_prefixes: see `KVCache`. With is_exact, a row's bits depend
+    only on the rows before it (see `ModelRunner`); None: if that costs little, see
+    `choose_backend`. With num_ranks above 1, this process must have joined the ranks' group, and
+    loads its share. A target must be autoregressive, and its rows independent of the rest of a
+    forward. With allow_int8, rows and weights may be rounded to 8 bits where that is faster. With
+    quantize_activations, which requires quantised weights on a CPU, rows multiplied with these are
+    rounded to 8 bits. Raises
     ModelLoadError.
     """
     checkpoint = inspect_checkpoint(path)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from diffuspec.core.errors import WorkerError
 from diffuspec.core.types import TokenIds, num_shared_tokens
 from diffuspec.models.pages.pool import OutOfPagesError, PagePool
 from diffuspec.models.pages.store import PAGE_SIZE, CacheShape, PageStore, num_pages_of

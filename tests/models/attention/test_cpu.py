@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -158,10 +159,12 @@ def test_a_row_is_attended_as_if_it_were_alone(
 def test_a_row_has_the_same_bits_wherever_its_pages_are(dtype: torch.dtype, device: str) -> None:
     rows, positions = Rows(4, 2, 32, dtype, device), np.arange(200, MAX_LEN)
     new, moved = slice(200, MAX_LEN), PageTable("moved", pages=TABLE.pages[::-1].copy())
-    here = rows.attend(rows.cache(200), Segment(TABLE, 200, positions, positions, "causal", ()), new)
+    here = rows.attend(
+        rows.cache(200), Segment(TABLE, 200, positions, positions, "causal", ()), new
+    )
     cache = PageStore(rows.shape, len(moved.pages), dtype, rows.key.device)
     cache.write(moved.pages, 0, [old[:, :200] for old in (rows.key, rows.value)])
-    there = rows.attend(cache, Segment(moved, 200, positions, positions, "causal", ()), new)
+    there = rows.attend(cache, replace(segment, table=moved), new)
     assert torch.equal(here, there)
 
 
@@ -187,7 +190,9 @@ def test_a_row_that_sees_nan_is_nan(layer: int, device: str) -> None:
     rows, positions = Rows(4, 2, 16, torch.float32, device), np.arange(100, 103)
     cache = rows.cache(100)
     cache.layer(0)[layer][TABLE.pages[0], :, 50] = torch.nan
-    found = rows.attend(cache, Segment(TABLE, 100, positions, positions, "causal", ()), slice(100, 103))
+    found = rows.attend(
+        cache, Segment(TABLE, 100, positions, positions, "causal", ()), slice(100, 103)
+    )
     assert found.isnan().flatten(1).any(dim=1).all()
 
 

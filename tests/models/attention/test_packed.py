@@ -68,7 +68,9 @@ def test_tree_rows_equal_forwards_of_their_paths(family: str, runner: ModelRunne
     runner.forward([segment(0, 0, prefix[:-1])])
     positions = 14 + np.array([0, *depth])
     rows = np.concatenate([prefix[-1:], nodes])
-    logits = runner.forward([Segment(fixed_table(0), 14, rows, positions, visible, range(len(rows)))])
+    logits = runner.forward(
+        [Segment(fixed_table(0), 14, rows, positions, visible, range(len(rows)))]
+    )
     model = make_model(family)
     for node in range(len(parents)):
         path: list[int] = []

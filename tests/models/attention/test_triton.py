@@ -11,7 +11,6 @@ from diffuspec.models.pages import store
 from diffuspec.models.pages.store import CacheShape, PageStore
 from diffuspec.models.pages.table import PageTable
 
-
 TABLES = [
     PageTable(str(number), pages=np.arange(number, 40, 2, dtype=np.int32)) for number in range(2)
 ]  # even and odd pages

@@ -15,9 +15,9 @@ from diffuspec.models.attention.interface import Projections, Scoring
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.kernels import levels
 from diffuspec.models.kernels.products import MatrixProduct
+from diffuspec.models.loading.load import load_model
 from diffuspec.models.pages.store import CacheShape, PageStore
 from diffuspec.models.pages.table import PageTable
-from diffuspec.models.loading.load import load_model
 from diffuspec.pairs import tiny
 
 # Levels that multiply and add with one rounding; in float32, AMX is not used.

@@ -38,7 +38,9 @@ def test_logits_stay_the_same(family: str) -> None:
     use_fast_layers(model)
     use_fused_layers(model.base_model)
     assert is_replaced(model) == (family in REPLACED)
-    assert (ModelRunner(model, 100, CacheSettings(5)).forward([segment]) - expected).abs().max() < 1e-4
+    assert (
+        ModelRunner(model, 100, CacheSettings(5)).forward([segment]) - expected
+    ).abs().max() < 1e-4
 
 
 @torch.inference_mode()

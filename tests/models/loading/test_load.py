@@ -187,7 +187,7 @@ def test_requests_are_as_long_as_the_cache_takes_them(
     target.close()
     assert target.info.max_model_len == 2 * PAGE_SIZE - 2 * 4
     assert "requests have at most 120 tokens" in caplog.text
-    with pytest.raises(ModelLoadError, match="cache_memory 1000.0 has room for 0 tokens"):
+    with pytest.raises(ModelLoadError, match=r"cache_memory 1000\.0 has room for 0 tokens"):
         CausalTarget.load(config.model_copy(update={"cache_memory": 1000.0, "max_tree_nodes": 32}))
 
 

@@ -60,7 +60,7 @@ def alone(qwen2: Ranks) -> Iterator[CausalTarget]:
 
 
 def pages_of(share: CausalTarget, request_id: str) -> list[int]:
-    """Return a request's pages without acquiring them, which would change this rank's cache only."""
+    """Return a request's pages, without acquiring them on this rank alone."""
     pages: list[int] = share.runner.cache._tables[request_id].pages.tolist()
     return pages
 

@@ -52,10 +52,10 @@ class ColumnTable:
 
         rows [T, 4]: index in `pages` of its sequence's first page, row of the cache to write to,
         number of visible columns, position. PADDING comes last. pages: those of all sequences.
-        columns: the listed ones, as rows of the cache. Rows of the cache count over all its pages. tiles [N, 6], ascending by rows: first row, number of rows, base, start
-        of the tile's list of columns, number of columns that its last row sees, and number of
-        columns, in whole splits, that it computes for all of its rows. It computes the rest only
-        for the first row.
+        columns: the listed ones, as rows of the cache. Rows of the cache count over all its pages.
+        tiles [N, 6], ascending by rows: first row, number of rows, base, start of the tile's list
+        of columns, number of columns that its last row sees, and number of columns, in whole
+        splits, that it computes for all of its rows. It computes the rest only for the first row.
         """
         self.num_rows = len(rows)
         is_short = self.num_rows <= MAX_STEP_ROWS
