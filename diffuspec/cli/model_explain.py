@@ -118,7 +118,7 @@ def _weights(directory: Directory) -> Rows:
     from diffuspec.core.errors import ModelLoadError
     from diffuspec.models.loading.backend import choose_backend
     from diffuspec.models.loading.checkpoint import inspect_checkpoint
-    from diffuspec.models.loading.load import cache_bytes_per_token
+    from diffuspec.models.loading.load import cache_bytes_per_token, describe_room
     from diffuspec.models.loading.storage import describe_weights
 
     try:
@@ -128,6 +128,7 @@ def _weights(directory: Directory) -> Rows:
         return {
             **describe_weights(checkpoint),
             "cache": f"{num_bytes / 1024:.1f} KiB a token",
+            "cache_memory 0.9": describe_room(checkpoint, backend.device, backend.dtype),
             "here": str(backend),
         }
     except ModelLoadError as error:

@@ -129,7 +129,9 @@ def test_a_long_prompt_that_is_cached_is_not_read_again(target_path):
 
 def test_prompts_are_kept_as_long_as_there_is_room(target_path):
     one, other = list(range(10, 30)), list(range(40, 60))
-    page = 36_864  # bytes of 64 tokens; a request's tree takes another page
+    with make_engine(target_path("qwen2")) as engine:
+        store = engine.runners[0].cache.store
+    page = store.shape.num_bytes(64, store.dtype)
     for num_pages, cached in ((4, 0), (6, 19)):
         target = {
             "path": target_path("qwen2"),

@@ -28,11 +28,11 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from diffuspec.core.errors import ModelLoadError
-from diffuspec.models.attention.cache import CacheShape
 from diffuspec.models.attention.interface import ATTENTION_NAME, Attention, attending
 from diffuspec.models.heads.checkpoint import SPECULATORS, HeadCheckpoint
 from diffuspec.models.heads.own_head import OwnHead
 from diffuspec.models.heads.target_layers import TargetLayers
+from diffuspec.models.pages.store import CacheShape
 
 PICKLED = ("pytorch_model.bin",)
 _TAPS = "eagle_aux_hidden_state_layer_ids"

@@ -37,7 +37,7 @@ from diffuspec.models.loading.transformers_model import (
     read_transformers_model,
     transformers_config,
 )
-from diffuspec.models.pages.store import PAGE_SIZE, CacheShape, default_num_pages
+from diffuspec.models.pages.store import PAGE_SIZE, CacheShape, default_num_pages, describe_size
 from diffuspec.models.runner import CacheSettings, ModelRunner
 from diffuspec.models.tensor_parallel.collectives import Agree, all_ranks, least_of_ranks
 from diffuspec.models.tensor_parallel.layers import has_only_plain_tensors
@@ -140,6 +140,13 @@ def cache_bytes_per_token(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     """Return the memory in bytes of a token's keys and values. Raises ModelLoadError."""
     config = transformers_config(checkpoint)
     return cache_shape(checkpoint.path, config).num_bytes(1, dtype)
+
+
+def describe_room(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> str:
+    """Return what a cache holds that takes 90 % of the device's memory with the weights."""
+    page_bytes = PAGE_SIZE * cache_bytes_per_token(checkpoint, dtype)
+    num_bytes = _cache_bytes(0.9, device, checkpoint.weight_bytes(dtype))
+    return f"{describe_size(num_bytes // page_bytes)}, in {num_bytes / 2**30:.1f} GiB"
 
 
 def _cache_bytes(cache_memory: float, device: torch.device, weight_bytes: int) -> int:

@@ -159,9 +159,8 @@ def test_a_row_is_attended_as_if_it_were_alone(
 def test_a_row_has_the_same_bits_wherever_its_pages_are(dtype: torch.dtype, device: str) -> None:
     rows, positions = Rows(4, 2, 32, dtype, device), np.arange(200, MAX_LEN)
     new, moved = slice(200, MAX_LEN), PageTable("moved", pages=TABLE.pages[::-1].copy())
-    here = rows.attend(
-        rows.cache(200), Segment(TABLE, 200, positions, positions, "causal", ()), new
-    )
+    segment = Segment(TABLE, 200, positions, positions, "causal", ())
+    here = rows.attend(rows.cache(200), segment, new)
     cache = PageStore(rows.shape, len(moved.pages), dtype, rows.key.device)
     cache.write(moved.pages, 0, [old[:, :200] for old in (rows.key, rows.value)])
     there = rows.attend(cache, replace(segment, table=moved), new)
