@@ -6,13 +6,14 @@ import ctypes
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from diffuspec.models.kernels import operations
 from diffuspec.models.kernels.products import CpuProduct, Matrix
 from diffuspec.models.kernels.visible_columns import VisibleColumns
-from diffuspec.models.pages.store import PageMemory, Pages
 
 if operations.is_available:
     from diffuspec.models.kernels import _cpu
@@ -63,11 +64,24 @@ class _Piece(ctypes.Structure):
     )
 
 
+class PageMemory(NamedTuple):
+    """Where kernels find the pages of a cache."""
+
+    keys: int  # address of layer 0's keys
+    values: int
+    layer_stride: int  # bytes between layers
+    page_stride: int  # numbers between pages
+    head_stride: int  # numbers between heads
+    has_transposed_keys: bool  # see `operations.attend`
+
+
 class AttentionPieces:
     """The cache columns that the rows of a forward see, in all layers."""
 
     def __init__(
-        self, memory: PageMemory, segments: Sequence[tuple[Pages, Sequence[VisibleColumns], int]]
+        self,
+        memory: PageMemory,
+        segments: Sequence[tuple[NDArray[np.int32], Sequence[VisibleColumns], int]],
     ) -> None:
         """Each segment has its sequence's pages, its rows and their number."""
         self._owners = [parts[:2] for parts in segments]  # own the arrays to which pieces point

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffuspec.models.kernels import huge_pages
+from diffuspec.models.kernels.decoder import PageMemory
 from diffuspec.models.kernels.operations import KEY_BLOCK
 
 # Rows of a page: the columns that our kernels sum together (kBlock in cpu/attention.h, BLOCK in
@@ -54,17 +55,6 @@ class CacheShape:
 
     def num_bytes(self, num_rows: int, dtype: torch.dtype) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize * num_rows
-
-
-class PageMemory(NamedTuple):
-    """Where kernels find the pages."""
-
-    keys: int  # address of layer 0's keys
-    values: int
-    layer_stride: int  # bytes between layers
-    page_stride: int  # numbers between pages
-    head_stride: int  # numbers between heads
-    has_transposed_keys: bool  # see `operations.attend`
 
 
 class _Places(NamedTuple):
