@@ -29,7 +29,7 @@ from diffuspec.scheduler.verifications import Verifications
 from diffuspec.speculation.outcomes import outcome_of
 from diffuspec.speculation.values import DraftPlan, DraftTicket
 from diffuspec.telemetry.busy_time import BusyTime
-from diffuspec.telemetry.spans import trace_drafts, trace_failure, trace_trial
+from diffuspec.telemetry.spans import trace_drafts, trace_failure, trace_check
 from diffuspec.telemetry.trace import Tracer
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class Drafting:
         if isinstance(result, Exception):
             trace_failure(self._tracer, call.lane.name, call.started_at)
         elif call.is_check:
-            trace_trial(self._tracer, call.lane.name, call.started_at)
+            trace_check(self._tracer, call.lane.name, call.started_at)
         else:
             trace_drafts(self._tracer, call.lane.name, result, call.started_at, call.num_ahead)
         return result

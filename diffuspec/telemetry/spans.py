@@ -53,10 +53,10 @@ def trace_verdicts(
     tracer.span("transport to verifier", "back", ended - way, ended)
 
 
-def trace_trial(tracer: Tracer | None, name: str, started: float) -> None:
-    """Trace the trial of a drafter that ends now."""
+def trace_check(tracer: Tracer | None, name: str, started: float) -> None:
+    """Trace the health check of a drafter that ends now."""
     if tracer is not None:
-        tracer.span(name, "trial", started, time.monotonic(), "grey")
+        tracer.span(name, "health check", started, time.monotonic(), "grey")
 
 
 def trace_failure(tracer: Tracer | None, name: str, started: float) -> None:

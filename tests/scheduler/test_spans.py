@@ -106,7 +106,11 @@ async def test_a_trial_is_drawn_apart_from_drafts(tmp_path: Path, quiet):
         drafter.error = None
         await running
     tracer.close()
-    assert [span["name"] for span in read(path)["drafter 0"]][:3] == ["failed", "trial", "draft"]
+    assert [span["name"] for span in read(path)["drafter 0"]][:3] == [
+        "failed",
+        "health check",
+        "draft",
+    ]
 
 
 async def test_a_full_disk_ends_the_trace_and_no_request(caplog, monkeypatch):
