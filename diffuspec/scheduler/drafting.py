@@ -29,7 +29,7 @@ from diffuspec.scheduler.verifications import Verifications
 from diffuspec.speculation.outcomes import outcome_of
 from diffuspec.speculation.values import DraftPlan, DraftTicket
 from diffuspec.telemetry.busy_time import BusyTime
-from diffuspec.telemetry.spans import trace_drafts, trace_failure, trace_check
+from diffuspec.telemetry.spans import trace_check, trace_drafts, trace_failure
 from diffuspec.telemetry.trace import Tracer
 
 logger = logging.getLogger(__name__)
