@@ -31,6 +31,7 @@ TRAIN_EXAMPLES = """[bold]Examples[/bold]
   diffuspec drafter train --target models/smollm2 --out runs/drafter
   diffuspec drafter train --target DIR --out DIR --prompts chats.jsonl --num-answers 20000
   diffuspec drafter train --target DIR --out DIR --answers answers.jsonl --layers 0,1,2,9,28,29
+  diffuspec drafter train --target DIR --out DIR --answers answers.jsonl --seconds 600
   diffuspec drafter train --target DIR --out DIR --attention block_aligned --block-size 8
   diffuspec drafter train --target DIR --out DIR --kind dflash --answers answers.jsonl --chunks 50
   diffuspec generate "Who was Ada Lovelace?" --target models/smollm2 --drafter runs/drafter
@@ -44,6 +45,7 @@ EVALUATE_EXAMPLES = """[bold]Examples[/bold]
   diffuspec drafter evaluate runs/drafter --answers runs/drafter/training/answers.jsonl
 """
 
+_NUM_CHUNKS = 200  # length of a training
 _SEQUENCES_AT_A_TIME, _MAX_CONTEXT = 32, 2048  # limits of the target when it generates answers
 
 Target = Annotated[Path, typer.Option(help="The causal LM to draft for.", metavar="DIR")]
@@ -73,7 +75,19 @@ Kind = Annotated[
     ),
 ]
 Chunks = Annotated[
-    int, typer.Option(help="Length of the training, in chunks of 8 batches.", min=1, metavar="N")
+    int | None,
+    typer.Option(
+        help="Length of the training, in chunks of 8 batches. Default: 200.", min=1, metavar="N"
+    ),
+]
+Seconds = Annotated[
+    int | None,
+    typer.Option(
+        help="Length of the training in seconds, instead of --chunks: the learning rate is planned "
+        "so that it ends in time.",
+        min=1,
+        metavar="N",
+    ),
 ]
 BatchTokens = Annotated[int, typer.Option(help="Tokens in a batch.", min=64, metavar="N")]
 HeadTokens = Annotated[
@@ -119,7 +133,8 @@ class TrainOptions:
     layers: Layers = None
     attention: Attention = None
     block_size: BlockSize = None
-    chunks: Chunks = 200
+    chunks: Chunks = None
+    seconds: Seconds = None
     batch_tokens: BatchTokens = 2048
     head_tokens: HeadTokens = 8192
     device: Device = "auto"
@@ -134,6 +149,8 @@ class TrainOptions:
         from diffuspec.pairs.factory.heads.training import HeadPlan
         from diffuspec.pairs.factory.training import DrafterPlan, choose_device
 
+        if self.chunks and self.seconds:
+            raise ConfigError("give --chunks or --seconds, not both")
         checkpoint = inspect_checkpoint(self.target)
         checkpoint.check_is_plain("training beside it")
         num_layers = int(checkpoint.config["num_hidden_layers"])
@@ -143,7 +160,8 @@ class TrainOptions:
             "target": self.target,
             "out": self.out,
             "answers": tuple(answers),
-            "num_chunks": self.chunks,
+            "num_chunks": self.chunks or _NUM_CHUNKS,
+            "seconds": self.seconds,
             "tokens_per_batch": self.batch_tokens,
             "head_tokens": self.head_tokens or None,
             "device": choose_device(self.device, self.threads),

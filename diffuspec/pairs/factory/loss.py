@@ -7,12 +7,13 @@ to tokens that hardly ever occur, so computing only the most frequent ones is se
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
 
 from diffuspec.pairs.factory.blocks import (
     Blocks,
@@ -23,6 +24,8 @@ from diffuspec.pairs.factory.blocks import (
     place_blocks,
 )
 from diffuspec.pairs.factory.examples import Batch, Example
+
+SLICE_ROWS = 8192  # number of rows whose logits are in memory at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,32 @@ def draft_loss(model: Any, batch: Batch, config: LossConfig, head: Head) -> torc
     clean = torch.full((num_clean,), config.clean_weight / max(num_clean, 1), device=rows.device)
     weights = torch.cat([clean, decay / decay.sum()])
     likely = _likely_at(batch, is_clean, blocks, is_masked)
-    return (_row_losses(head, rows, wanted, likely, config.likely_share) * weights).sum()
+    return _weighted_loss(head, config, rows, wanted, weights, *likely)
+
+
+def _weighted_loss(
+    head: Head, config: LossConfig, rows: torch.Tensor, wanted: torch.Tensor, *more: torch.Tensor
+) -> torch.Tensor:
+    """Return the sum of the losses of rows, weighted. more: weights, and the likeliest tokens."""
+
+    def loss(
+        rows: torch.Tensor, wanted: torch.Tensor, weights: torch.Tensor, *likely: torch.Tensor
+    ) -> torch.Tensor:
+        return (_row_losses(head, rows, wanted, likely, config.likely_share) * weights).sum()
+
+    return in_slices(loss, rows, wanted, *more)
+
+
+def in_slices(loss: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torch.Tensor:
+    """Return the sum of a loss over slices of rows, without keeping intermediate results.
+
+    The logits of a large batch would not fit into memory, so they are recomputed for the gradient.
+    """
+    if len(rows[0]) <= SLICE_ROWS:
+        return loss(*rows)
+    slices = zip(*(torch.split(one, SLICE_ROWS) for one in rows), strict=True)
+    losses: list[torch.Tensor] = [checkpoint(loss, *one, use_reentrant=False) for one in slices]
+    return torch.stack(losses).sum()
 
 
 def _draw_blocks(batch: Batch, config: LossConfig) -> Blocks:
@@ -128,24 +156,26 @@ def _draw_blocks(batch: Batch, config: LossConfig) -> Blocks:
 
 def _next_token_loss(model: Any, batch: Batch, config: LossConfig, head: Head) -> torch.Tensor:
     """Return the mean loss of clean rows."""
-    is_clean, likely = batch.is_answer[:, 1:], None
+    is_clean, likely = batch.is_answer[:, 1:], tuple[torch.Tensor, ...]()
     rows = causal_states(model, batch.token_ids)[:, :-1][is_clean]
     if batch.top_ids is not None and batch.top_probs is not None:
         likely = batch.top_ids[:, 1:][is_clean], batch.top_probs[:, 1:][is_clean]
     wanted = batch.token_ids[:, 1:][is_clean]
-    return _row_losses(head, rows, wanted, likely, config.likely_share).mean()
+    weights = torch.full_like(wanted, 1 / max(1, len(wanted)), dtype=torch.float32)
+    return _weighted_loss(head, config, rows, wanted, weights, *likely)
 
 
 def _row_losses(
     head: Head,
     rows: torch.Tensor,
     wanted: torch.Tensor,
-    likely: tuple[torch.Tensor, torch.Tensor] | None,
+    likely: tuple[torch.Tensor, ...],
     likely_share: float,
 ) -> torch.Tensor:
+    """Return the loss of each row. likely: ids and probabilities [R, top], or nothing."""
     logprobs = head.logprobs(rows)
     losses = head.cross_entropies(logprobs, wanted)
-    if likely is None:
+    if not likely:
         return losses
     top_ids, top_probs = likely
     columns = head.columns(top_ids)
@@ -162,10 +192,10 @@ def _pick(logprobs: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
 
 def _likely_at(
     batch: Batch, is_clean: torch.Tensor, blocks: Blocks, is_masked: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the target's likeliest ids and their probabilities [R, top] for all rows."""
+) -> tuple[torch.Tensor, ...]:
+    """Return the target's likeliest ids and their probabilities [R, top] for all rows, if known."""
     if batch.top_ids is None or batch.top_probs is None:
-        return None
+        return ()
     row, column = is_masked.nonzero(as_tuple=True)
     after = blocks.positions[row, column] + 1
     return (

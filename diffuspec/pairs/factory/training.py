@@ -72,6 +72,7 @@ class DrafterPlan:
     compiles: bool = False
     storage: Storage = "bfloat16"  # format of the exported weights
     stop_after: int | None = None  # number of chunks after which to stop; None: train all
+    seconds: float | None = None  # length of the training, instead of num_chunks
 
     def describe_memory(self) -> str:
         """Describe the training's maximum memory. Raises ModelLoadError."""
@@ -107,6 +108,7 @@ class DrafterPlan:
             decay_share=0.4,
             report_every=self.report_every,
             stop_after=self.stop_after,
+            seconds=self.seconds,
         )
 
 
@@ -117,7 +119,7 @@ class CurvePoint:
     chunk: int
     num_answer_tokens: int  # trained on so far, including repetitions
     loss: float
-    seconds: float  # time since the process began
+    seconds: float  # time that the training has taken
     num_answers: int  # answers available for training
     acceptance: float
     right_by_position: tuple[float, ...]
@@ -203,6 +205,7 @@ class DrafterTraining:
             return draft_loss(self.model, batch, self._config, self._head)
 
     def _report(self, done: Progressed) -> str:
+        self.export()  # a training that is killed leaves a drafter
         found = self.measure()
         point = CurvePoint(
             done.chunk,

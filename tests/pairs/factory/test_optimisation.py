@@ -1,5 +1,7 @@
 """Schedule and resumption of a training."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 
@@ -36,3 +38,35 @@ def test_training_resumes_where_it_stopped(tmp_path):
     run(tmp_path / "resumed.pt", 1)
     resumed = run(tmp_path / "resumed.pt", 3)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_training_planned_in_seconds_ends_in_time_and_counts_all_its_processes(tmp_path):
+    rates, reports = [], []
+
+    def record(progress, share):
+        rates.append(progress)
+        return 1.0
+
+    def run(seconds, stop_after=None):
+        now = iter(range(1000))  # a chunk takes a second
+        model = torch.nn.Linear(2, 2, bias=False)
+
+        def loss_of(batch):
+            return model(batch).square().mean()
+
+        def report(done):
+            reports.append((done.chunk, done.seconds))
+            return ""
+
+        plan = TrainingPlan(1, decay_share=1.0, stop_after=stop_after, seconds=seconds)
+        batches = [torch.ones(1, 2)]
+        with patch("diffuspec.pairs.factory.optimisation.lr_scale", record):
+            clock = lambda: float(next(now))  # noqa: E731
+            train(model, lambda chunk: batches, loss_of, report, plan, tmp_path / "a.pt", clock)
+
+    run(10.0, stop_after=4)
+    stopped = len(rates)
+    run(10.0)
+    assert rates == sorted(rates) and rates[0] == 0 and rates[-1] < 1
+    assert rates[stopped] >= rates[stopped - 1] > 0
+    assert reports[-1][1] >= 10

@@ -20,8 +20,8 @@ from diffuspec.models.heads.checkpoint import SPECULATORS
 from diffuspec.models.heads.dflash import DFlashModel, DFlashSettings, default_layer_ids
 from diffuspec.models.heads.target_layers import TargetLayers
 from diffuspec.pairs.factory.blocks import Blocks, place_blocks
-from diffuspec.pairs.factory.heads.learner import Rows, in_slices, right_tokens
-from diffuspec.pairs.factory.loss import Head
+from diffuspec.pairs.factory.heads.learner import Rows, right_tokens
+from diffuspec.pairs.factory.loss import Head, in_slices
 
 ROWS_PER_ANSWER_TOKEN = 2.0  # rows of blocks for each answer token
 LIKELY_SHARE = 0.5  # weight of the target's probabilities in the loss

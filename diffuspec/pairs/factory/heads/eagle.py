@@ -16,10 +16,9 @@ from diffuspec.pairs.factory.heads.learner import (
     NUM_GUESSES,
     Rows,
     ahead,
-    in_slices,
     right_tokens,
 )
-from diffuspec.pairs.factory.loss import Head
+from diffuspec.pairs.factory.loss import Head, in_slices
 
 GUESSED_SHARE = 0.5  # share of guessed states in the second pass
 

@@ -13,14 +13,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from diffuspec.pairs.factory.examples import Batch
-from diffuspec.pairs.factory.loss import Head
+from diffuspec.pairs.factory.loss import SLICE_ROWS, Head, in_slices
 
 HEAD_DECAY = 0.8  # weight of a head's loss relative to the previous head's
 NUM_GUESSES = 3  # number of guesses measured after a row
-_SLICE_ROWS = 8192  # number of rows whose logits are in memory at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +80,11 @@ def token_loss(head: Head, states: torch.Tensor, labels: torch.Tensor) -> torch.
     return in_slices(loss, states, labels) / max(1, len(labels))
 
 
-def in_slices(loss: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torch.Tensor:
-    """Return the sum of a loss over slices of rows, without keeping intermediate results.
-
-    The logits of a large batch would not fit into memory, so they are recomputed for the gradient.
-    """
-    if len(rows[0]) <= _SLICE_ROWS:
-        return loss(*rows)
-    slices = zip(*(torch.split(one, _SLICE_ROWS) for one in rows), strict=True)
-    losses: list[torch.Tensor] = [checkpoint(loss, *one, use_reentrant=False) for one in slices]
-    return torch.stack(losses).sum()
-
-
 def right_tokens(
     layer: Callable[[torch.Tensor], torch.Tensor], states: torch.Tensor, token_ids: torch.Tensor
 ) -> torch.Tensor:
     """Mark the states [R, H] for which the target's head predicts the right token."""
-    slices = zip(*(torch.split(one, _SLICE_ROWS) for one in (states, token_ids)), strict=True)
+    slices = zip(*(torch.split(one, SLICE_ROWS) for one in (states, token_ids)), strict=True)
     return torch.cat([layer(some).argmax(-1) == wanted for some, wanted in slices])
 
 

@@ -64,6 +64,7 @@ class HeadPlan:
     compiles: bool = False  # whether the target's layers are compiled
     storage: Storage = "bfloat16"  # format of the exported weights
     stop_after: int | None = None  # number of chunks after which to stop; None: train all
+    seconds: float | None = None  # length of the training, instead of num_chunks
 
 
 class HeadTraining:
@@ -100,6 +101,7 @@ class HeadTraining:
             plan.other_lr,
             report_every=plan.report_every,
             stop_after=plan.stop_after,
+            seconds=plan.seconds,
         )
         checkpoint = plan.out / "training" / f"{plan.kind}.pt"
         train(self.heads, self._chunk, self._loss, self._report, optimisation, checkpoint)
@@ -111,7 +113,9 @@ class HeadTraining:
         config = json.dumps(self._learner.config(), indent=2)
         (self.plan.out / "config.json").write_text(config + "\n", encoding="utf-8")
         weights = stored(dict(self.heads.named_parameters()), self.plan.storage)
-        save_file(weights, self.plan.out / "model.safetensors", {"format": "pt"})
+        part = self.plan.out / "model.part"
+        save_file(weights, part, {"format": "pt"})
+        part.replace(self.plan.out / "model.safetensors")
 
     @torch.inference_mode()
     def measure(self) -> Acceptance:
@@ -162,6 +166,7 @@ class HeadTraining:
             return self._learner.loss(self._rows(batch), self._head)
 
     def _report(self, done: Progressed) -> str:
+        self.export()  # a training that is killed leaves its heads
         found = self.measure()
         line: dict[str, Any] = {
             "chunk": done.chunk,

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from diffuspec.pairs.factory import loss
 from diffuspec.pairs.factory.examples import Batch
-from diffuspec.pairs.factory.heads import learner
-from diffuspec.pairs.factory.heads.learner import Rows, ahead, in_slices
+from diffuspec.pairs.factory.heads.learner import Rows, ahead
+from diffuspec.pairs.factory.loss import in_slices
 
 
 def test_rows_are_wanted_as_far_as_their_tokens_are_in_one_answer() -> None:
@@ -31,5 +32,5 @@ def test_losses_in_slices_have_the_gradient_of_the_whole(monkeypatch: pytest.Mon
         return states.grad
 
     whole = gradient()
-    monkeypatch.setattr(learner, "_SLICE_ROWS", 3)
+    monkeypatch.setattr(loss, "SLICE_ROWS", 3)
     assert torch.allclose(gradient(), whole)
