@@ -182,7 +182,7 @@ class Verifications:
         """Pass a verdict to its request."""
         request.stalled_since = None
         if verdict.is_held and not request.is_finished:
-            request.progress.waits_for = "the masks of its form"
+            request.progress.waits_for = "the masks of its form, or room in the cache"
             request.state = "ready"
             return
         try:
