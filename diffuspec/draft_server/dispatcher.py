@@ -21,7 +21,8 @@ from diffuspec.core.params import MAX_TREE_NODES
 from diffuspec.core.types import Draft, DraftRequest
 from diffuspec.draft_server.metrics import DraftMetrics
 from diffuspec.draft_server.request import EngineRequest
-from diffuspec.speculation.costs import DraftCosts, Interference
+from diffuspec.speculation.call_costs import Interference
+from diffuspec.speculation.costs import DraftCosts
 from diffuspec.telemetry.busy_time import BusyTime
 from diffuspec.telemetry.profile import Profile
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from diffuspec.draft_server.request import EngineRequest
-from diffuspec.speculation.costs import CostModel, DraftCosts, Interference
+from diffuspec.speculation.call_costs import Interference
+from diffuspec.speculation.costs import CostModel, DraftCosts
 from diffuspec.speculation.curve import MAX_JUMP, SMOOTHING
 from diffuspec.speculation.guard import (
     EXPLORATION_SHARE,

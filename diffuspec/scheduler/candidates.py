@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from diffuspec.speculation.costs import Interference
+from diffuspec.speculation.call_costs import Interference
 from diffuspec.speculation.values import DraftPlan, RequestView, Score, Snapshot
 
 

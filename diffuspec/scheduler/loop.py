@@ -22,7 +22,8 @@ from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.schedule import plain_plan, schedule
 from diffuspec.scheduler.step import Step
 from diffuspec.scheduler.verifications import FinishStep, Verifications
-from diffuspec.speculation.costs import CostModel, DraftCosts, Interference
+from diffuspec.speculation.call_costs import Interference
+from diffuspec.speculation.costs import CostModel, DraftCosts
 from diffuspec.speculation.values import Limits, Plan, Snapshot
 from diffuspec.telemetry.busy_time import BusyTime
 from diffuspec.telemetry.trace import Tracer

@@ -16,7 +16,8 @@ from diffuspec.draft_server.request import EngineRequest
 from diffuspec.draft_server.service import DraftService
 from diffuspec.draft_server.session import Session
 from diffuspec.speculation.acceptance import SharedAcceptance
-from diffuspec.speculation.costs import DraftCosts, Interference
+from diffuspec.speculation.call_costs import Interference
+from diffuspec.speculation.costs import DraftCosts
 from diffuspec.speculation.lengths import Ahead
 from diffuspec.v1.draft_service_pb2 import (
     DRAFT_FORM_TREE,

@@ -28,7 +28,8 @@ from diffuspec.scheduler.pulse import MAX_SILENCE_SECONDS
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.verifications import Verifications
 from diffuspec.speculation.acceptance import Acceptance
-from diffuspec.speculation.costs import CallCosts, CostModel, DraftCosts
+from diffuspec.speculation.call_costs import CallCosts
+from diffuspec.speculation.costs import CostModel, DraftCosts
 from diffuspec.speculation.curve import CostCurve
 from diffuspec.speculation.guard import SpeculationGuard
 from diffuspec.speculation.outcomes import OutcomeRanking

@@ -12,7 +12,8 @@ from diffuspec.scheduler.calls import DraftCall, DraftJob, VerifyCall
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.learner import Learner
 from diffuspec.scheduler.request import Request
-from diffuspec.speculation.costs import CostModel, DraftCosts, Interference
+from diffuspec.speculation.call_costs import Interference
+from diffuspec.speculation.costs import CostModel, DraftCosts
 from diffuspec.speculation.values import DraftTicket
 from diffuspec.telemetry.busy_time import BusyTime
 from tests.support.fakes import FAKE_TARGET, make_draft

@@ -5,7 +5,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from diffuspec.speculation.costs import CallCosts, CostModel, DraftCosts, Interference
+from diffuspec.speculation.call_costs import CallCosts, Interference
+from diffuspec.speculation.costs import CostModel, DraftCosts
 from diffuspec.speculation.curve import CostCurve
 
 POINTS = st.lists(

@@ -9,7 +9,8 @@ from statistics import fmean, median
 
 import pytest
 
-from diffuspec.speculation.costs import CostModel, DraftCosts, Interference
+from diffuspec.speculation.call_costs import Interference
+from diffuspec.speculation.costs import CostModel, DraftCosts
 from diffuspec.speculation.curve import bucket_of
 
 _STEPS = 100_000

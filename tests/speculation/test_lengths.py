@@ -11,7 +11,8 @@ from hypothesis import given, settings, strategies as st
 
 from diffuspec.core.types import Draft, DraftTree
 from diffuspec.speculation.acceptance import Acceptance, SharedAcceptance
-from diffuspec.speculation.costs import CostModel, Interference
+from diffuspec.speculation.call_costs import Interference
+from diffuspec.speculation.costs import CostModel
 from diffuspec.speculation.lengths import (
     Ahead,
     Load,

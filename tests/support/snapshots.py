@@ -11,7 +11,8 @@ from typing import Any
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.core.types import Draft
 from diffuspec.speculation.acceptance import Acceptance, Prospects, SharedAcceptance
-from diffuspec.speculation.costs import CostModel, DraftCosts, Interference
+from diffuspec.speculation.call_costs import Interference
+from diffuspec.speculation.costs import CostModel, DraftCosts
 from diffuspec.speculation.guard import Interval, SpeculationGuard
 from diffuspec.speculation.outcomes import Outcome
 from diffuspec.speculation.values import (
