@@ -66,7 +66,7 @@ chaos: $(STAMP) ## 200 requests while processes and nodes are killed, stopped or
 	$(BIN)/python -m pytest tests/actors/test_chaos.py --chaos-requests 200 $(ARGS)
 
 cluster: $(STAMP) ## Five machines in namespaces: what lost links and machines cost clients; needs root
-	$(BIN)/python -m benchmarks.cluster $(ARGS)
+	$(shell test "$$(id -u)" = 0 || echo sudo) $(BIN)/python -m benchmarks.cluster $(ARGS)
 
 lint: $(STAMP) ## Style, formatting, types and import contracts
 	$(BIN)/ruff check .

@@ -109,6 +109,8 @@ class Placement:
         except BaseException as error:
             placement._remove()
             if isinstance(error, TimeoutError):
+                groups = [group for group, _ in placement.groups]
+                missing = missing or "; ".join(explain_shortage(groups, _nodes_alive()))
                 late = f"no room for the pipeline within {seconds:g} seconds: {missing}"
                 raise PlacementError(late) from error
             raise

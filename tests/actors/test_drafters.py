@@ -44,7 +44,7 @@ ENGINE = {
     },
 }
 STATE_BYTES = 2 * 4 * 192  # of a token: four layers of 192 columns, in bfloat16
-CHOICES = (None, "pld", "answers", "small", "recycling", "lookahead", "dflash", "remote", "auto")
+CHOICES = (None, "pld", "answers", "small", "recycling", "lookahead", "dflash", "remote")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

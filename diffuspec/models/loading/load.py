@@ -105,7 +105,7 @@ def load_model(
         backend = replace(backend, quantizes_activations=True)
     page_bytes = cache_shape(path, config).num_bytes(PAGE_SIZE, backend.dtype)
     if cache_memory is None:
-        num_pages = default_num_pages(max_sequences, max_len, num_rows - max_len)
+        num_pages = default_num_pages(max_sequences, max_len, num_rows - max_len + num_scratch_rows)
     else:
         weight_bytes = checkpoint.weight_bytes(backend.dtype)
         cache_bytes = _cache_bytes(cache_memory, backend.device, weight_bytes // num_ranks)
