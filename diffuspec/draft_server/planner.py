@@ -176,6 +176,10 @@ class Planner:
 
     # ---- reports of the engine
 
+    def skip(self, num_requests: int) -> None:
+        """Count a step from which nothing can be learnt, so that the wait for a plain one ends."""
+        self._guard = self._guard.skip(num_requests)
+
     def observe_silence(self, num_requests: int, num_steps: int, seconds: float) -> None:
         """Learn from steps without drafts, the first of them after an answer."""
         each = seconds / num_steps

@@ -133,6 +133,8 @@ class Session:
         """
         sent, verify, wait = self._sent, step.verify_seconds, step.wait_seconds
         if sent is None or not found.is_whole or not 0 < sent.num_requests == len(step.rows):
+            if step.rows:
+                self.planner.skip(len(step.rows))
             return
         if verify < _LEAST_SECONDS or max(verify, wait) > _MOST_SECONDS:
             return
