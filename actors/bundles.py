@@ -59,7 +59,7 @@ def make_groups(config: PipelineConfig) -> tuple[Group, ...]:
     if config.placement.together:
         return (Group(COORDINATOR, (coordinator,)),)
     ranks = _rank_bundles(config)
-    drafters = tuple(_drafter_bundle(config, one) for one in config.drafter_processes)
+    drafters = tuple(_drafter_bundle(config, drafter) for drafter in config.drafter_processes)
     if strategy == "STRICT_PACK":
         return (Group("everything (STRICT_PACK)", (coordinator, *ranks, *drafters), strategy),)
     spans_nodes = config.placement.verifier.spans_nodes
@@ -69,7 +69,7 @@ def make_groups(config: PipelineConfig) -> tuple[Group, ...]:
     )
     if strategy == "STRICT_SPREAD" and drafters:
         return (*needed, Group("the drafters", drafters, strategy))
-    return needed + tuple(Group(one.role, (one,)) for one in drafters)
+    return needed + tuple(Group(drafter.role, (drafter,)) for drafter in drafters)
 
 
 def _rank_bundles(config: PipelineConfig) -> tuple[Bundle, ...]:
@@ -115,7 +115,9 @@ def find_shortages(
     asked = [bundle for group in groups for bundle in _wholes(group)]
     reasons = [reason for bundle in asked if (reason := _misfit(bundle, nodes)) is not None]
     reasons += _totals(bundles * num_pipelines, nodes)
-    num_apart = sum(len(one.bundles) if one.strategy == "STRICT_SPREAD" else 1 for one in groups)
+    num_apart = sum(
+        len(group.bundles) if group.strategy == "STRICT_SPREAD" else 1 for group in groups
+    )
     if groups[-1].strategy == "STRICT_SPREAD" and len(nodes) < num_apart:
         reasons.append(f"STRICT_SPREAD needs {num_apart} nodes, the cluster has {len(nodes)}")
     return reasons

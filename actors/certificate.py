@@ -18,7 +18,7 @@ _SKEW = timedelta(days=1)  # by which clocks of nodes may differ
 def make_certificate() -> SharedCertificate:
     """Return a new key, and a certificate that it has signed itself.
 
-    It admits whoever has the key, and is valid for 825 days: the longest run of a pipeline.
+    It admits every client that has the key, for 825 days: the longest run of a pipeline.
     """
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, _NAME)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from actors.settings import MAX_MISSES
 from diffuspec.core.addresses import parse_address
@@ -52,4 +53,6 @@ async def _is_reachable(address: str, seconds: float) -> bool:
     except (OSError, TimeoutError):
         return False
     writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
     return True

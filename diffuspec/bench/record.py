@@ -76,12 +76,12 @@ async def record_file(
     weight = 0.5 if config.drafter_weight == "adaptive" else config.drafter_weight
     try:
         with progress(len(texts)) as advance:
-            drafts = await record_texts(drafter, texts, weight, lambda one: advance(one.family))
+            drafts = await record_texts(drafter, texts, weight, lambda text: advance(text.family))
     finally:
         drafter.close()
     name = str(section.get("preset") or config.drafter.kind)
     source = f"diffuspec plan record, {own_version()}, {cpu_model()}"
-    recording = Recording(name, source, tuple(one.family for one in texts), drafts)
+    recording = Recording(name, source, tuple(text.family for text in texts), drafts)
     write_recording(out, recording)
     return recorded_length(recording)
 
@@ -129,7 +129,7 @@ def read_texts(path: Path, tokenizer: Any, limit: int | None) -> list[RecordedTe
                 f"{path}, line {number}: must have prompt_token_ids and token_ids, or messages (or "
                 f"prompt) and text: {error!r:.200}"
             ) from error
-        num_like_it = sum(one.family == text.family for one in texts)
+        num_like_it = sum(other.family == text.family for other in texts)
         if len(text.token_ids) and (limit is None or num_like_it < limit):
             texts.append(text)
     if not texts:

@@ -161,7 +161,7 @@ class _Calls:
         sizes = [_Size(1, rows) for rows in _ROWS]
         sizes += [_Size(_MANY, 1), _Size(_MANY, 8), _Size(1, 1, _LONG), _Size(1, _ROWS[-1], _LONG)]
         verifier: Verifier = self._engine.verifier
-        return await self._least(sizes, lambda one: verifier.verify(self._trees(one)), verifier)
+        return await self._least(sizes, lambda size: verifier.verify(self._trees(size)), verifier)
 
     def _trees(self, size: _Size) -> list[VerifyRequest]:
         tree = chain([1] * (size.num_rows - 1))
@@ -176,7 +176,7 @@ class _Calls:
         sizes = [_Size(1, positions) for positions in _POSITIONS]
         sizes += [_Size(_MANY, 1), _Size(_MANY, 8), _Size(1, 1, _LONG)]
         sizes += [_Size(1, _POSITIONS[-1], _LONG), _Size(1, 1, _LONG, is_read=False)]
-        return await self._least(sizes, lambda one: drafter.draft(self._wanted(one)), drafter)
+        return await self._least(sizes, lambda size: drafter.draft(self._wanted(size)), drafter)
 
     def _wanted(self, size: _Size) -> list[DraftRequest]:
         self._number += not size.is_read

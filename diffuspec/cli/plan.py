@@ -199,12 +199,14 @@ def _read_trace(path: Path) -> tuple[Arrival, ...]:
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: no trace of requests: {error!r}") from error
     is_right = all(
-        0 <= one.at < 1e6 and 2 <= one.prompt_tokens <= 65_536 and 2 <= one.answer_tokens <= 8192
-        for one in trace
+        0 <= arrival.at < 1e6
+        and 2 <= arrival.prompt_tokens <= 65_536
+        and 2 <= arrival.answer_tokens <= 8192
+        for arrival in trace
     )
-    if not trace or not is_right or trace != sorted(trace, key=lambda one: one.at):
+    if not trace or not is_right or trace != sorted(trace, key=lambda arrival: arrival.at):
         raise ConfigError(f"{path}: times must rise from 0, tokens be from 2 to 65,536 and 8,192")
-    return tuple(replace(one, at=one.at - trace[0].at) for one in trace)
+    return tuple(replace(arrival, at=arrival.at - trace[0].at) for arrival in trace)
 
 
 def _simulated(chosen: Chosen, hardware: Hardware, models: Models, traffic: Traffic) -> Plan:
@@ -217,7 +219,7 @@ def _simulated(chosen: Chosen, hardware: Hardware, models: Models, traffic: Traf
 
     tokens = sum(traffic.mean_tokens)
     placements = make_placements(hardware.read(), hardware, models, tokens, chosen.max_sequences)
-    most = min(one.max_sequences for one in placements)
+    most = min(placement.max_sequences for placement in placements)
     loads = [load for load in parse_numbers("--at-a-time", chosen.at_a_time, int) if load <= most]
     if not loads:
         raise ConfigError(f"--at-a-time must have a number up to {most}, the requests that fit")
@@ -237,7 +239,7 @@ def _commands(
     from diffuspec.bench.planning.placements import as_yaml, deployment
     from diffuspec.pairs import parse_config
 
-    placement = next(one for one in plan.placements if one.name == name)
+    placement = next(placement for placement in plan.placements if placement.name == name)
     data = deployment(placement, hardware, models, chosen.pair)
     parse_config(data.get("engine", data))
     path = chosen.out / "deploy.yaml"

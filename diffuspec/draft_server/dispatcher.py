@@ -170,7 +170,7 @@ class Dispatcher:
         """Stop drafting for requests that have ended, and free what is cached for them."""
         ended = {*requests}
         self._drop([job for job in self._queue if job.request in ended])
-        release = asyncio.create_task(self._release([one.request_id for one in requests]))
+        release = asyncio.create_task(self._release([request.request_id for request in requests]))
         self._releases.add(release)
         release.add_done_callback(self._releases.discard)
 
@@ -219,7 +219,9 @@ class Dispatcher:
             jobs, self._queue = self._queue[:most], self._queue[most:]
             return jobs
         sources = self.pre_draft_sources
-        offers = [(one, batch) for one in sources if (batch := one.next_batch(now)) is not None]
+        offers = [
+            (source, batch) for source in sources if (batch := source.next_batch(now)) is not None
+        ]
         if not offers:
             return ()
         source, batch = max(offers, key=lambda offer: offer[0].weight * offer[1].value)
@@ -282,4 +284,4 @@ class Dispatcher:
 
 def _num_unread(jobs: Sequence[DraftJob]) -> int:
     """Return the number of prompt tokens that the drafter reads for these jobs."""
-    return sum([one.num_unread for one in {job.request for job in jobs}])
+    return sum([request.num_unread for request in {job.request for job in jobs}])

@@ -72,9 +72,11 @@ class PreDrafts:
         if not chosen:
             return None
         costs = self._planner.draft_costs
-        saved = sum([one.probability * costs.seconds(one.length, 1) for one in chosen])
-        spent = costs.seconds(sum([one.length + 1 for one in chosen]), len(chosen))
-        jobs = [DraftJob.after(one.request, one.tokens, one.length) for one in chosen]
+        saved = sum([outcome.probability * costs.seconds(outcome.length, 1) for outcome in chosen])
+        spent = costs.seconds(sum([outcome.length + 1 for outcome in chosen]), len(chosen))
+        jobs = [
+            DraftJob.after(outcome.request, outcome.tokens, outcome.length) for outcome in chosen
+        ]
         jobs[-1].done.add_done_callback(lambda _: self._on_made())
         return PreDraftBatch(jobs, saved / max(spent, 1e-9))
 
@@ -90,9 +92,11 @@ class PreDrafts:
             possible += [_outcome(chance, request, then) for chance, then in request.outcomes()]
             if request.sent is EMPTY_DRAFT:  # the present prefix has no known continuations
                 possible.append(_outcome(request.prospects.at(1), request, ()))
-        possible = [one for one in possible if self._can_draft(one)]
-        possible = sorted(possible, key=lambda one: one.probability, reverse=True)[:_MAX_AHEAD]
-        ahead = [Ahead(one.probability, one.length) for one in possible]
+        possible = [outcome for outcome in possible if self._can_draft(outcome)]
+        possible = sorted(possible, key=lambda outcome: outcome.probability, reverse=True)[
+            :_MAX_AHEAD
+        ]
+        ahead = [Ahead(outcome.probability, outcome.length) for outcome in possible]
         return possible[: self._planner.num_ahead(ahead, left, sent.num_requests)]
 
     def _can_draft(self, outcome: _Outcome) -> bool:

@@ -191,13 +191,13 @@ class EngineRequest:
         """
         if self._ranked is None:
             self._ranked = self.acceptance.rank(self.sent, self.prefix)
-        made = {one.tokens for one in self._made}
-        found = [(one.probability, one.outcome.committed(self.sent.tree)) for one in self._ranked]
-        return [one for one in found if one[1] not in made]
+        made, tree = {made.tokens for made in self._made}, self.sent.tree
+        outcomes = [(ranked.probability, ranked.outcome.committed(tree)) for ranked in self._ranked]
+        return [(chance, tokens) for chance, tokens in outcomes if tokens not in made]
 
     def pre_drafts(self) -> list[ReadyDraft]:
         """Return the drafts at hand for possible continuations."""
-        return [one for one in self._made if one.tokens]
+        return [made for made in self._made if made.tokens]
 
 
 def _verdict(tree: DraftTree, committed: Sequence[int]) -> Verdict:

@@ -152,7 +152,7 @@ def check_kind(config: DraftServerConfig) -> None:
     """Raise ConfigError for a drafter that needs more than tokens."""
     kind = config.drafter.kind
     if not kind_of(config.drafter).needs_tokens_alone:
-        able = ", ".join(name for name, one in KINDS.items() if one.needs_tokens_alone)
+        able = ", ".join(name for name, kind in KINDS.items() if kind.needs_tokens_alone)
         raise ConfigError(
             f"drafter.kind must draft from tokens alone, as {able} do; {kind} reads "
             "what the target computes, which engines do not send"

@@ -103,14 +103,14 @@ class Session:
         check_step(step, self._hello, self._step_id)
         self.pre_drafts.end()
         self.requests.end(step.ended_request_ids)
-        found = await self.requests.take(step.rows)
-        self.stats.count_accepted(found.num_accepted)
+        advance = await self.requests.take(step.rows)
+        self.stats.count_accepted(advance.num_accepted)
         self.stats.count_silent(step.num_silent_steps)
-        self._learn(step, found, received)
-        rows = [_Row(one) for one in found.requests]
-        for number in found.unknown:
+        self._learn(step, advance, received)
+        rows = [_Row(request) for request in advance.requests]
+        for number in advance.unknown:
             rows[number].source = DRAFT_SOURCE_UNKNOWN_BASE
-        known = [row for number, row in enumerate(rows) if number not in found.unknown]
+        known = [row for number, row in enumerate(rows) if number not in advance.unknown]
         unread = sum([row.request.num_unread for row in known])
         reading = self.planner.draft_costs.reading_seconds(unread)
         waited = await self._draft(known, received + step.deadline_seconds)
@@ -126,13 +126,13 @@ class Session:
         """Begin to pre-draft: the answer has been sent, so that drafting cannot delay it."""
         self._dispatcher.wake()
 
-    def _learn(self, step: EngineStep, found: Advance, received: float) -> None:
+    def _learn(self, step: EngineStep, advance: Advance, received: float) -> None:
         """Learn from what the engine has done since the last answer, if it only verified that.
 
         If the number of requests has changed, it is unknown how many of them were verified.
         """
         sent, verify, wait = self._sent, step.verify_seconds, step.wait_seconds
-        if sent is None or not found.is_whole or not 0 < sent.num_requests == len(step.rows):
+        if sent is None or not advance.is_whole or not 0 < sent.num_requests == len(step.rows):
             if step.rows:
                 self.planner.skip(len(step.rows))
             return
@@ -142,7 +142,7 @@ class Session:
             self.planner.observe_silence(sent.num_requests, 1 + step.num_silent_steps, verify)
         else:
             busy = self._dispatcher.busy.seconds(received)
-            self.planner.observe(sent, found.num_accepted, verify, wait, busy)
+            self.planner.observe(sent, advance.num_accepted, verify, wait, busy)
 
     def close(self) -> None:
         """Remove all requests: the engine has gone."""
@@ -183,11 +183,11 @@ class Session:
         requests, at_hand = [row.request for row in rows], [row.worth for row in rows]
         if not self.planner.may_wait(requests, at_hand, num_rows):
             return 0.0
-        jobs = {one: job for one in requests if (job := dispatcher.job_for(one))}
+        jobs = {request: job for request in requests if (job := dispatcher.job_for(request))}
         new = {
-            one: DraftJob.after(one, (), one.length, deadline)
-            for one in requests
-            if one not in jobs
+            request: DraftJob.after(request, (), request.length, deadline)
+            for request in requests
+            if request not in jobs
         }
         dispatcher.submit([*new.values()])
         jobs |= new

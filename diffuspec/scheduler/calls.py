@@ -56,7 +56,7 @@ class DraftJob:
 
     request: Request
     ticket: DraftTicket
-    pre_drafts: PreDrafts | None = None  # of the verification; None: the step waits for the draft
+    pre_drafts: PreDrafts | None = None  # those of its step; None: the step waits for the draft
     pre_draft: PreDraft | None = None
 
     @property

@@ -41,8 +41,8 @@ def batch_of(
 
 def batch_after(requests: Mapping[str, RequestView], call: DraftPlan) -> Batch:
     """Return the verification of the requests of a draft call, once it has ended."""
-    tickets = [one for one in call.tickets if one.is_awaited]
-    return Batch().plus(*[_after(requests[one.request_id], one.length) for one in tickets])
+    tickets = [ticket for ticket in call.tickets if ticket.is_awaited]
+    return Batch().plus(*[_after(requests[ticket.request_id], ticket.length) for ticket in tickets])
 
 
 def coming(s: Snapshot) -> tuple[Batch, float]:
@@ -51,11 +51,11 @@ def coming(s: Snapshot) -> tuple[Batch, float]:
     A call that has taken twice as long as expected may hang, and is not waited for.
     """
     batch, left = Batch(), 0.0
-    requests = {one.request_id: one for one in s.requests}
-    for call in [one.call for one in s.drafters]:
+    requests = {request.request_id: request for request in s.requests}
+    for call in [drafter.call for drafter in s.drafters]:
         if call is not None and call.awaited and not call.is_overdue(s.now):
-            awaited = [one for one in call.awaited if one.request_id in requests]
-            batches = [_after(requests[one.request_id], one.length) for one in awaited]
+            awaited = [ticket for ticket in call.awaited if ticket.request_id in requests]
+            batches = [_after(requests[ticket.request_id], ticket.length) for ticket in awaited]
             batch = batch.plus(*batches)
             left = max(left, abs(call.ends_at - s.now))  # a late call takes as long again
     return batch, left
@@ -75,9 +75,9 @@ class Scorer:
         self._costs, self._rate = s.costs, rate
         self._first_token_price = s.limits.first_token_price
         # of the drafter that slows the verifier down the most
-        interference = [one.interference for one in s.costs.drafters.values()]
+        each = [costs.interference for costs in s.costs.drafters.values()]
         assumed = Interference.assumed(0.0)
-        self._interference = max(interference, key=lambda one: one.value, default=assumed)
+        self._interference = max(each, key=lambda interference: interference.value, default=assumed)
 
     def score(self, name: str, first: Batch, drafting_seconds: float, then: Batch) -> Score:
         """Score a plan that verifies `first` now, beside drafts that are verified with `then`."""

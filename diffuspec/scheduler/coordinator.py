@@ -211,7 +211,9 @@ class Coordinator:
 
         Their streams raise RequestCancelledError.
         """
-        chosen = [one for one in self.admission.alive if one.client_request_id == request_id]
+        chosen = [
+            request for request in self.admission.alive if request.client_request_id == request_id
+        ]
         for request in chosen:
             self._abort(request)
             request.outputs.put(RequestCancelledError(f"{request_id!r} was cancelled"))

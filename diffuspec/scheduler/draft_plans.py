@@ -32,7 +32,7 @@ class Drafts:
     def must_begin(self) -> bool:
         """Whether a client chose a draft, or one explores: no plan may leave the calls out."""
         explores = [ticket.is_exploration for call in self.calls for ticket in call.tickets]
-        return any(explores) or any([one.fixed_length is not None for one in self.open])
+        return any(explores) or any([request.fixed_length is not None for request in self.open])
 
 
 def size_drafts(s: Snapshot, ready: Readiness, requests: Iterable[RequestView]) -> Drafts:
@@ -62,7 +62,7 @@ def size_drafts(s: Snapshot, ready: Readiness, requests: Iterable[RequestView]) 
                 drafts.plain.append(request)
                 drafts.reasons.setdefault(request.request_id, "its drafter is busy")
     drafts.rate = max(rates, default=s.rate)
-    drafters = {one.number: one for one in s.drafters}
+    drafters = {drafter.number: drafter for drafter in s.drafters}
     drafts.calls = [
         draft_plan(s, drafters[number], some, reading[number]) for number, some in tickets.items()
     ]
@@ -74,27 +74,30 @@ def _sized(
 ) -> tuple[dict[str, DraftTicket], float]:
     """Return the drafts to make for requests, and the tokens per second with them."""
     given = {
-        one.request_id: min(one.fixed_length, one.room)
-        for one in requests
-        if one.fixed_length is not None
+        request.request_id: min(request.fixed_length, request.room)
+        for request in requests
+        if request.fixed_length is not None
     }
-    tickets = {one: DraftTicket(one, length) for one, length in given.items()}
+    tickets = {name: DraftTicket(name, length) for name, length in given.items()}
     rate = rate_of(given, requests, load)
-    if free := [one for one in requests if one.fixed_length is None]:
+    if free := [request for request in requests if request.fixed_length is None]:
         sized = size(free, load, s.guard)
         rate = max(rate, sized.rate)
         for request_id, length in sized.lengths.items():
             explores = request_id == sized.explored
             tickets[request_id] = DraftTicket(request_id, length, is_exploration=explores)
-        missing = {one.request_id for one in free} - sized.lengths.keys()
+        missing = {request.request_id for request in free} - sized.lengths.keys()
         reasons.update(dict.fromkeys(missing, sized.reason))
     return tickets, rate
 
 
 def _load(s: Snapshot, ready: Readiness, name: str, requests: Sequence[RequestView]) -> Load:
-    mine = [one for one in s.drafters if one.name == name and one.is_available]
+    mine = [drafter for drafter in s.drafters if drafter.name == name and drafter.is_available]
     running = max(ready.num_running, len(requests))
-    unread = {one.request_id: _num_unread(ready.homes[one.request_id], one) for one in requests}
+    unread = {
+        request.request_id: _num_unread(ready.homes[request.request_id], request)
+        for request in requests
+    }
     drafting = running if len(s.costs.drafters) == 1 else len(requests)
     return Load(s.costs, name, running, drafting, max(len(mine), 1), unread)
 
@@ -119,7 +122,7 @@ def draft_plan(
 ) -> DraftPlan:
     """Return a call that begins now, with its expected seconds."""
     costs = s.costs.drafters[drafter.name]
-    positions = sum([one.length for one in tickets])
+    positions = sum([ticket.length for ticket in tickets])
     seconds = costs.seconds(positions, len(tickets), num_unread)
     rest = (s.verification_ends_at or s.now) - s.now
     seconds, _ = costs.interference.ends(seconds, max(rest, 0.0))
@@ -149,18 +152,23 @@ def _pre_drafts(
     """Return the pre-drafts of one drafter that pay, and those that clients chose."""
     given: list[tuple[float, DraftTicket]] = []
     priced: list[tuple[float, DraftTicket]] = []
-    mine = [one for one in s.requests if one.home == drafter.number and one.outcomes]
+    mine = [
+        request for request in s.requests if request.home == drafter.number and request.outcomes
+    ]
     for request in mine:
         if request.is_priced and _stops_drafting(s, ready, request):
             continue
         length = request.fixed_length or (request.ticket.length if request.ticket else 0)
         (priced if request.is_priced else given).extend(
-            (one.probability, DraftTicket(request.request_id, min(length, one.room), one.outcome))
-            for one in request.outcomes
+            (
+                outcome.probability,
+                DraftTicket(request.request_id, min(length, outcome.room), outcome.outcome),
+            )
+            for outcome in request.outcomes
         )
-    priced.sort(key=lambda one: one[0], reverse=True)
+    priced.sort(key=lambda pair: pair[0], reverse=True)
     outcomes = [Ahead(chance, ticket.length) for chance, ticket in priced[:MAX_PRE_DRAFTS]]
-    awaited = [one.length for one in call.tickets]
+    awaited = [ticket.length for ticket in call.tickets]
     costs = s.costs.drafters[drafter.name]
     number = num_ahead(outcomes, seconds_left, costs, awaited, len(mine))
     return [ticket for _, ticket in [*given, *priced[:number]]][:MAX_PRE_DRAFTS]

@@ -1,6 +1,6 @@
 """The learner: owns the cost model and the guard, and replaces them as calls end.
 
-A failure while deciding or learning costs one decision, never a request: the models start anew, and
+A failure while deciding or learning costs one decision, never a request: the models are reset, and
 the next plan is plain decoding.
 """
 
@@ -42,7 +42,8 @@ class Learner:
         self._count_failure = count_failure
         self._logged: set[tuple[str, type[Exception]]] = set()
         self._ended_at = 0.0  # end of the latest verification, by time.monotonic()
-        self._reading_seconds = 0.0  # of prompts read by drafters since then
+        # seconds in which drafters have read prompts since then
+        self._reading_seconds = 0.0
         self._busy_at_end: dict[str, float] = {}  # the drafters' total busy seconds at that time
 
     def keep(self) -> None:

@@ -139,7 +139,9 @@ class Loop:
             limits=self._limits,
             verification_ends_at=None if call is None else call.ends_at,
             verifier_at=verifications.retry_at,
-            isolated=[[one.request_id for one in group] for group in verifications.isolated],
+            isolated=[
+                [request.request_id for request in group] for group in verifications.isolated
+            ],
             alone=self._plan.alone,
             rate=self._plan.rate,
         )

@@ -110,7 +110,8 @@ class Request:
         self.num_outages = 0  # outages of the verifier that `prefill` takes into account
         is_salted = wanted.sampling.cache_salt is not None
         self.prefill = Prefill(request_id, self._prefix, self._scoring(wanted), is_salted=is_salted)
-        self.losses = Losses(wanted.num_losses, self.num_tokens)  # of coordinators and verifiers
+        # coordinators and verifiers that were lost while they worked on it
+        self.losses = Losses(wanted.num_losses, self.num_tokens)
 
         self.drafter = drafter
         self.home: int | None = None  # number of the drafter that drafts for it

@@ -41,13 +41,13 @@ def schedule(s: Snapshot) -> Plan:
     groups, reasons = _grouped(ready)
     max_read = _max_read(s, groups.prompts, ready.num_running)
     drafts = size_drafts(s, ready, groups.open)
-    settled = [one for one in groups.prompts if one.request_id in max_read]
+    settled = [request for request in groups.prompts if request.request_id in max_read]
     settled += [*groups.drafted, *groups.plain, *drafts.plain]
     plan = Plan(drafts=drafts.calls)
     if can_verify:
         plan = _verify_or_wait(s, settled, drafts, max_read)
     chosen = {*plan.verify}
-    verified = [one for one in ready.requests if one.request_id in chosen]
+    verified = [request for request in ready.requests if request.request_id in chosen]
     plan = replace(
         plan,
         num_nodes=_num_nodes(s, verified, max_read, drafts.rate),
@@ -123,7 +123,7 @@ def _verify_or_wait(
 ) -> Plan:
     """Choose what to do while the verifier is idle; `settled`: requests that only verify."""
     expected, left = coming(s)
-    free = [one for one in drafts.open if one.fixed_length is None]
+    free = [request for request in drafts.open if request.fixed_length is None]
     everything = [*settled, *free]
     if not drafts.calls and not expected.num_requests:
         return Plan(_ids(everything))  # there is no choice
@@ -139,7 +139,7 @@ def _verify_or_wait(
         score = scorer.score("wait for drafts", Batch(), left, whole.plus(expected))
         candidates.append((score, Plan(wait_until=s.now + max(left, _LEAST_WAIT))))
     if drafts.calls:
-        requests = {one.request_id: one for one in drafts.open}
+        requests = {request.request_id: request for request in drafts.open}
         then = expected.plus(*[batch_after(requests, call) for call in drafts.calls])
         seconds = max([left, *[call.seconds for call in drafts.calls]])
         score = scorer.score("draft", Batch(), seconds, now.plus(then))
@@ -147,7 +147,7 @@ def _verify_or_wait(
         if settled:
             score = scorer.score("draft beside", now, seconds, then)
             candidates.append((score, Plan(_ids(settled), drafts=drafts.calls)))
-    candidates.sort(key=lambda one: one[0].value, reverse=True)
+    candidates.sort(key=lambda pair: pair[0].value, reverse=True)
     return replace(candidates[0][1], considered=[score for score, _ in candidates])
 
 
@@ -158,24 +158,32 @@ def _num_nodes(
     s: Snapshot, verified: Sequence[RequestView], max_read: Mapping[str, int], rate: float
 ) -> dict[str, int]:
     """Return how many nodes are worth verifying of drafts whose length was free."""
-    cut = [one for one in verified if one.reach and one.fixed_length is None and not one.is_long]
+    cut = [
+        request
+        for request in verified
+        if request.reach and request.fixed_length is None and not request.is_long
+    ]
     if not cut or not s.costs.is_known:
         return {}
     batch = batch_of(verified, max_read)
-    num_others = round(batch.num_rows) - sum([len(one.reach) for one in cut])
+    num_others = round(batch.num_rows) - sum([len(request.reach) for request in cut])
     price = rate * (1 + s.limits.first_token_price * batch.num_prompts)
-    kept = nodes_to_verify([one.reach for one in cut], num_others, s.costs, price)
+    kept = nodes_to_verify([request.reach for request in cut], num_others, s.costs, price)
     # A verdict on at least one node of an exploring draft calibrates the others' confidences.
     return {
-        one.request_id: max(number, int(one.ticket is not None and one.ticket.is_exploration))
-        for one, number in zip(cut, kept, strict=True)
+        request.request_id: max(
+            number, int(request.ticket is not None and request.ticket.is_exploration)
+        )
+        for request, number in zip(cut, kept, strict=True)
     }
 
 
 def _health_checks(s: Snapshot, verified: Sequence[RequestView]) -> list[tuple[int, str]]:
     """Return failed drafters to try, beside a verification, with copies of draft requests."""
-    due = [one.number for one in s.drafters if one.is_idle and one.is_check_due]
-    fit = [one.request_id for one in verified if one.room > 0 and one.fixed_length != 0]
+    due = [drafter.number for drafter in s.drafters if drafter.is_idle and drafter.is_check_due]
+    fit = [
+        request.request_id for request in verified if request.room > 0 and request.fixed_length != 0
+    ]
     return [(number, fit[0]) for number in due] if fit else []
 
 
@@ -189,4 +197,4 @@ def _with_pre_drafts(s: Snapshot, ready: Readiness, plan: Plan) -> Plan:
 
 
 def _ids(requests: Iterable[RequestView]) -> list[str]:
-    return [one.request_id for one in requests]
+    return [request.request_id for request in requests]

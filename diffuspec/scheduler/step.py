@@ -55,7 +55,7 @@ class Step:
     prefill_seconds: float = 0.0  # the verifier's time for prompt chunks before the step
     prefill_transport_seconds: float = 0.0  # transport of these chunks, in both directions
     draft: Draft = EMPTY_DRAFT
-    ticket: DraftTicket | None = None  # of the draft
+    ticket: DraftTicket | None = None  # the request for `draft`; None: there is no draft
     reach: Sequence[float] = ()  # reach of the draft's nodes
     is_settled: bool = False  # the draft has arrived, or the step goes without one
     fallback: str | None = None  # why the step has no draft although there should have been one
@@ -123,7 +123,7 @@ class PreDrafts:
         """Count a pre-draft as on its way; its draft must be stored, or `lose` must follow."""
         assert ticket.outcome is not None
         pre_draft = PreDraft(ticket)
-        self.untried = [one for one in self.untried if one.outcome != ticket.outcome]
+        self.untried = [possible for possible in self.untried if possible.outcome != ticket.outcome]
         self.num_sent += 1
         self.num_tokens += ticket.length
         self.by_outcome[ticket.outcome] = pre_draft

@@ -209,7 +209,7 @@ class Verifications:
         Requests that were aborted meanwhile are not retried: the loop may know them no more.
         """
         is_alone = len(call.requests) == 1
-        retried = [one for one in call.requests if not (is_alone or one.is_finished)]
+        retried = [request for request in call.requests if not (is_alone or request.is_finished)]
         for request in call.requests:
             if request not in retried:
                 request.is_in_verifier = False

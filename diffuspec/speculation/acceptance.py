@@ -207,7 +207,9 @@ def _choices(lengths: Sequence[int], tokens: Sequence[float], kept: Kept) -> Cho
     num_left = len(PRICES) - len(chosen)
     chosen, accepted = chosen + num_left * [last], accepted + num_left * [before]
     share, rows = kept.tokens / kept.whole, kept.nodes / kept.whole
-    return Choices(chosen, [share * one for one in accepted], [rows * one for one in accepted])
+    return Choices(
+        chosen, [share * number for number in accepted], [rows * number for number in accepted]
+    )
 
 
 def _by_depth(tree: DraftTree, reach: Sequence[float], max_depth: int) -> list[float]:

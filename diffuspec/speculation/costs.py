@@ -41,7 +41,7 @@ class DraftCosts:
 
     def seconds_of(self, sizes: Iterable[float], num_requests: float) -> list[float]:
         """Expected seconds of calls of several numbers of positions, which read no prompts."""
-        return [self.factor * one for one in self._calls.seconds_of(sizes, num_requests)]
+        return [self.factor * seconds for seconds in self._calls.seconds_of(sizes, num_requests)]
 
     def seconds(self, num_positions: float, num_requests: float, num_unread: int = 0) -> float:
         """Expected seconds of a call that also reads `num_unread` prompt tokens."""
@@ -106,7 +106,7 @@ class CostModel:
     def verify_seconds_of(self, sizes: Iterable[float], num_requests: float) -> list[float]:
         """Expected seconds of verifications of several sizes."""
         factor = self._slow_down.factor
-        return [factor * one for one in self._verification.seconds_of(sizes, num_requests)]
+        return [factor * seconds for seconds in self._verification.seconds_of(sizes, num_requests)]
 
     def num_rows_within(self, seconds: float, most: int) -> int:
         """Return the largest number of rows, up to `most`, that adds `seconds` to a verification.

@@ -19,7 +19,7 @@ MAX_JUMP = 3.0  # multiple of the mean to which outliers are clipped: another pr
 MIN_SECONDS = 1e-9  # no call takes less, because callers divide by costs
 
 _MAX_COUNT = round(2 / SMOOTHING)  # measurements of a size in its mean
-_REDRAWN = 0.02  # relative change of a point after which the lines are drawn anew
+_REDRAWN = 0.02  # relative change of a point after which the lines are drawn again
 
 
 def bucket_of(size: float) -> int:
@@ -122,8 +122,8 @@ class CostCurve:
         if is_drawn:
             return replace(self, _points=points)
         ordered = {key: points[key] for key in sorted(points)}
-        points = {key: one._replace(drawn=one.seconds) for key, one in ordered.items()}
-        sizes = tuple([one.size for one in points.values()])
+        points = {key: point._replace(drawn=point.seconds) for key, point in ordered.items()}
+        sizes = tuple([point.size for point in points.values()])
         return CostCurve(points, sizes, _drawn(points))
 
 
@@ -155,7 +155,7 @@ def _drawn(points: Mapping[int, _Point]) -> _Lines:
     # Sizes above any measured one may exceed what a processor computes in one go.
     after = max(before, highest / size / 2) if len(corners) > 1 else before
     start = max(first - 0.9 * lowest / before, 0.0) if before else 0.0
-    starts = [0.0, start, *[one for one, _ in corners]]
+    starts = [0.0, start, *[size for size, _ in corners]]
     slopes = [*[(b - a) / (y - x) for (x, a), (y, b) in pairwise(corners)], after]
     values = [(0.1 * lowest, 0.0), (lowest - before * (first - start), before)]
     values += [(seconds, slope) for (_, seconds), slope in zip(corners, slopes, strict=True)]

@@ -93,10 +93,10 @@ def choose_lengths(requests: Sequence[Draftable], load: Load) -> tuple[dict[str,
     plain, lengths = load.plain_rate, requests[0].prospects.lengths
     if not (load.own.is_known and plain):
         middle = lengths[len(lengths) // 2]
-        return {one.request_id: min(middle, one.room) for one in requests}, plain
-    choices = [one.prospects.choices_within(one.room) for one in requests]
-    reading = [load.reading_seconds(one) for one in requests]
-    rates = _rates(choices, load, sum(reading) / sum([1 + one.room for one in requests]))
+        return {request.request_id: min(middle, request.room) for request in requests}, plain
+    choices = [request.prospects.choices_within(request.room) for request in requests]
+    reading = [load.reading_seconds(request) for request in requests]
+    rates = _rates(choices, load, sum(reading) / sum([1 + request.room for request in requests]))
     best = max(rates)
     if best <= plain:
         return {}, plain
@@ -104,9 +104,9 @@ def choose_lengths(requests: Sequence[Draftable], load: Load) -> tuple[dict[str,
     saved = 1 / plain - 1 / best  # seconds for each token
     interference = load.own.interference.value
     chosen = {
-        one.request_id: choice.lengths[place]
-        for one, choice, seconds in zip(requests, choices, reading, strict=True)
-        if choice.tokens[place] > 0 and interference * seconds <= (1 + one.room) * saved
+        request.request_id: choice.lengths[place]
+        for request, choice, seconds in zip(requests, choices, reading, strict=True)
+        if choice.tokens[place] > 0 and interference * seconds <= (1 + request.room) * saved
     }
     return chosen, best
 
@@ -120,16 +120,18 @@ def _rates(choices: Sequence[Choices], load: Load, reading: float) -> list[float
     ]
     seconds = load.seconds(positions, rows)
     tokens = [load.num_running + number for number in accepted]
-    return [n / (one + n * reading) for n, one in zip(tokens, seconds, strict=True)]
+    return [n / (duration + n * reading) for n, duration in zip(tokens, seconds, strict=True)]
 
 
 def rate_of(lengths: Mapping[str, int], requests: Sequence[Draftable], load: Load) -> float:
     """Tokens per second with given draft lengths; at least that of plain decoding."""
     plain, scale = load.plain_rate, load.num_drafting / max(len(lengths), 1)
-    drafted = [one for one in requests if one.request_id in lengths]
+    drafted = [request for request in requests if request.request_id in lengths]
     if not plain or not drafted:
         return plain
-    accepted = scale * sum([one.prospects.at(lengths[one.request_id]) for one in drafted])
+    accepted = scale * sum(
+        [request.prospects.at(lengths[request.request_id]) for request in drafted]
+    )
     [seconds] = load.seconds([scale * sum(lengths.values())], [2 * accepted])
     return max((load.num_running + accepted) / seconds, plain)
 
@@ -155,9 +157,9 @@ def size(requests: Sequence[Draftable], load: Load, guard: SpeculationGuard) -> 
     if guard.wants_plain(number):
         return Sized({}, plain, reason="plain decoding is measured")
     lengths, rate = choose_lengths(requests, load)
-    rest = [one for one in requests if one.request_id not in lengths]
+    rest = [request for request in requests if request.request_id not in lengths]
     if rest:
-        request = max(rest, key=lambda one: one.room * one.prospects.chance_of_change)
+        request = max(rest, key=lambda other: other.room * other.prospects.chance_of_change)
         length = min(EXPLORATION_TOKENS, request.room)
         if guard.may_explore(name, number, _exploration_steps(request, length, load)):
             explored = request.request_id
@@ -192,7 +194,7 @@ def nodes_to_verify(
     reaches: the reach of their nodes. All are verified in one pass with `num_others` other rows.
     The number maximises tokens minus `rate` times the seconds of the pass.
     """
-    reach = sorted([value for one in reaches for value in one], reverse=True)
+    reach = sorted([value for nodes in reaches for value in nodes], reverse=True)
     seconds = costs.verify_seconds_of(range(num_others, num_others + len(reach) + 1), 1)
     gains = accumulate(reach, initial=0.0)
     scores = [gain - rate * spent for gain, spent in zip(gains, seconds, strict=True)]
@@ -200,7 +202,7 @@ def nodes_to_verify(
     if len(reaches) == 1:
         return [number]
     least = reach[number - 1] if number else math.inf
-    return [sum([value >= least for value in one]) for one in reaches]
+    return [sum([value >= least for value in nodes]) for nodes in reaches]
 
 
 # ---- how much to draft ahead
@@ -228,7 +230,7 @@ def num_ahead(
     takes beyond the end of the verification, and for slowing it down; the waiting ones pay for the
     longer call.
     """
-    sizes = [*accumulate([one.length for one in outcomes], initial=sum(awaited))]
+    sizes = [*accumulate([outcome.length for outcome in outcomes], initial=sum(awaited))]
     takes = [costs.seconds(size, len(awaited) + n) for n, size in enumerate(sizes)]
     alone = takes[0] if awaited else 0.0
     best, most, saved = 0, 0.0, 0.0

@@ -67,13 +67,13 @@ class Repeats:
         Tokens in `besides` are left out.
         """
         tokens = self._tokens
-        found: dict[int, int] = {}  # token id -> most tokens matched at any occurrence
+        matched: dict[int, int] = {}  # token id -> most tokens matched at any occurrence
         for place in reversed(self._places.get(context[-1], [])[-_MAX_PLACES:]):
             if place + 1 < len(tokens) and tokens[place + 1] not in besides:
                 num_matched = self._num_matched(context, place)
-                if num_matched > found.get(tokens[place + 1], 0):
-                    found[tokens[place + 1]] = num_matched
-        best = sorted(found.items(), key=lambda item: -item[1])[:MAX_REPEATS]
+                if num_matched > matched.get(tokens[place + 1], 0):
+                    matched[tokens[place + 1]] = num_matched
+        best = sorted(matched.items(), key=lambda item: -item[1])[:MAX_REPEATS]
         return [Repeat(token_id, length, rank) for rank, (token_id, length) in enumerate(best)]
 
     def _num_matched(self, context: Sequence[int], place: int) -> int:

@@ -179,10 +179,14 @@ class Plan:
         """Describe the calls, the candidates' scores, and the reasons for missing drafts."""
         nodes = sum(self.num_nodes.values())
         verify = f"verify {len(self.verify)}" + (f" ({nodes} nodes)" if nodes else "")
-        lengths = ["/".join([str(one.length) for one in call.tickets]) for call in self.drafts]
+        lengths = [
+            "/".join([str(ticket.length) for ticket in call.tickets]) for call in self.drafts
+        ]
         checks = [f"check drafter {number}" for number, _ in self.health_checks]
         calls = ", ".join([verify, f"draft {lengths}", *checks])
-        reasons = Counter([self.reasons[one] for one in self.verify if one in self.reasons])
+        reasons = Counter(
+            [self.reasons[request_id] for request_id in self.verify if request_id in self.reasons]
+        )
         causes = [why if n == 1 else f"{n} x {why}" for why, n in reasons.items()]
         details = "; ".join(filter(None, [", ".join(map(str, self.considered)), *causes]))
         return f"{calls}, at {self.rate:.0f} tokens/s" + (f": {details}" if details else "")

@@ -22,8 +22,9 @@ SAMPLING = SamplingParams(max_tokens=16, ignore_eos=True)
 
 
 def exported() -> dict[tuple[str, str], float]:
-    """Return the values of our series at the node's metrics port, by name and pipeline."""
-    [node] = [node for node in ray.nodes() if node["Alive"]]
+    """Return the values of our series at this node's metrics port, by name and pipeline."""
+    here = ray.get_runtime_context().get_node_id()
+    [node] = [node for node in ray.nodes() if node["NodeID"] == here]
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     text = urllib.request.urlopen(url, timeout=10).read().decode()
     return {

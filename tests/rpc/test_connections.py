@@ -7,6 +7,7 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -42,8 +43,12 @@ async def test_a_call_outlasts_many_keepalive_pings(security):
 async def test_a_server_whose_handshake_takes_long_is_reached(security):
     async with serving(VerifierServicer(FakeVerifier()), security=security) as wire:
         host, port = wire.address.split(":")
+        relays: list[asyncio.Task[Any]] = []
 
         async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            relays.append(task)
             from_server, to_server = await asyncio.open_connection(host, int(port))
             await asyncio.sleep(1.5)
             await asyncio.gather(pass_on(reader, to_server), pass_on(from_server, writer))
@@ -53,12 +58,14 @@ async def test_a_server_whose_handshake_takes_long_is_reached(security):
             remote = await RemoteVerifier.connect(f"{host}:{port_of_relay}", wire.security)
             assert len(await remote.verify([REQUEST])) == 1
             await remote.close()
+            await asyncio.gather(*relays)
 
 
 async def pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
     while data := await source.read(4096):
         sink.write(data)
     sink.close()
+    await sink.wait_closed()
 
 
 @pytest.fixture

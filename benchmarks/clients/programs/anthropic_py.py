@@ -1,3 +1,5 @@
+"""Asks a server, as Anthropic's Python SDK does, for each aspect; prints the results as JSON."""
+
 import json
 import sys
 

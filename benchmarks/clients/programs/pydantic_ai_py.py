@@ -1,3 +1,5 @@
+"""Asks a server, as pydantic-ai does, for each aspect; prints the results as JSON."""
+
 import json
 import sys
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Costs of a model on a card that nobody has measured: from its sizes, bandwidth and arithmetic.
+"""Costs of a model on a card without measurements: from its sizes, bandwidth and arithmetic.
 
 Fitted to an H200 (torch 2.11, Triton 3.6, revision 69ee5b2d): plain steps of Qwen2.5-32B's and
 Dream-7B's sizes take 23.2 and 5.8 ms, SmolLM2's 1.8 ms, a prompt of 512 tokens 60 ms; this gives

@@ -71,8 +71,8 @@ class Traffic:
     def mean_tokens(self) -> tuple[float, float]:
         """Mean tokens of a prompt and of an answer."""
         if self.trace:
-            prompts = fmean(one.prompt_tokens for one in self.trace)
-            return prompts, fmean(one.answer_tokens for one in self.trace)
+            prompts = fmean(arrival.prompt_tokens for arrival in self.trace)
+            return prompts, fmean(arrival.answer_tokens for arrival in self.trace)
         return fmean(self.regime.prompt_tokens), fmean(self.regime.answer_tokens)
 
 
@@ -141,7 +141,7 @@ async def _simulate(placement: Placement, traffic: Traffic, load: Load) -> Point
             closed = await ask_all(client, simulation.prompts, load.at_a_time, 0)
             answers, rate = closed.answers, closed.tokens_per_second
         else:
-            times = [one.at for one in traffic.trace] if load.rate is None else None
+            times = [arrival.at for arrival in traffic.trace] if load.rate is None else None
             opened = await ask_at_rate(client, simulation.prompts, load.rate or 0.0, 0, times)
             answers, rate = opened.answers, opened.tokens_per_second
             num_refused = opened.num_refused
@@ -234,7 +234,9 @@ class Plan:
 
     def of(self, placement: str) -> list[Point]:
         """Return the points of a placement at numbers of requests at a time."""
-        return [one for one in self.points if one.placement == placement and one.load.at_a_time]
+        return [
+            point for point in self.points if point.placement == placement and point.load.at_a_time
+        ]
 
     def capacity(self, placement: str) -> float:
         """Tokens per second at the most of all loads."""
@@ -269,19 +271,22 @@ def make_plan(
     """
 
     def run(cases: Sequence[tuple[Placement, Load]]) -> Iterator[Point]:
-        calls = [executor.submit(simulate, one, traffic, load) for one, load in cases]
+        calls = [executor.submit(simulate, placement, traffic, load) for placement, load in cases]
         for (one, load), call in zip(cases, calls, strict=True):
             yield call.result()
             on_point(f"{one.name}, {load}")
 
     prompts, answers = traffic.mean_tokens
     # The longest first, so that no process is left with one at the end.
-    closed = [(one, Load(n)) for n in sorted(loads, reverse=True) for one in placements]
+    closed = [(placement, Load(n)) for n in sorted(loads, reverse=True) for placement in placements]
     points = sorted(run(closed), key=lambda point: point.load.at_a_time or 0)
     plan = Plan(tuple(placements), tuple(points), rate, answers, prompts)
     opened = []
     if traffic.trace:
-        opened = [(one, Load()) for one in placements]
+        opened = [(placement, Load()) for placement in placements]
     elif rate is not None:
-        opened = [(one, Load(rate=rate / plan.num_pipelines(one.name))) for one in placements]
+        opened = [
+            (placement, Load(rate=rate / plan.num_pipelines(placement.name)))
+            for placement in placements
+        ]
     return replace(plan, points=tuple(chain(points, run(opened))))

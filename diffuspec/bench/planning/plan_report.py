@@ -79,10 +79,12 @@ class PlanReport:
         return TextTable(title, ("drafter", "pays up to", *map(str, loads)), tuple(cells))
 
     def _drafting(self) -> list[Placement]:
-        return [one for one in self.plan.placements if one.has_drafts]
+        return [placement for placement in self.plan.placements if placement.has_drafts]
 
     def _placement(self, point: Point) -> Placement:
-        return next(one for one in self.plan.placements if one.name == point.placement)
+        return next(
+            placement for placement in self.plan.placements if placement.name == point.placement
+        )
 
     def _gpu_hours(self, point: Point) -> float:
         """GPU-hours per million tokens."""
@@ -90,7 +92,11 @@ class PlanReport:
         return seconds / _SECONDS_PER_HOUR
 
     def _over_off(self, point: Point) -> str:
-        off = [one for one in self.plan.points if one.placement == OFF and one.load == point.load]
+        off = [
+            other
+            for other in self.plan.points
+            if other.placement == OFF and other.load == point.load
+        ]
         if not off or point.placement == OFF:
             return ""
         return f"{point.tokens_per_second / off[0].tokens_per_second:.2f}x"
@@ -101,17 +107,18 @@ class PlanReport:
         Without a rate: the one with the most tokens per GPU at the first load.
         """
         plan = self.plan
-        opened = {one.placement: one for one in plan.points if one.load.at_a_time is None}
+        opened = {point.placement: point for point in plan.points if point.load.at_a_time is None}
         if plan.rate is not None and opened:
             return min(
                 plan.placements,
-                key=lambda one: (
-                    plan.num_pipelines(one.name) * one.num_gpus,
-                    opened[one.name].per_token_p50,
+                key=lambda placement: (
+                    plan.num_pipelines(placement.name) * placement.num_gpus,
+                    opened[placement.name].per_token_p50,
                 ),
             )
         return max(
-            plan.placements, key=lambda one: plan.of(one.name)[0].tokens_per_second / one.num_gpus
+            plan.placements,
+            key=lambda placement: plan.of(placement.name)[0].tokens_per_second / placement.num_gpus,
         )
 
     def advice(self) -> str:
@@ -121,7 +128,9 @@ class PlanReport:
         pipelines = plan.num_pipelines(best.name)
         size = f"{pipelines} x {best.num_gpus} GPU" if plan.rate else f"{best.num_gpus} GPU"
         where = f"For {plan.rate:g} requests/s" if plan.rate else "For one request at a time"
-        pace = {one.placement: one.per_token_p50 for one in plan.points if self._is_advised(one)}
+        pace = {
+            point.placement: point.per_token_p50 for point in plan.points if self._is_advised(point)
+        }
         text = f"{where}: {drafts} on {size}, {1e3 * pace[best.name]:.1f} ms a token"
         if best.name != OFF:
             text += f" instead of {1e3 * pace[OFF]:.1f} without drafts"
@@ -152,18 +161,19 @@ class PlanReport:
         """Plain data: every point, and what follows."""
         plan = self.plan
         points = [
-            asdict(one) | {"load": str(one.load), "gpu_hours_per_million": self._gpu_hours(one)}
-            for one in plan.points
+            asdict(point)
+            | {"load": str(point.load), "gpu_hours_per_million": self._gpu_hours(point)}
+            for point in plan.points
         ]
         placements = [
             {
-                "name": one.name,
-                "num_gpus": one.num_gpus,
-                "max_sequences": one.max_sequences,
-                "num_pipelines": plan.num_pipelines(one.name),
-                "pays_up_to": plan.pays_up_to(one.name) if one.has_drafts else None,
+                "name": placement.name,
+                "num_gpus": placement.num_gpus,
+                "max_sequences": placement.max_sequences,
+                "num_pipelines": plan.num_pipelines(placement.name),
+                "pays_up_to": plan.pays_up_to(placement.name) if placement.has_drafts else None,
             }
-            for one in plan.placements
+            for placement in plan.placements
         ]
         return {"advice": self.advice(), "placements": placements, "points": points}
 

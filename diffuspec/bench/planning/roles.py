@@ -49,7 +49,7 @@ class SimulatedVerifier:
 
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
         num_rows = sum([self._num_rows(request) for request in requests])
-        num_cached = sum([len(one.prefix) - self._num_unread(one) for one in requests])
+        num_cached = sum([len(request.prefix) - self._num_unread(request) for request in requests])
         started = time.monotonic()
         size = CallSize(len(requests), num_rows, num_context=num_cached)
         alone = self._machine.verify_seconds(size)

@@ -40,7 +40,7 @@ class EagleHead(nn.Module):
         self.fc = nn.Linear(2 * size, size, bias=has_fc_bias)
         self.layers = nn.ModuleList([layer(config, 0)])
         self.layers[0].input_layernorm = nn.Identity()
-        self.rotary_emb = _rotary(config)
+        self.rotary_emb = rotary_of(config)
 
     @classmethod
     def load(cls, path: Path, target: TargetLayers) -> Self:
@@ -59,13 +59,11 @@ class EagleHead(nn.Module):
         has_bias = "layers.0.self_attn.q_proj.bias" in weights
         model = cls(_layer_config(checkpoint, target, has_bias), "fc.bias" in weights)
         checkpoint.fill(model)
-        return target.place_decoder(model, _rotary(model.config))
+        return target.place_decoder(model, rotary_of(model.config))
 
     @property
     def cache_shape(self) -> CacheShape:
-        attention: Any = self.layers[0].self_attn
-        num_heads = self.config.num_key_value_heads or self.config.num_attention_heads
-        return CacheShape(1, num_heads, attention.head_dim)
+        return cache_shape_of(self.config, self.layers[0])
 
     def embed(self, token_ids: torch.Tensor, target: TargetLayers) -> torch.Tensor:
         """Return the target's embeddings of tokens, [T, H]."""
@@ -94,7 +92,14 @@ class EagleHead(nn.Module):
         return output
 
 
-def _rotary(config: LlamaConfig | Qwen2Config) -> nn.Module:
+def cache_shape_of(config: LlamaConfig | Qwen2Config, layer: Any) -> CacheShape:
+    """Return the dimensions of the keys and values of a head of one decoder layer."""
+    num_heads = config.num_key_value_heads or config.num_attention_heads
+    return CacheShape(1, num_heads, layer.self_attn.head_dim)
+
+
+def rotary_of(config: LlamaConfig | Qwen2Config) -> nn.Module:
+    """Return the rotary embedding of a head of one decoder layer."""
     return LlamaRotaryEmbedding(config)  # type: ignore[arg-type]
 
 

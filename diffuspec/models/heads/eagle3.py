@@ -24,12 +24,12 @@ from transformers.models.llama.modeling_llama import (
     LlamaAttention,
     LlamaMLP,
     LlamaRMSNorm,
-    LlamaRotaryEmbedding,
 )
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.attention.interface import ATTENTION_NAME, Attention, attending
 from diffuspec.models.heads.checkpoint import SPECULATORS, HeadCheckpoint
+from diffuspec.models.heads.eagle import cache_shape_of, rotary_of
 from diffuspec.models.heads.own_head import OwnHead
 from diffuspec.models.heads.target_layers import TargetLayers
 from diffuspec.models.pages.store import CacheShape
@@ -138,7 +138,7 @@ class Eagle3Head(nn.Module):
         self.fc = nn.Linear(width, config.hidden_size, bias=False)
         self.layers = nn.ModuleList([_Layer(settings)])
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotary_emb = _rotary(config)
+        self.rotary_emb = rotary_of(config)
         self._norms_before_fc = settings.norms_before_fc
         self.embed_tokens: nn.Embedding | None = None  # None: the target's embeddings
         self.head: OwnHead | None = None  # None: the target's head
@@ -158,13 +158,11 @@ class Eagle3Head(nn.Module):
             raise ModelLoadError(f"{path} is a variant of EAGLE-3: {unknown[0]} is not supported")
         checkpoint.fill(model)
         model._take_ends(checkpoint, target)
-        return target.place_decoder(model, _rotary(model.config))
+        return target.place_decoder(model, rotary_of(model.config))
 
     @property
     def cache_shape(self) -> CacheShape:
-        attention: Any = self.layers[0].self_attn
-        num_heads = self.config.num_key_value_heads or self.config.num_attention_heads
-        return CacheShape(1, num_heads, attention.head_dim)
+        return cache_shape_of(self.config, self.layers[0])
 
     def embed(self, token_ids: torch.Tensor, target: TargetLayers) -> torch.Tensor:
         """Return the embeddings of tokens, [T, H]."""
@@ -227,7 +225,3 @@ def _equals_embeddings(weight: torch.Tensor, target: TargetLayers) -> bool:
         if not torch.equal(target.embed(ids), rows):
             return False
     return True
-
-
-def _rotary(config: LlamaConfig) -> nn.Module:
-    return LlamaRotaryEmbedding(config)

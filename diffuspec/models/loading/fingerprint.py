@@ -11,7 +11,7 @@ from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.loading.checkpoint import weight_files
 from diffuspec.models.tensor_parallel.collectives import all_equal
 
-_NUM_BLOCKS = 64  # of each file: another training run changes nearly every one of them
+_NUM_BLOCKS = 64  # read of each file: another training run changes nearly all blocks
 _BLOCK_BYTES = 1 << 12
 
 

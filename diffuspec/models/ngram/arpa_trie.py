@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from diffuspec.core.errors import NgramError
 from diffuspec.models.ngram.trie import UNIGRAM, UNSEEN, Table, Trie, address_of, token_id_of
 
-_UNKNOWN_LOG10_PROB = -100.0  # of a model without <unk>, as in KenLM
+_UNKNOWN_LOG10_PROB = -100.0  # KenLM's value for a model without <unk>
 _SPECIAL_WORDS = (b"<unk>", b"<s>", b"</s>")
 _WITHOUT_BACKOFF = re.compile(rb"(?m)^([^\t\n]+\t[^\t\n]+)$")
 _RECORD = np.dtype([("word", "<u4"), ("prob", "<f4"), ("backoff", "<f4"), ("next", "<u4")])
@@ -55,7 +55,7 @@ class _Builder:
         self._unigrams["prob"][:-1] = [min(prob, 0.0) for prob, _ in numbers]
         self._set_backoffs(self._unigrams[:-1], np.array([backoff for _, backoff in numbers]))
         self._records: list[NDArray[np.void]] = [self._unigrams]
-        self._keys: list[Indices] = []  # of each order above 1: parent * num_words + word, sorted
+        self._keys: list[Indices] = []  # parent * num_words + word, sorted, for each order above 1
         self._index = _index_of_ids(self.words)
 
     def add(self, part: bytes, count: int) -> None:
@@ -144,7 +144,7 @@ class _Builder:
 def _numbers(part: bytes) -> NDArray[np.float64]:
     """Numbers of a text, none if a word is not a number."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of older NumPy
+        warnings.simplefilter("ignore", DeprecationWarning)  # older NumPy warns, newer raises
         try:
             return np.fromstring(part, sep=" ")
         except ValueError:

@@ -56,7 +56,7 @@ class BinaryHeader:
     num_ngrams: tuple[int, ...]
     model_type: int
     has_vocabulary: bool
-    num_bytes: int  # of the header
+    num_bytes: int  # size of the header
 
 
 def read_header(path: str | Path) -> ArpaHeader | BinaryHeader:

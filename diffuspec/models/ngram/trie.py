@@ -61,7 +61,7 @@ class Trie:
 
     words: Sequence[bytes]  # as spelled in the file; the first one is <unk>
     unigrams: int  # address of [len(words) + 1] UNIGRAM
-    tables: Sequence[Table]  # of order 2, 3, ...
+    tables: Sequence[Table]  # one for each order from 2 on
     memory: Any  # owns what the addresses point to
 
     def index_of(self, vocab_size: int) -> NDArray[np.uint32]:

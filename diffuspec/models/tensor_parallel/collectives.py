@@ -97,7 +97,7 @@ def _peers() -> Iterator[None]:
     try:
         yield
     except (torch.AcceleratorError, torch.OutOfMemoryError):
-        raise  # of this rank's device: CUDA graphs catch them
+        raise  # failures of this rank's own device, which CUDA graphs catch
     except RuntimeError as error:
         reason = next(iter(str(error).splitlines()), repr(error))
         raise VerifierUnavailableError(

@@ -29,7 +29,7 @@ from torch import nn
 from diffuspec.pairs.factory.muon import BatchedMuon
 
 WARMUP_SHARE = 0.01
-SECONDS_PER_REPORT = 60.0  # of a training that is planned in seconds
+SECONDS_PER_REPORT = 60.0  # between two reports, if a training is planned in seconds
 T = TypeVar("T")
 
 
