@@ -35,7 +35,7 @@ class Breaker:
     """A circuit breaker: keeps a failing drafter from being called at every step.
 
     While it is closed, every request may use the drafter. While it is open, none may; after a pause
-    a single trial is made, and a success closes it again. `now` is of the caller's clock.
+    one attempt is made, and a success closes it again. `now` is of the caller's clock.
     """
 
     def __init__(self, first_seconds: float, max_seconds: float) -> None:
@@ -46,8 +46,8 @@ class Breaker:
     def is_closed(self) -> bool:
         return not self._backoff.num_failures
 
-    def is_trial_due(self, now: float) -> bool:
-        """Return whether a trial may be made; it must end in succeeded, failed or a cancel."""
+    def may_retry(self, now: float) -> bool:
+        """Return whether an attempt may be made; it must end in succeeded, failed or a cancel."""
         return not self.is_closed and now >= self._open_until
 
     def succeeded(self) -> None:

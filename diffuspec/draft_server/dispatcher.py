@@ -122,7 +122,7 @@ class Dispatcher:
     @property
     def is_available(self) -> bool:
         """Return whether drafts may be requested: the drafter has not just failed."""
-        return self._breaker.is_closed or self._breaker.is_trial_due(time.monotonic())
+        return self._breaker.is_closed or self._breaker.may_retry(time.monotonic())
 
     def patience(self, jobs: Sequence[DraftJob], now: float) -> float:
         """Return the seconds to wait for jobs queued now; after that the drafter may hang."""

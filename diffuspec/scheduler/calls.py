@@ -166,8 +166,8 @@ class Lane:
             self.chosen_by,
             self.is_available,
             self.is_gone,
-            self.breaker.is_trial_due(now),
-            ahead.is_closed or ahead.is_trial_due(now),
+            self.breaker.may_retry(now),
+            ahead.is_closed or ahead.may_retry(now),
             len(self.held_request_ids),
             None if self.call is None else self.call.view,
         )

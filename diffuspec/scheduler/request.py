@@ -36,7 +36,7 @@ from diffuspec.scheduler.prefill import Prefill
 from diffuspec.scheduler.step import PreDrafts, Progress, Step
 from diffuspec.speculation.acceptance import Acceptance
 from diffuspec.speculation.policies import FixedLength, Policy
-from diffuspec.speculation.values import DraftTicket, PossibleOutcome, RequestView, State
+from diffuspec.speculation.values import CallState, DraftTicket, PossibleOutcome, RequestView
 from diffuspec.telemetry import context
 from diffuspec.telemetry.logs import about
 from diffuspec.telemetry.metrics import RequestTimes
@@ -102,7 +102,7 @@ class Request:
         self.slot = 0  # lowest number not used by another running request at admission
         self.on_begin = on_begin.get()
 
-        self.state: State = "ready"  # while it runs
+        self.state: CallState = "ready"  # while it runs
         self.step = Step()
         self.num_steps = 0  # verdicts committed by this coordinator
         self.is_in_verifier = False  # a verification with it has not returned

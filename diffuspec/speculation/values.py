@@ -18,7 +18,7 @@ from diffuspec.speculation.outcomes import Outcome
 
 FEW_TOKENS = 8  # rows of a short draft: this few tokens are read beside decoding
 
-State: TypeAlias = Literal["ready", "drafting", "verifying"]
+CallState: TypeAlias = Literal["ready", "drafting", "verifying"]
 
 
 class DraftTicket(NamedTuple):
@@ -47,7 +47,7 @@ class RequestView(NamedTuple):
     """What a decision needs to know of a request."""
 
     request_id: str
-    state: State
+    state: CallState
     drafter: str  # name of the drafters that may draft for it
     home: int | None  # number of the drafter that drafts for it, while that is available
     held_by: Sequence[int]  # numbers of the drafters that may hold its prefix

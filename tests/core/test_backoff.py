@@ -40,7 +40,7 @@ def test_thousands_of_failures_stay_at_the_limit() -> None:
 async def until_trial(breaker: Breaker) -> float:
     """Return the seconds until a trial is due."""
     began = time.monotonic()
-    while not breaker.is_trial_due(time.monotonic()):
+    while not breaker.may_retry(time.monotonic()):
         await asyncio.sleep(0.25)
     return time.monotonic() - began
 
@@ -55,7 +55,7 @@ async def test_the_breaker_pauses_longer_after_each_failure_up_to_a_limit() -> N
 
 async def test_a_closed_breaker_needs_no_trial() -> None:
     breaker = Breaker(0.5, 30.0)
-    assert breaker.is_closed and not breaker.is_trial_due(time.monotonic() + 99)
+    assert breaker.is_closed and not breaker.may_retry(time.monotonic() + 99)
 
 
 async def test_a_success_closes_the_breaker_and_forgets_earlier_failures() -> None:
