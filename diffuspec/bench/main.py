@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from diffuspec.bench import plots
+from diffuspec.bench.call_costs import costs_of
 from diffuspec.bench.comparison import (
     describe,
     describe_configured,
@@ -29,7 +30,7 @@ from diffuspec.bench.report import (
     write_report,
 )
 from diffuspec.bench.run import find_mismatches
-from diffuspec.bench.sizes import costs_of
+from diffuspec.bench.sizes.run import run_sizes
 from diffuspec.bench.studies.ablations import sweeps
 from diffuspec.bench.studies.load import LoadPlan, load_tables, plot_load, study_load
 from diffuspec.bench.studies.overlap import plot_overlap
@@ -57,6 +58,17 @@ def run_benchmark(options: BenchOptions, console: Console | None = None) -> int:
     and files, before any model is loaded.
     """
     console = console or Console()
+    if options.sizes is not None:
+        make_folder(options.out)
+        with _threads(options.threads):
+            return run_sizes(
+                options.sizes,
+                options.drafter_sizes,
+                options.out,
+                console,
+                dtype=options.dtype,
+                profiles=options.profile,
+            )
     plots.require_matplotlib()
     config = engine_config(options)
     names = system_names(options, config)
@@ -70,8 +82,8 @@ def run_benchmark(options: BenchOptions, console: Console | None = None) -> int:
             return _run_pre_drafts(options, config, questions, console)
         if options.load:
             return _run_load(options, config, questions, console)
-        if options.sizes:
-            return _run_sizes(options, config, console)
+        if options.costs:
+            return _run_costs(options, config, console)
         return run_comparison(options, config, questions, names, console)
 
 
@@ -128,7 +140,7 @@ def _run_pre_drafts(
     return 0
 
 
-def _run_sizes(options: BenchOptions, config: EngineConfig, console: Console) -> int:
+def _run_costs(options: BenchOptions, config: EngineConfig, console: Console) -> int:
     """Write costs.json, for `diffuspec plan`: those of the target, and of its drafter."""
     name = options.pair or (DEFAULT_PAIR if options.target is None else options.target.name)
     with Engine.from_config(config) as engine:

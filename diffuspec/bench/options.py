@@ -29,7 +29,7 @@ ROUNDS = 6  # questions for each client in one turn; in the beginning few are in
 SPEC_BENCH = "spec-bench"
 SUITES = (SPEC_BENCH,)
 _TABLE_ORDER = ("sps", "lookahead", "pld", "token_recycling", "samd", "diffuspec", *VARIANTS)
-_STUDIES = ("ablations", "pre_drafts", "load", "sizes")
+_STUDIES = ("ablations", "pre_drafts", "load", "costs", "sizes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,10 @@ class BenchOptions:
     ablations: bool = False
     pre_drafts: bool = False
     load: bool = False
-    sizes: bool = False
+    costs: bool = False
+    sizes: Path | None = None  # config.json of a target: no weights are read
+    drafter_sizes: Path | None = None  # the same of its drafter
+    profile: bool = False  # print kernels by time
     rounds: int = ROUNDS  # rounds of the study of load
     trace: Path | None = None  # a file for Perfetto; the pre-draft study traces its last system
     systems: tuple[str, ...] = ()  # empty: all; plain decoding is always included
@@ -76,6 +79,7 @@ class BenchOptions:
         if self.questions is not None and not self.questions.exists():
             raise ConfigError(f"cannot read questions from {self.questions}: no such file")
         self._check_study()
+        self._check_sizes()
         if not self.has_drafter:
             self._check_plain()
         check_given(models=[self.target, self.drafter], ngram=self.ngram)
@@ -112,6 +116,15 @@ class BenchOptions:
             raise ConfigError("--rounds has no effect without --load")
         if self.pre_drafts and self.repeats > 1:
             raise ConfigError("--repeats has no effect on --pre-drafts")
+
+    def _check_sizes(self) -> None:
+        """Refuse models and options that --sizes ignores, and its own options without it."""
+        for option in ("drafter_sizes", "profile"):
+            if getattr(self, option) and self.sizes is None:
+                raise ConfigError(f"--{option.replace('_', '-')} needs --sizes")
+        for option in ("pair", "target", "ngram", "questions", "limit"):
+            if getattr(self, option) is not None and self.sizes is not None:
+                raise ConfigError(f"--{option} has no effect on --sizes, which draws weights")
 
     def _check_plain(self) -> None:
         """Refuse options that need a drafter."""
@@ -172,7 +185,7 @@ def engine_config(options: BenchOptions) -> EngineConfig:
         data["target"]["max_tree_nodes"] = WHOLE_DRAFT_NODES
     if options.dtype is not None:
         data["target"]["dtype"] = options.dtype
-    num_sequences = max(CONCURRENCIES) if options.load else 4 if options.sizes else 1
+    num_sequences = max(CONCURRENCIES) if options.load else 4 if options.costs else 1
     data["target"]["max_sequences"] = num_sequences
     config = parse_config(data)
     if not _makes_lattices(config):

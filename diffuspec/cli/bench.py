@@ -20,7 +20,8 @@ EXAMPLES = """[bold]Examples[/bold]
   diffuspec bench --ablations --pair smollm2 --questions spec_bench.jsonl --limit 1 --max-tokens 48
   diffuspec bench --pre-drafts --limit 3
   diffuspec bench --load --max-tokens 64 --repeats 3
-  diffuspec bench --sizes --out runs/sizes
+  diffuspec bench --costs --out runs/costs
+  diffuspec bench --sizes Qwen2.5-32B --drafter-sizes Dream-7B --profile --out runs/sizes
   diffuspec bench --pair smollm2 --questions spec_bench.jsonl --limit 10 --max-tokens 128
   diffuspec bench --target DIR --drafter DIR --questions spec_bench.jsonl
 """
@@ -51,11 +52,30 @@ Load = Annotated[
         help="Measure speed with 1 to 32 concurrent requests, with speculation on and off.",
     ),
 ]
-Sizes = Annotated[
+Costs = Annotated[
     bool,
     typer.Option(
-        "--sizes", help="Measure calls of target and drafter by size: costs for `diffuspec plan`."
+        "--costs", help="Measure calls of target and drafter by size: costs for `diffuspec plan`."
     ),
+]
+Sizes = Annotated[
+    Path | None,
+    typer.Option(
+        help="The same for a target of these sizes, whose weights are drawn: a config.json, or "
+        "[bold]Qwen2.5-32B[/bold], [bold]SmolLM2-135M[/bold].",
+        metavar="CONFIG",
+    ),
+]
+DrafterSizes = Annotated[
+    Path | None,
+    typer.Option(
+        help="With --sizes: those of its drafter, or [bold]Dream-7B[/bold], "
+        "[bold]Fast_dLLM_v2_1.5B[/bold].",
+        metavar="CONFIG",
+    ),
+]
+Profile = Annotated[
+    bool, typer.Option("--profile", help="With --sizes: print kernels by the time that they take.")
 ]
 Systems = Annotated[
     str | None,
@@ -103,7 +123,10 @@ class Chosen:
     ablations: Ablations = False
     pre_drafts: PreDrafts = False
     load: Load = False
-    sizes: Sizes = False
+    costs: Costs = False
+    sizes: Sizes = None
+    drafter_sizes: DrafterSizes = None
+    profile: Profile = False
     rounds: options.Rounds = 6
     threads: options.Threads = None
     out: Out = Path("runs/bench")

@@ -64,7 +64,7 @@ class Chosen:
     gpu: Annotated[str, _option(_HARDWARE, "a100, h100, h200, l4, l40s or cpu.", "NAME")] = "h200"
     costs: Annotated[
         Path | None,
-        _option(_HARDWARE, "Costs that `diffuspec bench --sizes` has measured.", "FILE.json"),
+        _option(_HARDWARE, "Costs that `diffuspec bench --costs` has measured.", "FILE.json"),
     ] = None
     target_gpus: Annotated[
         int, _option(_HARDWARE, "GPUs over which the target is split.", "N", min=1, max=64)

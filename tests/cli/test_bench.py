@@ -54,7 +54,7 @@ def test_every_option_is_passed_on(diffuspec, asked, tmp_path, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("study", ["ablations", "pre_drafts"])
+@pytest.mark.parametrize("study", ["ablations", "pre_drafts", "costs"])
 def test_studies_are_asked_for_by_a_flag(diffuspec, asked, study):
     diffuspec("bench", f"--{study.replace('_', '-')}")
     assert asked == [BenchOptions(**{study: True})]  # type: ignore[arg-type]
@@ -74,3 +74,24 @@ def test_wrong_options_are_named(diffuspec, asked):
     assert error_line(result).startswith("--limit must be greater than or equal to 1, got '0'")
     result = diffuspec("bench", "--rounds", "9")
     assert error_line(result) == "--rounds has no effect without --load"
+
+
+def test_sizes_are_those_of_configurations(diffuspec, asked):
+    diffuspec("bench", *["--sizes", "SmolLM2-135M", "--drafter-sizes", "d.json", "--profile"])
+    assert asked == [
+        BenchOptions(sizes=Path("SmolLM2-135M"), drafter_sizes=Path("d.json"), profile=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--profile", "--profile needs --sizes"),
+        ("--drafter-sizes d", "--drafter-sizes needs --sizes"),
+        ("--sizes s --limit 3", "--limit has no effect on --sizes"),
+        ("--sizes s --costs", "--costs and --sizes are 2 studies"),
+    ],
+)
+def test_options_that_sizes_ignore_are_refused(diffuspec, asked, options, message):
+    assert message in error_line(diffuspec("bench", *options.split()))
+    assert not asked

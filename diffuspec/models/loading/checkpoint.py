@@ -47,6 +47,7 @@ class Checkpoint:
     num_weights: int  # number of elements in all tensors
     gguf: Path | None = None  # GGUF file whose weights stay quantised
     quantization: Quantization | None = None  # format of safetensors whose weights stay quantised
+    is_drawn: bool = False  # path is a config.json, and weights are drawn
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
         """Return the bytes that the weights take in memory, in a type or as stored."""
@@ -160,7 +161,7 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
     path = model_directory(path)
     check_directory(path)
     config = read_json(path, "config.json")
-    _check_family(path, config)
+    check_family(path, config)
     _check_layers(path, config)
     quantization = _read_quantization(path, config)
     if (path / "generation_config.json").exists():
@@ -179,7 +180,7 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, config, num_weights, None, quantization)
 
 
-def _check_family(path: Path, config: dict[str, Any]) -> None:
+def check_family(path: Path, config: dict[str, Any]) -> None:
     """Raise ModelLoadError for families that we cannot run."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str):

@@ -30,6 +30,7 @@ from diffuspec.models.loading.checkpoint import (
     inspect_checkpoint,
     memory_bytes,
 )
+from diffuspec.models.loading.drawn_model import draw_model
 from diffuspec.models.loading.gguf_model import read_gguf_model
 from diffuspec.models.loading.quantized_directory import read_quantized_model
 from diffuspec.models.loading.rope import check_rope, check_rope_types
@@ -61,7 +62,7 @@ class LoadedModel:
 
 
 def load_model(
-    path: Path,
+    source: Path | Checkpoint,
     *,
     device: Device,
     dtype: DType = "auto",
@@ -89,7 +90,8 @@ def load_model(
     rounded to 8 bits. Raises
     ModelLoadError.
     """
-    checkpoint = inspect_checkpoint(path)
+    checkpoint = inspect_checkpoint(source) if isinstance(source, Path) else source
+    path = checkpoint.path
     if is_target:
         checkpoint.check_autoregressive("the target")
     config = transformers_config(checkpoint)
@@ -185,12 +187,15 @@ def _check_fits(checkpoint: Checkpoint, backend: Backend, cache_bytes: int, num_
     path, device = checkpoint.path, backend.device
     weight_bytes = checkpoint.weight_bytes(backend.dtype)
     num_memories = 1 if device.type == "cpu" else num_ranks
-    check_fits(path, weight_bytes, 0, torch.device("cpu"))  # they are first read into CPU memory
+    if not checkpoint.is_drawn:  # others are first read into CPU memory
+        check_fits(path, weight_bytes, 0, torch.device("cpu"))
     check_fits(path, weight_bytes // num_memories, cache_bytes // num_memories, device)
 
 
 def _read_model(checkpoint: Checkpoint, config: Any, backend: Backend, num_ranks: int) -> Any:
     """Return a model with its weights, or a rank's share of them. Raises ModelLoadError."""
+    if checkpoint.is_drawn:
+        return draw_model(checkpoint, config, backend)
     if checkpoint.gguf is not None:
         return read_gguf_model(checkpoint.gguf, config, backend, num_ranks)
     if checkpoint.quantization is not None:

@@ -48,6 +48,8 @@ def transformers_config(checkpoint: Checkpoint) -> Any:
             if (family := checkpoint.family) is not None:
                 fields = {k: v for k, v in checkpoint.config.items() if k not in _NOT_THE_BASES}
                 return CONFIG_MAPPING[family.base](**fields)
+            if checkpoint.is_drawn:
+                return CONFIG_MAPPING[checkpoint.config["model_type"]](**checkpoint.config)
             config = AutoConfig.from_pretrained(
                 path, trust_remote_code=False, local_files_only=True
             )

@@ -57,13 +57,14 @@ def costs_of(engine: Engine, name: str, source: str, device: str) -> DeviceCosts
     costs, interference = asyncio.run(_measure(engine, source))
     return DeviceCosts(
         device=device,
-        memory_bytes=_figure(_memory_bytes(device)),
+        memory_bytes=_figure(memory_bytes(device)),
         interference=_figure(interference),
         models={name: costs},
     )
 
 
-def _memory_bytes(device: str) -> float:
+def memory_bytes(device: str) -> float:
+    """Return the memory of a kind of device."""
     if device != "cpu":
         return float(torch.cuda.get_device_properties(0).total_memory)
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
