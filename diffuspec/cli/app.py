@@ -62,6 +62,7 @@ _drafter = typer.Typer(
     cls=Commands, no_args_is_help=True, help="Train drafters and draft heads for any target."
 )
 _drafter.command("train", cls=Command, epilog=drafter.TRAIN_EXAMPLES)(drafter.train)
+_drafter.command("answers", cls=Command, epilog=drafter.ANSWERS_EXAMPLES)(drafter.answers)
 _drafter.command("evaluate", cls=Command, epilog=drafter.EVALUATE_EXAMPLES)(drafter.evaluate)
 app.add_typer(_drafter, name="drafter")
 _ray = typer.Typer(cls=Commands, no_args_is_help=True, help="Services on a Ray cluster.")

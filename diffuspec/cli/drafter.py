@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,12 +17,14 @@ from diffuspec.cli.training_options import (
     Attention,
     BlockSize,
     Layers,
+    Start,
     parse_block_size,
     parse_layers,
 )
 from diffuspec.core.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
+    from diffuspec.engine.engine import Engine
     from diffuspec.pairs.factory.examples import Example
     from diffuspec.pairs.factory.heads.training import HeadPlan
     from diffuspec.pairs.factory.training import CurvePoint, DrafterPlan
@@ -32,6 +35,7 @@ TRAIN_EXAMPLES = """[bold]Examples[/bold]
   diffuspec drafter train --target DIR --out DIR --prompts chats.jsonl --num-answers 20000
   diffuspec drafter train --target DIR --out DIR --answers answers.jsonl --layers 0,1,2,9,28,29
   diffuspec drafter train --target DIR --out DIR --answers answers.jsonl --seconds 600
+  diffuspec drafter train --target DIR --out DIR --answers answers.jsonl --start runs/drafter
   diffuspec drafter train --target DIR --out DIR --attention block_aligned --block-size 8
   diffuspec drafter train --target DIR --out DIR --kind dflash --answers answers.jsonl --chunks 50
   diffuspec generate "Who was Ada Lovelace?" --target models/smollm2 --drafter runs/drafter
@@ -40,6 +44,16 @@ TRAIN_EXAMPLES = """[bold]Examples[/bold]
     "answers.jsonl holds the answers. A command that was interrupted goes on where it stopped when"
     " it is given again. A line of --prompts has messages, turns or prompt."
 )
+ANSWERS_EXAMPLES = """[bold]Examples[/bold]
+
+  diffuspec drafter answers --target models/smollm2 --out runs/answers --num-answers 80000
+  diffuspec drafter answers --target DIR --out DIR --texts /usr/share/doc --num-answers 20000
+  diffuspec drafter answers --target DIR --out DIR --prompts chats.jsonl --num-answers 500
+  diffuspec drafter train --target models/smollm2 --out runs/drafter --answers runs/answers
+
+A command that was interrupted goes on with the round where it stopped when it is given again, also
+on another machine that has the folder.
+"""
 EVALUATE_EXAMPLES = """[bold]Examples[/bold]
 
   diffuspec drafter evaluate runs/drafter --answers runs/drafter/training/answers.jsonl
@@ -47,22 +61,39 @@ EVALUATE_EXAMPLES = """[bold]Examples[/bold]
 
 _NUM_CHUNKS = 200  # length of a training
 _SEQUENCES_AT_A_TIME, _MAX_CONTEXT = 32, 2048  # limits of the target when it generates answers
+_SEQUENCES_ON_GPU = 1024
+_ROUND_PER_SEQUENCE = 4  # questions of a round for each answer at a time
 
 Target = Annotated[Path, typer.Option(help="The causal LM to draft for.", metavar="DIR")]
 Out = Annotated[Path, typer.Option(help="The drafter's directory.", metavar="DIR")]
 Prompts = Annotated[
     list[Path] | None,
     typer.Option(
-        help="Prompts for the target. Default: the built-in questions.", metavar="FILE.jsonl"
+        help="Prompts for the target. When they are used up, it writes questions itself.",
+        metavar="FILE.jsonl",
     ),
 ]
 Answers = Annotated[
     list[Path] | None,
     typer.Option(
         help="Answers to train on, as token ids. Default: answers that the target generates.",
-        metavar="FILE.jsonl",
+        metavar="FILE.jsonl|DIR",
     ),
 ]
+AnswersOut = Annotated[Path, typer.Option("--out", help="Folder of the files.", metavar="DIR")]
+Texts = Annotated[
+    Path | None,
+    typer.Option(
+        help="Texts (.txt, .md, .rst) to have summarized and to ask about.", metavar="DIR"
+    ),
+]
+AtOnce = Annotated[
+    int | None,
+    typer.Option(
+        help="Answers generated at a time. Default: 32, on a GPU 1024.", min=1, metavar="N"
+    ),
+]
+AnswersSeed = Annotated[int, typer.Option("--seed", help="Seed of the questions.", metavar="N")]
 NumAnswers = Annotated[
     int, typer.Option(help="Number of answers that the target generates.", min=1, metavar="N")
 ]
@@ -112,7 +143,7 @@ Store = Annotated[
 Drafter = Annotated[Path, typer.Argument(metavar="DIR", help="A drafter that `train` produced.")]
 Files = Annotated[
     list[Path],
-    typer.Option("--answers", help="Answers of the drafter's target.", metavar="FILE.jsonl"),
+    typer.Option("--answers", help="Answers of the drafter's target.", metavar="FILE.jsonl|DIR"),
 ]
 Limit = Annotated[
     int, typer.Option(help="Number of held-out answers to draft.", min=1, metavar="N")
@@ -133,6 +164,7 @@ class TrainOptions:
     layers: Layers = None
     attention: Attention = None
     block_size: BlockSize = None
+    start: Start = None
     chunks: Chunks = None
     seconds: Seconds = None
     batch_tokens: BatchTokens = 2048
@@ -151,6 +183,8 @@ class TrainOptions:
 
         if self.chunks and self.seconds:
             raise ConfigError("give --chunks or --seconds, not both")
+        if self.layers and self.start:
+            raise ConfigError("give --layers or --start, not both: a drafter has its layers")
         checkpoint = inspect_checkpoint(self.target)
         checkpoint.check_is_plain("training beside it")
         num_layers = int(checkpoint.config["num_hidden_layers"])
@@ -171,7 +205,9 @@ class TrainOptions:
         }
         if self.kind in ("diffuspec", "sps"):
             layers = parse_layers(self.layers, 10, num_layers)
-            return DrafterPlan(**shared, layers=layers, block_size=size)
+            return DrafterPlan(**shared, layers=layers, block_size=size, start=self.start)
+        if self.start:
+            raise ConfigError(f"--start has no effect on --kind {self.kind}")
         layers = parse_layers(self.layers, 5, num_layers)
         return HeadPlan(**shared, layers=layers, block_size=size or 12)
 
@@ -199,6 +235,38 @@ def train(chosen: TrainOptions) -> None:
         _train_model(plan)
     else:
         _train_heads(plan)
+
+
+def answers(
+    target: Target,
+    out: AnswersOut,
+    prompts: Prompts = None,
+    texts: Texts = None,
+    num_answers: NumAnswers = 2000,
+    at_once: AtOnce = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    seed: AnswersSeed = 0,
+) -> None:
+    """Write the target's own answers, to train drafters on, in files of at most 16 MB.
+
+    The target also writes the questions: after a few first words, about texts, and after answers.
+    """
+    from diffuspec.bench.output import make_folder
+    from diffuspec.pairs.factory.answer_files import AnswerFiles
+    from diffuspec.pairs.factory.answers import write_rounds
+    from diffuspec.pairs.factory.prompts import Passages
+    from diffuspec.pairs.factory.training import choose_device
+
+    chosen = choose_device(device, threads)
+    count = at_once or (_SEQUENCES_ON_GPU if chosen == "cuda" else _SEQUENCES_AT_A_TIME)
+    passages = None if texts is None else Passages(texts)
+    make_folder(out)
+    files = AnswerFiles(out, _ROUND_PER_SEQUENCE * count)
+    with _engine(target, count, chosen) as engine, _bar(num_answers) as show:
+        write_rounds(engine, files, num_answers, prompts or [], passages, seed, show)
+    done = files.progress
+    typer.echo(f"{out}: {done.num_answers} answers in {done.num_files} files")
 
 
 def evaluate(
@@ -233,7 +301,9 @@ def _train_model(plan: DrafterPlan) -> None:
 
     training = DrafterTraining(plan)
     kept = ", ".join(map(str, training.start.layers))
-    typer.echo(f"layers {kept}; {len(training.files.training)} answers", err=True)
+    began = f"layers {kept}" if plan.start is None else str(plan.start)
+    typer.echo(f"{began}; {len(training.files.training)} answers", err=True)
+    typer.echo(f"before training: {training.measure()}", err=True)
     training.run(lambda curve: _plot(curve, plan.out / "training" / "curve.png"))
     if plan.kind == "diffuspec":
         _build_ngram(training.files.training, plan.out / "ngram.arpa")
@@ -250,27 +320,34 @@ def _train_heads(plan: HeadPlan) -> None:
 
 
 def _write_answers(target: Path, path: Path, num_answers: int, prompts: Sequence[Path]) -> None:
+    from diffuspec.pairs.factory.answers import write_answers
+
+    with _engine(target, _SEQUENCES_AT_A_TIME) as engine, _bar(num_answers) as show:
+        write_answers(engine, path, num_answers, prompts, show)
+
+
+def _engine(target: Path, at_once: int, device: str = "auto") -> Engine:
     from diffuspec.engine.engine import Engine
     from diffuspec.models.loading.checkpoint import inspect_checkpoint
     from diffuspec.pairs import parse_config
-    from diffuspec.pairs.factory.answers import write_answers
 
     length = min(_MAX_CONTEXT, inspect_checkpoint(target).max_positions)
     section = {
         "path": target,
         "dtype": "bfloat16",
-        "max_sequences": _SEQUENCES_AT_A_TIME,
+        "device": device,
+        "max_sequences": at_once,
         "max_model_len": length,
     }
+    return Engine.from_config(parse_config({"target": section}))
+
+
+@contextmanager
+def _bar(num_answers: int) -> Iterator[Callable[[int], None]]:
     columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with (
-        Engine.from_config(parse_config({"target": section})) as engine,
-        display.progress_bar(*columns) as progress,
-    ):
+    with display.progress_bar(*columns) as progress:
         task = progress.add_task("answers", total=num_answers)
-        write_answers(
-            engine, path, num_answers, prompts, lambda done: progress.update(task, completed=done)
-        )
+        yield lambda done: progress.update(task, completed=done)
 
 
 def _plot(curve: Sequence[CurvePoint], path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -15,6 +16,14 @@ Layers = Annotated[
         "from dropping each; or their indices, separated by commas. Default: 10; for "
         "kind dflash, 5.",
         metavar="N|LIST",
+    ),
+]
+Start = Annotated[
+    Path | None,
+    typer.Option(
+        help="A drafter that `train` produced for this target, to train on from, instead of "
+        "--layers of the target.",
+        metavar="DIR",
     ),
 ]
 Attention = Annotated[

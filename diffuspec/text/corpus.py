@@ -17,7 +17,7 @@ from diffuspec.core.errors import ConfigError
 PIECE_CHARACTERS = 1 << 16
 
 _EXPECTED = (
-    "expected a list of token ids, or an object with token_ids, text or messages"
+    "expected a list of token ids, or an object with token_ids, answer, text or messages"
     " (a list of {role, content})"
 )
 
@@ -82,8 +82,9 @@ class CorpusReader:
         if isinstance(data, list):
             return self._known(data)
         if isinstance(data, dict):
-            if "token_ids" in data:
-                return self._known(data["token_ids"])
+            for name in ("token_ids", "answer"):  # answers of `drafter answers` have a prompt, too
+                if name in data:
+                    return self._known(data[name])
             if isinstance(data.get("text"), str):
                 return self._encode(data["text"])
             if isinstance(data.get("messages"), list):

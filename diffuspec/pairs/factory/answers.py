@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ from diffuspec.core.params import MAX_CHOICES, SamplingParams
 from diffuspec.core.types import FinishReason, Prompt
 from diffuspec.engine.completion import Completion
 from diffuspec.engine.engine import Engine
+from diffuspec.pairs.factory.answer_files import AnswerFiles
 from diffuspec.pairs.factory.examples import NUM_TOP_IDS, PROBABILITY_UNITS
+from diffuspec.pairs.factory.prompts import MAX_QUESTION_TOKENS, Passages, Rounds
 
 MAX_ANSWER_TOKENS = 192
-MAX_QUESTION_TOKENS = 96
 _QUESTION_PLACE = "0123456789"  # no template contains this text
 _BATCH = 64  # answers between two writes
 
@@ -44,12 +45,48 @@ def write_answers(
         while count < num_answers:
             on_progress(count)
             batch = list(islice(prompts, min(_BATCH, num_answers - count)))
-            sampling = SamplingParams(max_tokens=MAX_ANSWER_TOKENS, logprobs=NUM_TOP_IDS)
-            for prompt, answer in zip(batch, engine.generate(batch, sampling), strict=True):
+            found = engine.generate(batch, _sampling())
+            for prompt, answer in zip(batch, found, strict=True):
                 file.write(_line(engine.encode(prompt).tolist(), answer))
                 count += 1
             file.flush()
     on_progress(count)
+
+
+def write_rounds(
+    engine: Engine,
+    files: AnswerFiles,
+    num_answers: int,
+    prompt_files: Sequence[Path] = (),
+    passages: Passages | None = None,
+    seed: int = 0,
+    on_progress: Callable[[int], None] = lambda count: None,
+) -> None:
+    """Add rounds of answers to files until they have num_answers or more.
+
+    First the prompts of files are answered, then questions of `Rounds`. Raises ConfigError.
+    """
+    given = [prompt for path in prompt_files for prompt in read_prompts(path)]
+    size, sampling = files.progress.round_size, _sampling()
+    num_given = -(-len(given) // size)  # rounds
+    rounds: Rounds | None = None
+    while files.progress.num_answers < num_answers:
+        on_progress(files.progress.num_answers)
+        number = files.progress.num_rounds
+        answers: Iterable[tuple[Prompt, Completion]]
+        if number < num_given:
+            prompts = given[number * size : (number + 1) * size]
+            answers = zip(prompts, engine.generate(prompts, sampling), strict=True)
+        else:
+            rounds = rounds or Rounds(engine, size, passages, seed)
+            found = rounds.answers(number - num_given, sampling)
+            answers = ((one.chat, one.answer) for one in found)
+        files.add_round(_line(engine.encode(prompt).tolist(), one) for prompt, one in answers)
+    on_progress(files.progress.num_answers)
+
+
+def _sampling() -> SamplingParams:
+    return SamplingParams(max_tokens=MAX_ANSWER_TOKENS, logprobs=NUM_TOP_IDS)
 
 
 def _line(prompt: list[int], answer: Completion) -> str:

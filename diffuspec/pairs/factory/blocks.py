@@ -129,16 +129,24 @@ def hidden_states(
 
 def _masks(config: Any, visible: torch.Tensor, positions: torch.Tensor) -> Any:
     """Return the mask of all layers, or one for each type of layer if types differ."""
-    types, window = (
-        getattr(config, "layer_types", None) or (),
-        getattr(config, "sliding_window", None),
-    )
-    if window is None or "sliding_attention" not in types:
-        return _scores(visible)
+    window = window_of(config)
+    if window is None:
+        return scores(visible)
     near = positions[:, :, None] - positions[:, None] < window
-    return {"full_attention": _scores(visible), "sliding_attention": _scores(visible & near)}
+    return by_layer_type(scores(visible), scores(visible & near))
 
 
-def _scores(visible: torch.Tensor) -> torch.Tensor:
+def window_of(config: Any) -> int | None:
+    """Return how many positions the layers with a sliding window see; None: there are none."""
+    types = getattr(config, "layer_types", None) or ()
+    return getattr(config, "sliding_window", None) if "sliding_attention" in types else None
+
+
+def by_layer_type(whole: Any, near: Any) -> dict[str, Any]:
+    """Return the masks of layers that see everything, and of those with a sliding window."""
+    return {"full_attention": whole, "sliding_attention": near}
+
+
+def scores(visible: torch.Tensor) -> torch.Tensor:
     """Return the terms that a mask [B, N, N] adds to attention scores [B, heads, N, N]."""
     return torch.where(visible, 0.0, torch.finfo(torch.float32).min)[:, None]

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from diffuspec.core.errors import ConfigError
+from diffuspec.pairs.factory.answer_files import PATTERN
 
 NUM_TOP_IDS = 8  # likeliest ids stored for each answer token with probabilities
 PROBABILITY_UNITS = 255
@@ -102,8 +103,12 @@ class ExampleFiles:
     """The examples in JSONL files, which may grow while they are read."""
 
     def __init__(self, paths: Sequence[Path], max_tokens: int) -> None:
-        """Skip examples of more than max_tokens tokens, and those without an answer."""
-        self._ends = dict.fromkeys(paths, 0)  # bytes read of each file
+        """Skip examples of more than max_tokens tokens, and those without an answer.
+
+        paths: files, or folders with files of `diffuspec drafter answers`.
+        """
+        self._paths = tuple(paths)
+        self._ends: dict[Path, int] = {}  # bytes read of each file
         self._num_lines = 0
         self._max_tokens = max_tokens
         self.training: list[Example] = []
@@ -111,9 +116,8 @@ class ExampleFiles:
 
     def read_new(self) -> None:
         """Read the lines completed since the last call. Raises ConfigError."""
-        for path, start in self._ends.items():
-            if not path.is_file():
-                raise ConfigError(f"there is no file {path}")
+        for path in self._files():
+            start = self._ends.get(path, 0)
             if path.stat().st_size == start:
                 continue
             with path.open("rb") as file:
@@ -124,12 +128,21 @@ class ExampleFiles:
                         start += len(line)
             self._ends[path] = start
 
+    def _files(self) -> Iterator[Path]:
+        for path in self._paths:
+            if not path.exists():
+                raise ConfigError(f"there is no file {path}")
+            found = sorted(path.glob(PATTERN)) if path.is_dir() else [path]
+            if not found:
+                raise ConfigError(f"{path} has no files {PATTERN}")
+            yield from found
+
     def read_enough(self) -> None:
         """Read the files. Raises ConfigError if there is no held-out answer."""
         self.read_new()
         if not self.held_out:
             raise ConfigError(
-                f"{', '.join(map(str, self._ends))}: {len(self.training)} answers are too few: "
+                f"{', '.join(map(str, self._paths))}: {len(self.training)} answers are too few: "
                 "none of them is held out"
             )
 
@@ -193,14 +206,14 @@ def chunk_of_batches(
     mean = sum(example.num_tokens for example in examples) / len(examples)
     size = max(1, round(BATCHES_PER_CHUNK * tokens_per_batch / mean))
     turns = range(chunk * size // len(examples), ((chunk + 1) * size - 1) // len(examples) + 1)
-    orders = {turn: _order(len(examples), f"{seed}/{turn}") for turn in turns}
+    orders = {turn: order_of_turn(len(examples), f"{seed}/{turn}") for turn in turns}
     places = (divmod(place, len(examples)) for place in range(chunk * size, (chunk + 1) * size))
     chosen = [examples[orders[turn][index]] for turn, index in places]
     yield from batches_by_length(chosen, tokens_per_batch, random.Random(f"{seed}/{chunk}"))
 
 
 @lru_cache(maxsize=2)
-def _order(count: int, seed: str) -> list[int]:
+def order_of_turn(count: int, seed: str) -> list[int]:
     order = list(range(count))
     random.Random(seed).shuffle(order)
     return order

@@ -7,7 +7,7 @@ to tokens that hardly ever occur, so computing only the most frequent ones is se
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from diffuspec.pairs.factory.blocks import (
     place_blocks,
 )
 from diffuspec.pairs.factory.examples import Batch, Example
+from diffuspec.pairs.factory.head_loss import weighted_cross_entropy
 
 SLICE_ROWS = 8192  # number of rows whose logits are in memory at a time
 
@@ -48,24 +49,31 @@ class Head:
 
     def __init__(self, model: Any, token_ids: torch.Tensor | None = None) -> None:
         """token_ids: the ids to compute, ascending; None: all."""
-        self._layer = model.get_output_embeddings()
+        layer = model.get_output_embeddings()
+        self._weight, bias = layer.weight.detach(), getattr(layer, "bias", None)
+        self._bias = None if bias is None else bias.detach()
         self._index: torch.Tensor | None = None  # [V] -> row, -1 for omitted ids
+        self.num_rows = 0  # computed by `loss` so far
         if token_ids is not None:
-            weight = self._layer.weight
-            token_ids = token_ids.to(weight.device)
-            self._index = torch.full((len(weight),), -1, device=weight.device)
-            self._index[token_ids] = torch.arange(len(token_ids), device=weight.device)
-            self._weight = weight.detach()[token_ids]
-            bias = getattr(self._layer, "bias", None)
-            self._bias = None if bias is None else bias.detach()[token_ids]
+            token_ids = token_ids.to(self._weight.device)
+            self._index = torch.full((len(self._weight),), -1, device=token_ids.device)
+            self._index[token_ids] = torch.arange(len(token_ids), device=token_ids.device)
+            self._weight = self._weight[token_ids]
+            self._bias = None if self._bias is None else self._bias[token_ids]
+
+    def __len__(self) -> int:
+        return len(self._weight)
+
+    def loss(
+        self, hidden: torch.Tensor, columns: torch.Tensor, shares: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the sum of the cross-entropies of columns [R, n], with shares [R, n]."""
+        self.num_rows += len(hidden)
+        return weighted_cross_entropy(hidden, self._weight, self._bias, columns, shares)
 
     def logprobs(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return natural-log probabilities, float32."""
-        if self._index is None:
-            logits: torch.Tensor = self._layer(hidden)
-        else:
-            logits = linear(hidden, self._weight, self._bias)
-        return logits.float().log_softmax(-1)
+        return linear(hidden, self._weight, self._bias).float().log_softmax(-1)
 
     def columns(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the columns of token ids in logprobs; -1 for ids without one."""
@@ -116,13 +124,30 @@ def _weighted_loss(
     head: Head, config: LossConfig, rows: torch.Tensor, wanted: torch.Tensor, *more: torch.Tensor
 ) -> torch.Tensor:
     """Return the sum of the losses of rows, weighted. more: weights, and the likeliest tokens."""
+    weights, *likely = more
+    return head.loss(rows, *row_shares(head, wanted, weights, likely, config.likely_share))
 
-    def loss(
-        rows: torch.Tensor, wanted: torch.Tensor, weights: torch.Tensor, *likely: torch.Tensor
-    ) -> torch.Tensor:
-        return (_row_losses(head, rows, wanted, likely, config.likely_share) * weights).sum()
 
-    return in_slices(loss, rows, wanted, *more)
+def row_shares(
+    head: Head,
+    wanted: torch.Tensor,
+    weights: torch.Tensor,
+    likely: Sequence[torch.Tensor],
+    likely_share: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the columns that rows [R] learn, and their shares in the loss, [R, n] both.
+
+    likely: ids and probabilities [R, top] of the target's likeliest tokens, or nothing.
+    """
+    columns, weights = head.columns(wanted)[:, None], weights[:, None]
+    if not likely:
+        return columns, weights
+    top_ids, top_probs = likely
+    others = head.columns(top_ids)
+    probs = torch.where(others >= 0, top_probs, 0.0)
+    probs = probs / probs.sum(-1, keepdim=True).clamp(min=1e-3)
+    shares = torch.cat([(1 - likely_share) * weights, likely_share * weights * probs], dim=1)
+    return torch.cat([columns, others], dim=1), shares
 
 
 def in_slices(loss: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torch.Tensor:
@@ -163,25 +188,6 @@ def _next_token_loss(model: Any, batch: Batch, config: LossConfig, head: Head) -
     wanted = batch.token_ids[:, 1:][is_clean]
     weights = torch.full_like(wanted, 1 / max(1, len(wanted)), dtype=torch.float32)
     return _weighted_loss(head, config, rows, wanted, weights, *likely)
-
-
-def _row_losses(
-    head: Head,
-    rows: torch.Tensor,
-    wanted: torch.Tensor,
-    likely: tuple[torch.Tensor, ...],
-    likely_share: float,
-) -> torch.Tensor:
-    """Return the loss of each row. likely: ids and probabilities [R, top], or nothing."""
-    logprobs = head.logprobs(rows)
-    losses = head.cross_entropies(logprobs, wanted)
-    if not likely:
-        return losses
-    top_ids, top_probs = likely
-    columns = head.columns(top_ids)
-    probs = torch.where(columns >= 0, top_probs, 0.0)
-    soft = -(_pick(logprobs, columns) * probs).sum(-1) / probs.sum(-1).clamp(min=1e-3)
-    return (1 - likely_share) * losses + likely_share * soft
 
 
 def _pick(logprobs: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

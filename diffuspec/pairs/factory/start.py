@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from diffuspec.core.errors import ConfigError
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.pairs.factory.examples import Batch, Example
+from diffuspec.pairs.factory.export import load_drafter
 from diffuspec.pairs.factory.optimisation import mixed_precision
 from diffuspec.text.quiet import quiet
 from diffuspec.text.tokenizer import load_tokenizer
@@ -84,12 +85,15 @@ def keep_layers(target: Any, kept: Sequence[int]) -> Any:
     return model
 
 
-def compile_layers(layers: Sequence[Any]) -> None:
-    """Compile layers that share their code: torch keeps only eight compilations of one function."""
+def compile_layers(layers: Sequence[Any], *, dynamic: bool = True) -> None:
+    """Compile layers that share their code: torch keeps only eight compilations of one function.
+
+    dynamic: whether the numbers of rows vary.
+    """
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, 4 * len(layers))
     for layer in layers:
-        layer.compile(dynamic=True)
+        layer.compile(dynamic=dynamic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,30 @@ def begin(plan: LayersPlan, target: Any, batch: Batch, examples: Sequence[Exampl
     num_ids = target.get_input_embeddings().num_embeddings
     mask = unused_token_id(load_tokenizer(plan.target), num_ids, examples)
     return write_start(note, Start(wanted, mask))
+
+
+def begin_with(drafter: Path, target: Any, attention: str | None) -> tuple[Start, Any]:
+    """Return the start of a training of a trained drafter, and its model with the target's head.
+
+    attention: None for a causal LM. Raises ModelLoadError, and ConfigError for another attention or
+    another target's size.
+    """
+    model, settings = load_drafter(drafter)
+    found = None if settings is None else settings.attention
+    if found != attention:
+        raise ConfigError(
+            f"--start: {drafter} is {found or 'a causal LM'}, and the training is for "
+            f"{attention or 'a causal LM'}"
+        )
+    own, wanted = ((one.config.hidden_size, one.config.vocab_size) for one in (model, target))
+    if own != wanted:
+        raise ConfigError(
+            f"--start: {drafter} has hidden size and vocabulary {own}, the target {wanted}"
+        )
+    model.set_input_embeddings(target.get_input_embeddings())
+    model.set_output_embeddings(target.get_output_embeddings())
+    mask = -1 if settings is None else settings.mask_token_id
+    return Start(tuple(range(model.config.num_hidden_layers)), mask), model
 
 
 def unused_token_id(tokenizer: Any, vocab_size: int, examples: Sequence[Example]) -> int:

@@ -31,12 +31,21 @@ from diffuspec.pairs.factory.optimisation import (
     mixed_precision,
     train,
 )
+from diffuspec.pairs.factory.packed_loss import (
+    PackedExamples,
+    PackedLoss,
+    can_pack,
+    packed_shape,
+)
+from diffuspec.pairs.factory.packing import Packed
 from diffuspec.pairs.factory.start import (
     begin,
+    begin_with,
     compile_layers,
     keep_layers,
     load_target,
 )
+from diffuspec.pairs.factory.throughput import Throughput
 
 NUM_REPORT_EXAMPLES = 48  # held-out examples in a report
 MAX_EXAMPLE_TOKENS = 1024
@@ -58,6 +67,7 @@ class DrafterPlan:
     kind: ModelKind = "diffuspec"
     block_size: int | None = None  # size of aligned blocks; None: block-causal
     layers: int | tuple[int, ...] = 10  # number of the target's layers, or their indices
+    start: Path | None = None  # a drafter to train on from, instead of the target's layers
     num_chunks: int = 200
     tokens_per_batch: int = 4096
     max_tokens: int = MAX_EXAMPLE_TOKENS  # most tokens of an example
@@ -92,6 +102,13 @@ class DrafterPlan:
             f"the training takes up to {total / 2**30:.1f} GiB: {weights / 2**30:.1f} for weights, "
             f"{states / 2**30:.1f} for the optimisers, {activations / 2**30:.1f} for a batch"
         )
+
+    @property
+    def attention_name(self) -> str | None:
+        """The attention of the drafter; None for a causal LM."""
+        if self.kind == "sps":
+            return None
+        return "block_causal" if self.block_size is None else "block_aligned"
 
     @property
     def checkpoint_name(self) -> str:
@@ -132,7 +149,10 @@ def read_curve(path: Path) -> list[CurvePoint]:
 
 
 class DrafterTraining:
-    """One training in its output directory; resumes from an existing checkpoint."""
+    """One training in its output directory; resumes from an existing checkpoint.
+
+    On a GPU with Triton, batches are packed and layers compiled; elsewhere batches are padded.
+    """
 
     def __init__(self, plan: DrafterPlan) -> None:
         """Read the target and the existing answers. Raises ModelLoadError, ConfigError."""
@@ -144,15 +164,27 @@ class DrafterTraining:
         torch.manual_seed(plan.seed)
         target = load_target(plan.target).to(self.device)
         batch = self.files.typical_batch().to(self.device)
-        self.start = begin(plan, target, batch, self.files.training)
-        self.model = keep_layers(target, self.start.layers).to(self.device).train()
+        if plan.start is None:
+            self.start = begin(plan, target, batch, self.files.training)
+            model = keep_layers(target, self.start.layers)
+        else:
+            self.start, model = begin_with(plan.start, target, plan.attention_name)
+        self.model = model.to(self.device).train()
         for embeddings in (self.model.get_input_embeddings(), self.model.get_output_embeddings()):
             embeddings.requires_grad_(False)
         self._config = self._loss_config()
         self._head_ids = frequent_ids(self.files.training, plan.head_tokens)
         self._head = Head(self.model, self._head_ids)
-        if plan.compiles:
-            compile_layers(self.model.get_decoder().layers)
+        self._throughput = Throughput(self.model, self._head)
+        self._packed: PackedLoss | None = None
+        layers = self.model.get_decoder().layers
+        if can_pack(self.model, self._config, self.device):
+            shape = packed_shape(self._config, plan.tokens_per_batch)
+            examples = PackedExamples(shape, plan.seed, self.device)
+            self._packed = PackedLoss(self.model, examples, self._config, self._head)
+            compile_layers(layers, dynamic=False)
+        elif plan.compiles:
+            compile_layers(layers)
 
     @property
     def settings(self) -> DiffusionSettings | None:
@@ -171,6 +203,7 @@ class DrafterTraining:
         """
         self._on_report = on_report
         checkpoint = self.plan.out / "training" / self.plan.checkpoint_name
+        self._throughput.start()
         train(
             self.model,
             self._chunk,
@@ -196,15 +229,22 @@ class DrafterTraining:
         held_out = self.files.held_out[:NUM_REPORT_EXAMPLES]
         return measure_drafts(self.model, held_out, self.settings, self.plan.max_block)
 
-    def _chunk(self, chunk: int) -> Iterator[Batch]:
+    def _chunk(self, chunk: int) -> Iterator[Batch | Packed]:
         plan = self.plan
+        if self._packed is not None:
+            self.files.read_new()
+            return self._packed.examples.batches(self.files.training, chunk)
         return self.files.batches(plan.seed, chunk, plan.tokens_per_batch, self.device)
 
-    def _loss(self, batch: Batch) -> torch.Tensor:
+    def _loss(self, batch: Batch | Packed) -> torch.Tensor:
         with mixed_precision(self.device):
+            if isinstance(batch, Packed):
+                assert self._packed is not None
+                return self._packed(batch)
             return draft_loss(self.model, batch, self._config, self._head)
 
     def _report(self, done: Progressed) -> str:
+        rate = self._throughput.describe()
         self.export()  # a training that is killed leaves a drafter
         found = self.measure()
         point = CurvePoint(
@@ -220,9 +260,10 @@ class DrafterTraining:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(point)) + "\n")
         self._on_report(read_curve(path))
+        self._throughput.start()
         return (
             f"{done.seconds:.0f} s, {point.num_answer_tokens:,} of the answers' tokens seen, "
-            f"{point.num_answers} answers, {found}"
+            f"{point.num_answers} answers, {rate}, {found}"
         )
 
     def _answer_tokens(self, num_chunks: int) -> int:
