@@ -266,7 +266,8 @@ def answers(
     with _engine(target, count, chosen) as engine, _bar(num_answers) as show:
         write_rounds(engine, files, num_answers, prompts or [], passages, seed, show)
     done = files.progress
-    typer.echo(f"{out}: {done.num_answers} answers in {done.num_files} files")
+    files_written = "1 file" if done.num_files == 1 else f"{done.num_files} files"
+    typer.echo(f"{out}: {done.num_answers} answers in {files_written}")
 
 
 def evaluate(

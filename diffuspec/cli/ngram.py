@@ -22,9 +22,9 @@ EXAMPLES = """[bold]Examples[/bold]
   diffuspec ngram build manual.txt novel.txt --out text.arpa
   diffuspec ngram build chats.jsonl --target Qwen2.5-7B --out chats.bin
 """ + (
-    "\n\nA line of a .jsonl file is a list of token ids, or an object with token_ids, text, or"
-    " messages (a list of objects with role and content). All other files are text. A .bin file is"
-    " smaller and loads faster than an .arpa file; to write one, KenLM's build_binary must be on"
+    "\n\nA line of a .jsonl file is a list of token ids, or an object with token_ids, answer, text"
+    " or messages (a list of objects with role and content). All other files are text. A .bin file"
+    " is smaller and loads faster than an .arpa file; to write one, KenLM's build_binary must be on"
     " PATH."
 )
 

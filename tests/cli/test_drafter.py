@@ -77,6 +77,24 @@ def test_drafters_of_each_form_are_made_from_answers_and_measured(
         assert "block             8 tokens" in explained
 
 
+def test_answers_are_written_to_a_folder_from_which_drafters_are_trained_on(
+    diffuspec, target, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("diffuspec.pairs.factory.answers.MAX_ANSWER_TOKENS", 4)
+    prompts, folder, made = (tmp_path / name for name in ("prompts.jsonl", "answers", "drafter"))
+    lines = (json.dumps({"prompt": [60, 61 + i]}) for i in range(NUM_ANSWERS))
+    prompts.write_text("".join(f"{line}\n" for line in lines))
+    given = ["--target", target, "--prompts", prompts, "--num-answers", str(NUM_ANSWERS)]
+    written = printed(diffuspec("drafter", "answers", *given, "--out", folder, "--device", "cpu"))
+    assert f"{NUM_ANSWERS} answers in 1 file" in written
+    train = ["drafter", "train", "--target", target, "--answers", folder, *SMALL, "--chunks", "1"]
+    diffuspec(*train, "--layers", "1", "--out", made)
+    on = diffuspec(*train, "--start", made, "--out", tmp_path / "more")
+    assert "before training: acceptance" in on.stderr and "rows/s" in printed(on)
+    refused = diffuspec(*train, "--start", made, "--layers", "1", "--out", made)
+    assert "give --layers or --start, not both" in refused.stderr
+
+
 def test_a_target_without_a_question_to_answer_says_so(diffuspec, tmp_path):
     plain = save_target(tmp_path / "target", "llama")
     (plain / "chat_template.jinja").unlink(missing_ok=True)

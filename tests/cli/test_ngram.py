@@ -67,7 +67,10 @@ def test_progress_rises_to_1(pair, tmp_path):
     ("line", "message"),
     [
         ("{", "not JSON"),
-        ("3", "expected a list of token ids, or an object with token_ids, text or messages"),
+        (
+            "3",
+            "expected a list of token ids, or an object with token_ids, answer, text or messages",
+        ),
         ('{"turns": ["a"]}', "expected a list of token ids"),
         ('[1, "2"]', "token ids must be a list of integers"),
         ("[true]", "token ids must be a list of integers"),

@@ -39,6 +39,6 @@ def test_a_round_that_was_cut_off_is_written_again(tmp_path, monkeypatch):
 
 def test_files_of_another_kind_are_left_alone(tmp_path):
     (tmp_path / "answers-00001.jsonl").write_text("mine\n")
-    with pytest.raises(ConfigError, match="progress.json: name another folder"):
+    with pytest.raises(ConfigError, match=r"progress\.json: name another folder"):
         AnswerFiles(tmp_path, 4)
     assert contents(tmp_path) == ["mine\n"]

@@ -32,9 +32,9 @@ def passages(tmp_path_factory: pytest.TempPathFactory) -> Passages:
 
 
 def test_rounds_ask_questions_of_many_kinds_and_follow_from_their_number(engine, passages):
-    rounds = Rounds(engine, 16, passages, seed=0)
+    rounds = Rounds(engine, 10, passages, seed=0)
     first = [one.chat for one in rounds.answers(0, SHORT)]
-    assert [one.chat for one in Rounds(engine, 16, passages, 0).answers(0, SHORT)] == first
+    assert [one.chat for one in Rounds(engine, 10, passages, 0).answers(0, SHORT)] == first
     assert [one.chat for one in rounds.answers(1, SHORT)] != first
     said = [chat[-1]["content"] for chat in first]
     assert any(TEXT in text for text in said) and any(TEXT not in text for text in said)
@@ -42,7 +42,7 @@ def test_rounds_ask_questions_of_many_kinds_and_follow_from_their_number(engine,
 
 
 def test_answers_that_ended_are_followed_by_second_questions(engine):
-    answered = list(Rounds(engine, 24, None, seed=0).answers(0, SamplingParams(max_tokens=48)))
+    answered = list(Rounds(engine, 12, None, seed=0).answers(0, SamplingParams(max_tokens=16)))
     turns = [len(one.chat) for one in answered]
     assert {1, 3} == set(turns)
     followed = {one.answer.text for one in answered if len(one.chat) == 1}
