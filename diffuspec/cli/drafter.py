@@ -37,6 +37,7 @@ TRAIN_EXAMPLES = """[bold]Examples[/bold]
   diffuspec drafter train --target DIR --out DIR --answers answers.jsonl --seconds 600
   diffuspec drafter train --target DIR --out DIR --answers answers.jsonl --start runs/drafter
   diffuspec drafter train --target DIR --out DIR --attention block_aligned --block-size 8
+  diffuspec drafter train --target DIR --out DIR --attention full --seconds 1200
   diffuspec drafter train --target DIR --out DIR --kind dflash --answers answers.jsonl --chunks 50
   diffuspec generate "Who was Ada Lovelace?" --target models/smollm2 --drafter runs/drafter
 """ + (
@@ -205,7 +206,14 @@ class TrainOptions:
         }
         if self.kind in ("diffuspec", "sps"):
             layers = parse_layers(self.layers, 10, num_layers)
-            return DrafterPlan(**shared, layers=layers, block_size=size, start=self.start)
+            attention = self.attention or "block_causal"
+            return DrafterPlan(
+                **shared,
+                layers=layers,
+                attention=attention,
+                block_size=size or 1,
+                start=self.start,
+            )
         if self.start:
             raise ConfigError(f"--start has no effect on --kind {self.kind}")
         layers = parse_layers(self.layers, 5, num_layers)

@@ -27,11 +27,13 @@ Start = Annotated[
     ),
 ]
 Attention = Annotated[
-    Literal["block_causal", "block_aligned"] | None,
+    Literal["block_causal", "block_aligned", "full"] | None,
     typer.Option(
         help="Attention mask of kind diffuspec: block_causal (causal text, and the draft as "
-        "one block) or block_aligned (blocks that begin at multiples of --block-size, "
-        "in text and draft alike). Default: block_causal."
+        "one block), block_aligned (blocks that begin at multiples of --block-size, "
+        "in text and draft alike) or full (all rows see each other, as in Dream; a draft needs a "
+        "pass of its own over the text, so training takes several times as long). Default: "
+        "block_causal."
     ),
 ]
 BlockSize = Annotated[

@@ -55,8 +55,19 @@ class DiffuSpecConfig(_LatticeSection):
     refresh_every: int = Field(
         32,
         ge=1,
-        description="Number of committed tokens after which an approximate cached prefix, such as "
-        "Dream's, is recomputed.",
+        description="Number of committed tokens after which rows of an approximate cached prefix, "
+        "such as Dream's, are stale and computed again.",
+    )
+    refresh_tokens: int = Field(
+        512,
+        ge=1,
+        description="Number of tokens at the end of a prefix whose stale rows a draft computes "
+        "again. The rows before them stay, unless renew_when_idle is set.",
+    )
+    renew_when_idle: bool = Field(
+        False,
+        description="Compute stale rows before the last refresh_tokens again while the drafter has "
+        "nothing else to do: for a drafter with full attention on a device of its own.",
     )
     context_tokens: int | None = Field(None, ge=MIN_CONTEXT_TOKENS, description=_CONTEXT_HELP)
     num_refinement_steps: int = Field(

@@ -35,6 +35,7 @@ from diffuspec.models.loading.load import load_model
 from diffuspec.models.masked_draft import MaskedDraft
 from diffuspec.models.pages.store import num_pages_of
 from diffuspec.models.pages.table import PageTable
+from diffuspec.models.renewal import IdleRenewal, RowAges
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.worker import Worker
 
@@ -55,12 +56,12 @@ class DiffusionDrafter:
     """A LatticeModel over a diffusion LM with any kind of attention (see `DiffusionSettings`).
 
     With the prefix cache, the states of a prefix are exact where no later token changes them; the
-    others are recomputed. With full attention they come from earlier steps and are recomputed every
-    refresh_every tokens. Requests of one batch with the same id (hypothetical prefixes) share
-    pages and a forward. Ids unknown to the target, and the mask, are never drafted. Forwards run in
-    a worker thread, or inline if the target takes one sequence at a time. If it takes more, a
-    drafter with a cache of exact prefixes prefills a long prefix over several calls, and until then
-    returns empty lattices for it.
+    others are recomputed. With full attention they come from earlier steps, and the last ones are
+    recomputed every refresh_every tokens; see `renewal`. Requests of one batch with the same id
+    (hypothetical prefixes) share pages and a forward. Ids unknown to the target, and the mask, are
+    never drafted. Forwards run in a worker thread, or inline if the target takes one sequence at a
+    time and nothing is renewed. If it takes more, a drafter with a cache of exact prefixes prefills
+    a long prefix over several calls, and until then returns empty lattices for it.
     """
 
     def __init__(
@@ -80,15 +81,16 @@ class DiffusionDrafter:
         self._max_positions = max_positions
         self._uses_cache = config.prefix_cache
         self._context_tokens = config.context_tokens
-        self._refresh_every = config.refresh_every
         self._keeps_exact_rows = settings.has_exact_prefix and config.prefix_cache
         self._prefills_in_pieces = self._keeps_exact_rows and target.max_sequences > 1
         self._num_steps = config.num_refinement_steps
         self._banned = self._banned_columns()
         self._pruning = Pruning(config.candidate_mass, config.max_candidates, target.eos_token_ids)
-        # request id -> prefix length at its last full forward
-        self._refreshed_at: dict[str, int] = {}
-        self._worker = Worker("drafter", is_inline=target.max_sequences == 1)
+        self._ages = RowAges(config.refresh_every, config.refresh_tokens)
+        renews = config.renew_when_idle and config.prefix_cache and not settings.has_exact_prefix
+        self._renewal = IdleRenewal(runner, self._ages) if renews else None
+        is_inline = target.max_sequences == 1 and self._renewal is None
+        self._worker = Worker("drafter", is_inline)
 
     @classmethod
     def load(cls, config: DiffuSpecConfig, target: TargetInfo) -> Self:
@@ -149,7 +151,7 @@ class DiffusionDrafter:
 
     def _release(self, request_id: str) -> None:
         self.runner.cache.release(request_id)
-        self._refreshed_at.pop(request_id, None)
+        self._ages.release(request_id)
 
     @torch.inference_mode()
     def _draft(self, requests: Sequence[DraftRequest]) -> list[Lattice]:
@@ -157,11 +159,17 @@ class DiffusionDrafter:
             drafts = [self._begin(request) for request in requests]
             ready = self._prefill(drafts) if self._prefills_in_pieces else drafts
             found = dict(zip(ready, self._lattices(ready), strict=True)) if ready else {}
+            if self._renewal is not None:
+                self._worker.when_idle(self._renew)
             return [found.get(draft, EMPTY_LATTICE) for draft in drafts]
         except Exception as error:  # torch may raise anything
             for request in requests:  # their cached rows may contain NaNs
                 self.runner.cache.clear(request.request_id)
             raise DrafterError(f"the drafter's forward pass failed: {error}") from error
+
+    def _renew(self) -> bool:
+        assert self._renewal is not None
+        return self._renewal.renew(lambda: self._worker.is_awaited)
 
     def _lattices(self, drafts: Sequence[MaskedDraft]) -> list[Lattice]:
         # Noise and refinement need the logits of all ids; otherwise the computed columns suffice.
@@ -257,9 +265,9 @@ class DiffusionDrafter:
         if not self._settings.has_exact_prefix:
             # Prefix rows see the draft after them, so rows that several drafts share are not kept.
             committed = shared if len(group) == 1 else shared[:start]
-            if len(group) == 1 and self._is_refresh_due(request_id, start, len(shared)):
-                self._refreshed_at[request_id] = len(shared)
-                start = 0
+            if len(group) == 1:
+                start = self._ages.first_stale(request_id, start, len(shared))
+            self._ages.set(request_id, start, len(committed), len(committed))
         if not self._uses_cache:
             start, committed = 0, shared[:0]
         self.runner.cache.truncate(table, start)
@@ -283,12 +291,6 @@ class DiffusionDrafter:
         if settings.is_shifted or not settings.has_exact_prefix:
             start = min(start, *(len(prefix) - 1 for prefix in prefixes))
         return table, start
-
-    def _is_refresh_due(self, request_id: str, num_cached: int, num_tokens: int) -> bool:
-        refreshed_at = self._refreshed_at.get(request_id)
-        if num_cached == 0 or refreshed_at is None:
-            return True
-        return num_tokens - refreshed_at >= self._refresh_every
 
 
 def _num_pages(group: Sequence[MaskedDraft]) -> int:

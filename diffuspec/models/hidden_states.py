@@ -30,8 +30,7 @@ class HiddenStates:
         """Record the hidden states of the single forward inside the context."""
         # OPT's head calls the decoder directly, not the base model around it
         decoder = model.get_decoder()
-        lists = (child for child in decoder.children() if isinstance(child, nn.ModuleList))
-        layers: Any = next(lists)
+        layers = layers_of(decoder)
         handles = []
         for layer in self._parts:
             module = decoder if layer == LAST_LAYER else layers[layer]
@@ -62,6 +61,13 @@ class HiddenStates:
             self._latest[layer] = state[0] if isinstance(state, tuple) else state
 
         return take
+
+
+def layers_of(decoder: Any) -> Sequence[Any]:
+    """Return the layers of a decoder."""
+    lists = (child for child in decoder.children() if isinstance(child, nn.ModuleList))
+    layers: Any = next(lists)
+    return layers  # type: ignore[no-any-return]
 
 
 def state_rows(first: int, layers: Sequence[torch.Tensor], max_bytes: int) -> StateRows:

@@ -23,6 +23,7 @@ from diffuspec.models.attention.segment import Segment
 from diffuspec.models.checks.self_test import run_self_test
 from diffuspec.models.graphs import StepGraphs
 from diffuspec.models.hidden_states import HiddenStates
+from diffuspec.models.interruptible import run_layers
 from diffuspec.models.kernels.triton.table import MAX_STEP_ROWS
 from diffuspec.models.layers.draft_head import logit_columns
 from diffuspec.models.layers.invariant_sizes import gpu_size
@@ -205,6 +206,18 @@ class ModelRunner:
         recording = hidden_states.record(self.model) if hidden_states else contextlib.nullcontext()
         with recording:
             return run_packed(self.model, token_ids, positions, keep_rows, packed).float()
+
+    def renew(self, segment: Segment, must_stop: Callable[[], bool]) -> int | None:
+        """Write a segment's rows into the cache again, without logits.
+
+        must_stop is asked after each layer. Returns the number of layers; None if it stopped.
+        """
+        assert self._fixed_rows is None, "exact rows are never renewed"
+        rows = _join([segment], self._padded_size, self.device.type == "cuda")
+        packed = PackedBatch([segment], self.cache, None, rows.num_padding)
+        values = torch.from_numpy(rows.values[: 2 * rows.size]).to(self.device)
+        token_ids, positions = values.view(2, 1, -1)  # [1, T]
+        return run_layers(self.model.get_decoder(), token_ids, positions, packed, must_stop)
 
     def _fixed_pieces(self, segment: Segment, num_rows: int) -> Iterator[tuple[Segment, list[int]]]:
         """Split a causal segment, and the rows before it, at multiples of num_rows.

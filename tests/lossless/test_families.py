@@ -34,6 +34,29 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_no_draft_on_a_stale_prefix_changes_an_answer(target: Path, tmp_path: Path) -> None:
+    """Behind a long prompt: a window is computed again, and the rows before it in idle time."""
+    drafter = {
+        "path": save_family(tmp_path / "drafter", "dream"),
+        "device": "cpu",
+        "refresh_every": 4,
+        "refresh_tokens": 16,
+        "renew_when_idle": True,
+    }
+    section = {"path": target, "device": "cpu", "max_sequences": 3, "max_model_len": 240}
+    coordinator = {"overlap": True, "profile_seconds": 0}
+    config = parse_config({"target": section, "drafter": drafter, "coordinator": coordinator})
+    rng = random.Random(0)
+    prompts = [[rng.randrange(3, NUM_KNOWN_IDS) for _ in range(n)] for n in (200, 90)]
+    with Engine.from_config(config) as engine:
+        for sampling in SAMPLINGS:
+            plain = engine.generate(prompts, sampling, PLAIN)
+            for speculation in SPECULATIONS:
+                drafted = engine.generate(prompts, sampling, speculation)
+                assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+                assert all(any(step.num_draft_tokens for step in one.steps) for one in drafted)
+
+
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_no_draft_of_a_family_changes_an_answer(target: Path, tmp_path: Path, name: str) -> None:
     drafter = {

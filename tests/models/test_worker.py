@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
@@ -26,3 +27,42 @@ def test_a_posted_call_is_not_waited_for():
     may_end.set()
     worker.close()
     assert calls == [True]
+
+
+async def test_idle_work_is_repeated_until_it_is_done():
+    worker, is_done, left = Worker("role", is_inline=False), threading.Event(), [3, 2, 1]
+
+    def work() -> bool:
+        left.pop(0)
+        if not left:
+            is_done.set()
+        return bool(left)
+
+    await worker.run(worker.when_idle, work)
+    assert await asyncio.to_thread(is_done.wait, 60)
+    worker.close()
+    assert not left
+
+
+async def test_calls_that_wait_come_before_idle_work():
+    worker, has_begun, calls = Worker("role", is_inline=False), threading.Event(), list[str]()
+
+    def work() -> bool:
+        has_begun.set()
+        while not worker.is_awaited:
+            pass
+        calls.append("idle")
+        return False
+
+    await worker.run(worker.when_idle, work)
+    assert await asyncio.to_thread(has_begun.wait, 60)
+    await worker.run(calls.append, "call")
+    worker.close()
+    assert calls == ["idle", "call"]
+
+
+async def test_an_inline_worker_is_never_idle():
+    worker = Worker("role", is_inline=True)
+    worker.when_idle(lambda: pytest.fail("it worked"))
+    await worker.run(int)
+    assert not worker.is_awaited

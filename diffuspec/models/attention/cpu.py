@@ -124,6 +124,7 @@ def pieces(segment: Segment) -> Iterator[VisibleColumns]:
     if isinstance(segment.visible, np.ndarray) and num_left:
         yield VisibleColumns.listed(first, start, segment.visible, segment.positions)
     elif num_left:
-        yield VisibleColumns.partly_causal(first, segment.num_rows - first, start, num_left)
+        num_rows = segment.num_rows - first
+        yield VisibleColumns.partly_causal(first, num_rows, start, num_left, segment.num_after)
     else:
         yield VisibleColumns.chain(first, segment.num_rows - first, start)

@@ -26,6 +26,9 @@ class Segment:
       more to hide rows before `start`, in a model without windows.
     Positions must be consecutive unless `visible` is a matrix. Segments run in order: a segment may
     see rows that an earlier one of the same forward has written to its table.
+
+    num_after: number of cached rows after the new ones that each of these sees too. It may only be
+    above 0 if `visible` is "full".
     """
 
     table: PageTable
@@ -34,6 +37,7 @@ class Segment:
     positions: NDArray[np.integer]  # [n]
     visible: Visible
     logit_rows: Sequence[int] | NDArray[np.integer]  # rows whose logits are returned, in this order
+    num_after: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -42,6 +46,11 @@ class Segment:
     @property
     def end(self) -> int:
         return self.start + self.num_rows
+
+    @property
+    def seen_end(self) -> int:
+        """End of the cached rows that new rows see."""
+        return self.end + self.num_after
 
     @property
     def num_causal(self) -> int:

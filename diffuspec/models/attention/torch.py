@@ -29,7 +29,7 @@ _MAX_CACHED_MASKS = 256
 
 
 class _OrderedMask(NamedTuple):
-    """The mask of rows at consecutive positions, [num_rows, num_before + num_rows].
+    """The mask of rows at consecutive positions, [num_rows, num_before + num_rows + num_after].
 
     The first num_causal rows see no later row, the others see all rows.
     """
@@ -37,18 +37,23 @@ class _OrderedMask(NamedTuple):
     num_rows: int
     num_causal: int
     num_before: int
+    num_after: int
     window: int | None
     dtype: torch.dtype
     device: torch.device
 
+    @property
+    def num_columns(self) -> int:
+        return self.num_before + self.num_rows + self.num_after
+
     def tensor(self) -> torch.Tensor:
         """Return the mask. Small ones are cached: the caller must not write to the result."""
-        is_small = self.num_rows * (self.num_before + self.num_rows) <= _MAX_CACHED_ELEMENTS
+        is_small = self.num_rows * self.num_columns <= _MAX_CACHED_ELEMENTS
         return _cached_tensor(self) if is_small else _make_tensor(self)
 
 
 def _make_tensor(rows: _OrderedMask) -> torch.Tensor:
-    shape = rows.num_rows, rows.num_before + rows.num_rows
+    shape = rows.num_rows, rows.num_columns
     nothing = torch.full(shape, -torch.inf, dtype=rows.dtype, device=rows.device)
     mask = nothing.triu(rows.num_before + 1)
     mask[rows.num_causal :] = 0
@@ -164,7 +169,7 @@ class TorchAttention(Attention):
             ).to(self._like)
         elif num_rows > 1 and (window is not None or segment.num_causal):
             mask = self._ordered_mask(num_before, window)
-        return _View(first, self._end - first, mask)
+        return _View(first, segment.seen_end - first, mask)
 
     def _make_block_view(self, first: int, window: int | None, size: int) -> _View:
         """Return a view of whole blocks, with a mask for all their columns."""
@@ -175,7 +180,7 @@ class TorchAttention(Attention):
 
     def _ordered_mask(self, num_before: int, window: int | None) -> Tensor:
         segment, like = self._segment, self._like
-        shape = segment.num_rows, segment.num_causal, num_before
+        shape = segment.num_rows, segment.num_causal, num_before, segment.num_after
         return _OrderedMask(*shape, window, like.dtype, like.device).tensor()
 
 

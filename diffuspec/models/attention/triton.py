@@ -105,7 +105,7 @@ class _Wave:
         if group not in self._tables:
             ends: dict[PageTable, int] = {}
             for segment in self._segments:
-                ends[segment.table] = max(segment.end, ends.get(segment.table, 0))
+                ends[segment.table] = max(segment.seen_end, ends.get(segment.table, 0))
             layout = _Layout(rows_per_tile(group), self.num_rows <= _FEW_ROWS, ends)
             for segment in self._segments:
                 layout.add(segment)
@@ -156,7 +156,7 @@ class _Layout:
             seen = VisibleColumns.listed(count, start, segment.visible, segment.positions)
             limits[count:] = seen.base + seen.counts
         else:
-            limits[count:] = start + num_rows
+            limits[count:] = segment.seen_end
             count = num_rows
         if self._has_few_rows:
             self._add_tiles(limits[:count], start)

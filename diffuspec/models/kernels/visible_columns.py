@@ -61,14 +61,19 @@ class VisibleColumns(NamedTuple):
         return cls(first_row, num_rows, start, base, addresses, table)
 
     @classmethod
-    def partly_causal(cls, first_row: int, num_rows: int, start: int, num_full: int) -> Self:
-        """Return a chain whose last num_full rows see all of these rows."""
+    def partly_causal(
+        cls, first_row: int, num_rows: int, start: int, num_full: int, num_after: int = 0
+    ) -> Self:
+        """Return a chain whose last num_full rows see all of these rows, and num_after later ones.
+
+        The later rows are in the cache.
+        """
         counts = np.arange(1, num_rows + 1)
-        counts[num_rows - num_full :] = num_rows
+        counts[num_rows - num_full :] = num_rows + num_after
         base = start + first_row
-        columns = np.arange(base, base + num_rows)
-        order, starts = np.arange(num_rows), np.zeros_like(counts)
-        return cls._of(first_row, start, base, (order, starts, counts, columns, columns))
+        columns = np.arange(base, base + num_rows + num_after)
+        order, starts, positions = np.arange(num_rows), np.zeros_like(counts), columns[:num_rows]
+        return cls._of(first_row, start, base, (order, starts, counts, columns, positions))
 
     @classmethod
     def listed(

@@ -102,6 +102,10 @@ class KVCache:
             self._copy_partial_page(table, prefix[:limit])
         return table
 
+    def find(self, request_id: str) -> PageTable | None:
+        """Return the table of a request that has pages."""
+        return self._tables.get(request_id)
+
     def reserve(self, table: PageTable, end: int) -> None:
         """Let a forward write the table's rows before `end`. Raises OutOfPagesError."""
         num_missing = num_pages_of(end) - len(table.pages)

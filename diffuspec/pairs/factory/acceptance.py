@@ -11,10 +11,12 @@ import torch
 from diffuspec.models.loading.families import DiffusionSettings
 from diffuspec.pairs.factory.blocks import (
     causal_states,
+    full_states,
     hidden_states,
     masked_tokens,
     place_aligned_blocks,
     place_blocks,
+    place_full_drafts,
 )
 from diffuspec.pairs.factory.examples import Batch
 
@@ -66,7 +68,9 @@ def _right_so_far(
     places = [torch.nonzero(row).squeeze(1) for row in batch.is_answer]
     starts = torch.stack([place[(spread * len(place)).long()] for place in places])
     size = 1 if settings is None else settings.block_size
-    if settings is not None and settings.attention == "block_aligned":
+    if settings is not None and settings.attention == "full":
+        blocks = place_full_drafts(batch, starts, length)
+    elif settings is not None and settings.attention == "block_aligned":
         blocks = place_aligned_blocks(batch, starts, -(-(size - 1 + length) // size), size)
     else:
         blocks = place_blocks(batch, starts, length)
@@ -76,6 +80,10 @@ def _right_so_far(
         block_rows = _rows(hidden, blocks.positions.clamp(max=num_tokens - 1))
     else:
         masks = masked_tokens(batch, blocks, settings.mask_token_id)
+        if settings.attention == "full":
+            hidden = full_states(model, token_ids, blocks, masks)
+            right: torch.Tensor = model.get_output_embeddings()(hidden).argmax(-1) == blocks.labels
+            return right.unflatten(1, (probes, -1))[..., :length].long().cumprod(-1)
         hidden = hidden_states(model, token_ids, blocks, masks)
         block_rows = hidden[:, num_tokens:]
     head = model.get_output_embeddings()

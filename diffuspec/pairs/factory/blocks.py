@@ -8,6 +8,8 @@ after their own (the shift). Drafts start at random places in an answer and have
   drafting. A draft is one block.
 - With blocks aligned to multiples of their size: all rows see their own block and the earlier ones.
   A draft is some whole blocks; the first one begins with rows of known text.
+- Full: every row sees the whole text before the draft and all of its masks, so each draft has a
+  sequence of its own. The row of the last known token predicts the first one of the draft.
 """
 
 from __future__ import annotations
@@ -71,6 +73,23 @@ def place_aligned_blocks(batch: Batch, starts: torch.Tensor, num_blocks: int, si
     )
 
 
+def place_full_drafts(batch: Batch, starts: torch.Tensor, length: int) -> Blocks:
+    """Return drafts of one length at starts [B, S], each with the row of the token before it."""
+    rows = torch.arange(length + 1, device=starts.device).repeat(starts.shape[1])
+    offsets = rows.expand(len(starts), -1)
+    row_starts = starts.repeat_interleave(length + 1, dim=1)
+    positions = row_starts - 1 + offsets
+    return Blocks(
+        positions,
+        _ids(starts, length + 1),
+        row_starts,
+        row_starts + length,
+        torch.where(offsets < length, _labels(batch, positions, row_starts), -1),
+        offsets,
+        offsets == 0,
+    )
+
+
 def _ids(starts: torch.Tensor, length: int) -> torch.Tensor:
     ids = torch.arange(starts.shape[1], device=starts.device).repeat_interleave(length)
     return ids.expand(len(starts), -1)
@@ -125,6 +144,32 @@ def hidden_states(
         use_cache=False,
     ).last_hidden_state
     return hidden
+
+
+def full_states(
+    model: Any, token_ids: torch.Tensor, drafts: Blocks, draft_ids: torch.Tensor
+) -> torch.Tensor:
+    """Return the hidden states of the drafts' rows, [B, M, H], where every row sees all others.
+
+    draft_ids: the tokens of these rows, [B, M].
+    """
+    num_drafts = int(drafts.block_ids.max()) + 1
+    ends = drafts.ends.view(len(token_ids) * num_drafts, -1)[:, :1]  # [B * S, 1]
+    num_columns = int(ends.max())
+    padding = max(num_columns - token_ids.shape[1], 0)
+    texts = torch.nn.functional.pad(token_ids, (0, padding))[:, :num_columns]
+    rows = drafts.positions.view(len(ends), -1)
+    texts = texts.repeat_interleave(num_drafts, 0).scatter(1, rows, draft_ids.view_as(rows))
+    columns = torch.arange(num_columns, device=token_ids.device).expand(len(ends), -1)
+    visible = (columns < ends)[:, None].expand(-1, num_columns, -1)
+    hidden: torch.Tensor = model.get_decoder()(
+        input_ids=texts,
+        position_ids=columns,
+        attention_mask=_masks(model.config, visible, columns),
+        use_cache=False,
+    ).last_hidden_state
+    found = hidden.gather(1, rows[:, :, None].expand(-1, -1, hidden.shape[-1]))
+    return found.view(*drafts.positions.shape, -1)
 
 
 def _masks(config: Any, visible: torch.Tensor, positions: torch.Tensor) -> Any:

@@ -79,7 +79,7 @@ def load_drafter(path: Path) -> tuple[Any, DiffusionSettings | None]:
     """
     checkpoint = inspect_checkpoint(path)
     settings = checkpoint.diffusion if checkpoint.is_diffusion else None
-    is_exported = checkpoint.family is None and (settings is None or settings.has_exact_prefix)
+    is_exported = checkpoint.family is None and (settings is None or settings.is_shifted)
     if not is_exported:
         raise ModelLoadError(f"{path} was not made by `diffuspec drafter train`")
     config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)

@@ -15,13 +15,16 @@ import torch
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
+from diffuspec.models.loading.families import DiffusionAttention
 from diffuspec.pairs.factory.blocks import (
     Blocks,
     causal_states,
+    full_states,
     hidden_states,
     masked_tokens,
     place_aligned_blocks,
     place_blocks,
+    place_full_drafts,
 )
 from diffuspec.pairs.factory.examples import Batch, Example
 from diffuspec.pairs.factory.head_loss import weighted_cross_entropy
@@ -34,7 +37,8 @@ class LossConfig:
     """The shape of the masked rows, and the weights of rows."""
 
     mask_token_id: int | None  # None: there are only clean rows
-    block_size: int | None = None  # size of aligned blocks; None: a draft is one block
+    attention: DiffusionAttention = "block_causal"
+    block_size: int = 1  # size of aligned blocks
     min_block: int = 8
     max_block: int = 32
     rows_per_answer_token: float = 1.4  # masked rows for each answer token
@@ -104,6 +108,9 @@ def draft_loss(model: Any, batch: Batch, config: LossConfig, head: Head) -> torc
         return _next_token_loss(model, batch, config, head)
     blocks = _draw_blocks(batch, config)
     block_tokens, labels = _mask(batch, blocks, config.mask_token_id, config.revealed_share)
+    if config.attention == "full":
+        hidden = full_states(model, batch.token_ids, blocks, block_tokens)
+        return _full_loss(batch, blocks, labels, hidden, config, head)
     hidden = hidden_states(model, batch.token_ids, blocks, block_tokens)
     num_tokens = batch.token_ids.shape[1]
     is_clean, is_masked = batch.is_answer[:, 1:], labels >= 0
@@ -118,6 +125,23 @@ def draft_loss(model: Any, batch: Batch, config: LossConfig, head: Head) -> torc
     weights = torch.cat([clean, decay / decay.sum()])
     likely = _likely_at(batch, is_clean, blocks, is_masked)
     return _weighted_loss(head, config, rows, wanted, weights, *likely)
+
+
+def _full_loss(
+    batch: Batch,
+    drafts: Blocks,
+    labels: torch.Tensor,
+    hidden: torch.Tensor,
+    config: LossConfig,
+    head: Head,
+) -> torch.Tensor:
+    """Return the weighted mean loss of drafts' rows with these hidden states, [B, M, H]."""
+    is_wanted = labels >= 0
+    decay = config.position_decay ** drafts.offsets[is_wanted]
+    no_clean = torch.zeros_like(batch.is_answer[:, 1:])
+    likely = _likely_at(batch, no_clean, drafts, is_wanted)
+    weights = decay / decay.sum()
+    return _weighted_loss(head, config, hidden[is_wanted], labels[is_wanted], weights, *likely)
 
 
 def _weighted_loss(
@@ -166,15 +190,19 @@ def _draw_blocks(batch: Batch, config: LossConfig) -> Blocks:
     """Place drafts of one random length at random tokens of answers."""
     length = int(torch.randint(config.min_block, config.max_block + 1, ()))
     size, num_blocks = config.block_size, 1
-    if size is not None:
+    if config.attention == "block_aligned":
         num_blocks = -(-(int(torch.randint(size, ())) + length) // size)
         length = num_blocks * size
     answered = int(batch.is_answer.sum()) // len(batch.token_ids)
     num_drafts = max(1, round(config.rows_per_answer_token * answered / length))
+    if config.attention == "full":
+        num_drafts = 1
     # Drawn on the CPU, whose random state is saved in checkpoints.
     starts = torch.multinomial(batch.is_answer.float().cpu(), num_drafts, replacement=True)
     starts = starts.to(batch.token_ids.device)
-    if size is None:
+    if config.attention == "full":
+        return place_full_drafts(batch, starts, length)
+    if config.attention == "block_causal":
         return place_blocks(batch, starts, length)
     return place_aligned_blocks(batch, starts, num_blocks, size)
 

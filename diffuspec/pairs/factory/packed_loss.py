@@ -34,7 +34,12 @@ _BATCHES_AHEAD = 6
 
 
 def can_pack(model: Any, config: LossConfig, device: torch.device) -> bool:
-    """Return whether FlexAttention computes the model's attention on a device."""
+    """Return whether FlexAttention computes the model's attention on a device.
+
+    Drafts with full attention have a sequence each and are not packed.
+    """
+    if config.attention == "full":
+        return False
     has_sinks = any(name.endswith("sinks") for name, _ in model.named_parameters())
     return device.type == "cuda" and has_triton() and not has_sinks
 
@@ -115,7 +120,7 @@ def packed_shape(config: LossConfig, tokens_per_batch: int) -> PackedShape:
         config.clean_weight,
         config.position_decay,
         config.revealed_share,
-        config.block_size or 1,
+        config.block_size,
     )
 
 

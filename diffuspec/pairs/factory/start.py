@@ -154,12 +154,12 @@ def begin(plan: LayersPlan, target: Any, batch: Batch, examples: Sequence[Exampl
 def begin_with(drafter: Path, target: Any, attention: str | None) -> tuple[Start, Any]:
     """Return the start of a training of a trained drafter, and its model with the target's head.
 
-    attention: None for a causal LM. Raises ModelLoadError, and ConfigError for another attention or
-    another target's size.
+    attention: None for a causal LM; full attention may start from any diffusion LM. Raises
+    ModelLoadError, and ConfigError for another attention or another target's size.
     """
     model, settings = load_drafter(drafter)
     found = None if settings is None else settings.attention
-    if found != attention:
+    if found != attention and (found is None or attention != "full"):
         raise ConfigError(
             f"--start: {drafter} is {found or 'a causal LM'}, and the training is for "
             f"{attention or 'a causal LM'}"

@@ -13,7 +13,7 @@ import torch
 
 from diffuspec.core.errors import ConfigError
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
-from diffuspec.models.loading.families import DiffusionSettings
+from diffuspec.models.loading.families import DiffusionAttention, DiffusionSettings
 from diffuspec.pairs.factory.acceptance import Acceptance, measure_acceptance
 from diffuspec.pairs.factory.examples import (
     BATCHES_PER_CHUNK,
@@ -65,7 +65,8 @@ class DrafterPlan:
     out: Path
     answers: tuple[Path, ...]
     kind: ModelKind = "diffuspec"
-    block_size: int | None = None  # size of aligned blocks; None: block-causal
+    attention: DiffusionAttention = "block_causal"
+    block_size: int = 1  # size of aligned blocks
     layers: int | tuple[int, ...] = 10  # number of the target's layers, or their indices
     start: Path | None = None  # a drafter to train on from, instead of the target's layers
     num_chunks: int = 200
@@ -93,8 +94,9 @@ class DrafterPlan:
         share = min(1.0, kept / num_layers)
         weights = 4 * checkpoint.num_weights  # bytes of the target's weights in float32
         states = 4 * 3 * share * checkpoint.num_weights  # gradients and optimiser states
-        # Clean rows and masked rows; sps has no masked rows.
-        rows = self.tokens_per_batch * (1.0 if self.kind == "sps" else 2.5)
+        # Clean rows and masked rows; sps has no masked rows, and full attention few.
+        has_few_masks = self.kind == "sps" or self.attention == "full"
+        rows = self.tokens_per_batch * (1.0 if has_few_masks else 2.5)
         hidden, head = int(config["hidden_size"]), self.head_tokens or int(config["vocab_size"])
         activations = rows * (kept * hidden * BYTES_PER_LAYER_ROW + head * 12)
         total = weights + states + activations
@@ -104,18 +106,18 @@ class DrafterPlan:
         )
 
     @property
-    def attention_name(self) -> str | None:
+    def attention_name(self) -> DiffusionAttention | None:
         """The attention of the drafter; None for a causal LM."""
-        if self.kind == "sps":
-            return None
-        return "block_causal" if self.block_size is None else "block_aligned"
+        return None if self.kind == "sps" else self.attention
 
     @property
     def checkpoint_name(self) -> str:
         """File name, different for each kind of training, since no checkpoint fits another kind."""
         if self.kind == "sps":
             return "sps.pt"
-        return "drafter.pt" if self.block_size is None else f"aligned-{self.block_size}.pt"
+        if self.attention == "block_aligned":
+            return f"aligned-{self.block_size}.pt"
+        return "full.pt" if self.attention == "full" else "drafter.pt"
 
     def optimisation(self) -> TrainingPlan:
         return TrainingPlan(
@@ -192,9 +194,7 @@ class DrafterTraining:
         plan, mask = self.plan, self.start.mask_token_id
         if plan.kind == "sps":
             return None
-        if plan.block_size is None:
-            return DiffusionSettings(mask, "block_causal")
-        return DiffusionSettings(mask, "block_aligned", block_size=plan.block_size)
+        return DiffusionSettings(mask, plan.attention, block_size=plan.block_size)
 
     def run(self, on_report: Callable[[list[CurvePoint]], None] = lambda curve: None) -> None:
         """Train to the end of the plan, and export.
@@ -276,6 +276,7 @@ class DrafterTraining:
     def _loss_config(self) -> LossConfig:
         return LossConfig(
             None if self.plan.kind == "sps" else self.start.mask_token_id,
+            self.plan.attention,
             self.plan.block_size,
             min_block=self.plan.min_block,
             max_block=self.plan.max_block,

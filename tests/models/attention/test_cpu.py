@@ -15,6 +15,7 @@ from diffuspec.models.attention import cpu as rows_module
 from diffuspec.models.attention.cpu import CpuAttention
 from diffuspec.models.attention.interface import Projections, Scoring
 from diffuspec.models.attention.segment import Segment, Visible
+from diffuspec.models.attention.torch import TorchAttention
 from diffuspec.models.attention.triton import TritonAttention
 from diffuspec.models.kernels import operations
 from diffuspec.models.kernels.products import has_tiles
@@ -133,6 +134,29 @@ def test_rows_before_a_segment_can_be_hidden(device: str) -> None:
     segment = Segment(TABLE, 100, positions, positions, hidden, ())
     found = rows.attend(rows.cache(100), segment, slice(100, 104))
     assert (found - rows.expected(slice(100, 104), seen)).abs().max() < TOLERANCES[torch.float32]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("window", [None, 60])
+@pytest.mark.parametrize("start", [0, 100])
+def test_rows_in_the_middle_see_the_cached_rows_after_them(
+    start: int, window: int | None, device: str
+) -> None:
+    rows, end = Rows(4, 2, 16, torch.float32, device), start + 20
+    cache, positions = rows.cache(330), np.arange(start, end)
+    for layer in cache.layer(0):  # to be overwritten
+        layer[TABLE.pages[start // 64], :, start % 64 : start % 64 + 20] = torch.nan
+    segment = Segment(TABLE, start, positions, positions, "full", (), num_after=330 - end)
+    found = rows.attend(cache, segment, slice(start, end), window)
+    seen = np.ones((20, 330), np.bool_)
+    if window is not None:
+        seen &= positions[:, None] - np.arange(330) < window
+    expected = rows.expected(slice(start, end), seen)
+    assert (found - expected).abs().max() < TOLERANCES[torch.float32]
+    if device == "cpu":  # models without a kernel
+        new = Projections(*(x[:, start:end] for x in (rows.query, rows.key, rows.value)))
+        by_torch = TorchAttention(segment, rows.cache(330)).attend(0, new, Scoring(0.3, window))
+        assert (by_torch - expected).abs().max() < TOLERANCES[torch.float32]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -116,6 +116,7 @@ def test_an_aligned_drafter_learns_the_targets_answers(target, answers, tmp_path
         target,
         tmp_path,
         (answers,),
+        attention="block_aligned",
         block_size=SIZE,
         layers=1,
         num_chunks=6,

@@ -195,7 +195,14 @@ def read_examples(answers: Path) -> list[Example]:
 
 def make_config(block_size: int | None) -> LossConfig:
     return LossConfig(
-        MASK, block_size, 5, 8, clean_weight=1.0, position_decay=0.9, revealed_share=0.0
+        MASK,
+        "block_aligned" if block_size else "block_causal",
+        block_size or 1,
+        min_block=5,
+        max_block=8,
+        clean_weight=1.0,
+        position_decay=0.9,
+        revealed_share=0.0,
     )
 
 
