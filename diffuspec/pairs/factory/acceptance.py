@@ -83,7 +83,7 @@ def _right_so_far(
         if settings.attention == "full":
             hidden = full_states(model, token_ids, blocks, masks)
             right: torch.Tensor = model.get_output_embeddings()(hidden).argmax(-1) == blocks.labels
-            return right.unflatten(1, (probes, -1))[..., :length].long().cumprod(-1)
+            return right.view(*starts.shape, -1)[..., :length].long().cumprod(-1)
         hidden = hidden_states(model, token_ids, blocks, masks)
         block_rows = hidden[:, num_tokens:]
     head = model.get_output_embeddings()
