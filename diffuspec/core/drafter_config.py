@@ -12,6 +12,7 @@ from diffuspec.core.validation import FilePath, Section
 
 MAX_BLOCK_SIZE = 256  # tokens in a block of a diffusion LM
 MIN_CONTEXT_TOKENS = 16  # prompt tokens that a drafter reads
+REFRESH_TOKENS = 512  # at the end of an approximate prefix, computed again with drafts
 
 _KIND = "Which drafter this section configures."
 _CONTEXT_HELP = (
@@ -59,7 +60,7 @@ class DiffuSpecConfig(_LatticeSection):
         "such as Dream's, are stale and computed again.",
     )
     refresh_tokens: int = Field(
-        512,
+        REFRESH_TOKENS,
         ge=1,
         description="Number of tokens at the end of a prefix whose stale rows a draft computes "
         "again. The rows before them stay, unless renew_when_idle is set.",

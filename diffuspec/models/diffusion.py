@@ -87,10 +87,9 @@ class DiffusionDrafter:
         self._banned = self._banned_columns()
         self._pruning = Pruning(config.candidate_mass, config.max_candidates, target.eos_token_ids)
         self._ages = RowAges(config.refresh_every, config.refresh_tokens)
-        renews = config.renew_when_idle and config.prefix_cache and not settings.has_exact_prefix
-        self._renewal = IdleRenewal(runner, self._ages) if renews else None
-        is_inline = target.max_sequences == 1 and self._renewal is None
-        self._worker = Worker("drafter", is_inline)
+        self.renewal = IdleRenewal(runner, self._ages)
+        self._renews = config.renew_when_idle and not settings.has_exact_prefix
+        self._worker = Worker("drafter", target.max_sequences == 1 and not self._renews)
 
     @classmethod
     def load(cls, config: DiffuSpecConfig, target: TargetInfo) -> Self:
@@ -159,7 +158,7 @@ class DiffusionDrafter:
             drafts = [self._begin(request) for request in requests]
             ready = self._prefill(drafts) if self._prefills_in_pieces else drafts
             found = dict(zip(ready, self._lattices(ready), strict=True)) if ready else {}
-            if self._renewal is not None:
+            if self._renews:
                 self._worker.when_idle(self._renew)
             return [found.get(draft, EMPTY_LATTICE) for draft in drafts]
         except Exception as error:  # torch may raise anything
@@ -168,8 +167,7 @@ class DiffusionDrafter:
             raise DrafterError(f"the drafter's forward pass failed: {error}") from error
 
     def _renew(self) -> bool:
-        assert self._renewal is not None
-        return self._renewal.renew(lambda: self._worker.is_awaited)
+        return self.renewal.renew(lambda: self._worker.is_awaited)
 
     def _lattices(self, drafts: Sequence[MaskedDraft]) -> list[Lattice]:
         # Noise and refinement need the logits of all ids; otherwise the computed columns suffice.

@@ -28,7 +28,7 @@ def run_layers(
     Returns the number of layers; None if it stopped. The caches of the layers that ran are written.
     """
     try:
-        with attending(attention), _asking(decoder, must_stop):
+        with attending(attention), _asking(decoder, token_ids.device, must_stop):
             decoder(input_ids=token_ids, position_ids=positions, use_cache=False)
     except _Stopped:
         return None
@@ -36,10 +36,10 @@ def run_layers(
 
 
 @contextlib.contextmanager
-def _asking(decoder: Any, must_stop: Callable[[], bool]) -> Iterator[None]:
+def _asking(decoder: Any, device: torch.device, must_stop: Callable[[], bool]) -> Iterator[None]:
     def ask(*_: Any) -> None:
-        if torch.cuda.is_available():  # the launched kernels of a layer may not have run yet
-            torch.cuda.synchronize()
+        if device.type == "cuda":  # the launched kernels of a layer may not have run yet
+            torch.cuda.synchronize(device)
         if must_stop():
             raise _Stopped
 

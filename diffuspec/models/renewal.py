@@ -91,9 +91,12 @@ class IdleRenewal:
         self._runner, self._ages = runner, ages
         self._max_rows = 2 * MIN_PIECE_ROWS
 
-    def renew(self, must_stop: Callable[[], bool]) -> bool:
-        """Renew the oldest piece, unless stopped. Return whether there may be another."""
-        piece = self._ages.oldest(self._max_rows)
+    def renew(self, must_stop: Callable[[], bool], max_rows: int | None = None) -> bool:
+        """Renew the oldest piece, unless stopped. Return whether there may be another.
+
+        max_rows: rows of the piece; None: as many as there usually is time for.
+        """
+        piece = self._ages.oldest(max_rows or self._max_rows)
         if piece is None:
             return False
         table = self._runner.cache.find(piece.request_id)

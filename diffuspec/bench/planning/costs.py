@@ -59,6 +59,9 @@ class CallCosts(Section):
     refresh_every: int | None = Field(
         None, ge=1, description="Committed tokens after which a prefix is read again; null: never."
     )
+    refresh_tokens: int | None = Field(
+        None, ge=1, description="Most tokens at its end that are then read; null: all."
+    )
 
     def seconds(self, size: CallSize) -> float:
         """Seconds of a call alone."""
@@ -150,6 +153,7 @@ class CostedMachine(Machine):
         self.num_drafters = num_drafters if drafter else 0
         self.overlap = overlap
         self.refresh_every = drafter.refresh_every if drafter else None
+        self.refresh_tokens = drafter.refresh_tokens if drafter else None
 
     def verify_seconds(self, size: CallSize) -> float:
         return self._target.seconds(size)

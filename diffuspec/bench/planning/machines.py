@@ -27,8 +27,9 @@ class Machine(ABC):
     network_seconds: float = 0.0  # one-way network time to a drafter
     num_drafters: int = 1
     overlap: bool = False  # the key of CoordinatorConfig
-    # committed tokens after which a drafter reads a whole prefix again; None: never
+    # committed tokens after which a drafter reads a prefix again; None: never
     refresh_every: int | None = None
+    refresh_tokens: int | None = None  # most tokens at its end that it then reads; None: all
 
     def slowness(self, now: float) -> float:
         """Factor by which calls that begin now are slower because other programs are running."""

@@ -135,13 +135,16 @@ class SimulatedDrafter:
         self._read_at.pop(request_id, None)
 
     def _read(self, requests: Sequence[DraftRequest]) -> int:
-        """Return the number of prefix tokens to read: all at first, and at a refresh."""
+        """Return the number of prefix tokens to read: all at first, the last ones at a refresh."""
         num_read, interval = 0, self._machine.refresh_every
         for request in requests:
             size, read_at = len(request.prefix), self._read_at.get(request.request_id)
             if read_at is None or (interval is not None and size - read_at >= interval):
                 self._read_at[request.request_id] = size
-                num_read += size - (self._num_shared_tokens if read_at is None else 0)
+                if read_at is None:
+                    num_read += size - self._num_shared_tokens
+                else:
+                    num_read += min(size, self._machine.refresh_tokens or size)
         return num_read
 
     async def _cross_network(self) -> None:

@@ -18,6 +18,7 @@ from diffuspec.bench.planning.costs import (
 from diffuspec.bench.sizes.calls import Timed
 from diffuspec.bench.sizes.models import Sized
 from diffuspec.bench.sizes.results import Results
+from diffuspec.core.drafter_config import REFRESH_TOKENS
 
 _INTERFERENCE = 0.9  # of two roles on one device, not measured
 
@@ -31,7 +32,9 @@ def costs_of(results: Results) -> DeviceCosts:
     models = {target.name: _of_model(target, source, verify=_of_calls(steps, prompts))}
     if drafter is not None:
         costs = _of_calls([row for row in results.rows if row.kind == "draft"], [])
-        costs = costs.model_copy(update={"refresh_every": results.refresh_every})
+        if results.refresh_every is not None:
+            refresh = {"refresh_every": results.refresh_every, "refresh_tokens": REFRESH_TOKENS}
+            costs = costs.model_copy(update=refresh)
         models[drafter.name] = _of_model(drafter, source, draft=costs)
     return DeviceCosts(
         device=results.machine.device,

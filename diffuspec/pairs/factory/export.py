@@ -88,6 +88,9 @@ def load_drafter(path: Path) -> tuple[Any, DiffusionSettings | None]:
     family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     with quiet():
         model = family.from_pretrained(
-            None if weights else path, state_dict=weights, config=config, dtype=torch.float32
+            None if weights else path,
+            state_dict=weights or None,
+            config=config,
+            dtype=torch.float32,
         )
     return model, settings

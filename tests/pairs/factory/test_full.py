@@ -9,15 +9,17 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from diffuspec.core.drafter_config import DiffuSpecConfig
+from diffuspec.core.errors import ConfigError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.models.diffusion import DiffusionDrafter
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.models.loading.families import DiffusionSettings
+from diffuspec.pairs import tiny
 from diffuspec.pairs.factory.acceptance import measure_acceptance
 from diffuspec.pairs.factory.blocks import full_states, masked_tokens, place_full_drafts
 from diffuspec.pairs.factory.examples import Batch
 from diffuspec.pairs.factory.export import load_drafter, save_drafter
-from diffuspec.pairs.factory.start import keep_layers
+from diffuspec.pairs.factory.start import Start, begin_with, keep_layers, load_target
 from diffuspec.pairs.factory.training import DrafterPlan, DrafterTraining
 from tests.pairs.factory.conftest import assert_drafts
 from tests.support.checkpoints import MASK_TOKEN_ID, NUM_IDS
@@ -63,6 +65,24 @@ async def test_rows_in_training_are_those_of_drafting(drafter):
         wanted = expected.gather(1, found).numpy()
         np.testing.assert_allclose(lattice.logprobs[:, :50], wanted, atol=2e-4)
     served.close()
+
+
+def test_any_diffusion_lm_is_a_start_for_full_attention(target, tmp_path):
+    loaded = load_target(target)
+    causal = replace(SETTINGS, attention="block_causal")
+    save_drafter(keep_layers(loaded, [0, 1]), target, causal, tmp_path / "causal")
+    start, model = begin_with(tmp_path / "causal", loaded, "full")
+    assert start == Start((0, 1), MASK_TOKEN_ID)
+    assert model.get_output_embeddings() is loaded.get_output_embeddings()
+    save_drafter(keep_layers(loaded, [0, 1]), target, None, tmp_path / "sps")
+    with pytest.raises(ConfigError, match="is a causal LM, and the training is for full"):
+        begin_with(tmp_path / "sps", loaded, "full")
+
+
+def test_a_drafter_with_embeddings_of_its_own_is_loaded():
+    model, settings = load_drafter(tiny.WEIGHTS / "drafter")
+    assert settings is not None and settings.attention == "block_causal"
+    assert len(model.model.layers) == 6
 
 
 def test_labels_end_with_the_answer():

@@ -1,0 +1,146 @@
+"""`python -m benchmarks.studies.staleness DRAFTER`: acceptance on approximate prefixes.
+
+The pair's target answers its own questions. A drafter with full attention is replayed over the
+answers: a draft of argmax tokens, as many as are right are committed with the target's next one,
+and so on. How much of the prefix is computed again in between differs from row to row of the table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from diffuspec.bench.questions import first_per_family, load_questions
+from diffuspec.bench.record import RecordedText
+from diffuspec.core.drafter_config import DiffuSpecConfig
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.params import GREEDY, PLAIN, SamplingParams
+from diffuspec.core.types import DraftRequest
+from diffuspec.engine.engine import Engine
+from diffuspec.models.diffusion import DiffusionDrafter
+from diffuspec.pairs import find_pair
+
+NEVER = 1 << 20  # tokens
+NUM_DRAFT_TOKENS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What is computed again, and when."""
+
+    name: str
+    settings: Mapping[str, Any]  # of the drafter's section
+    renewed_rows: int = 0  # rows before the window renewed after each draft
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a drafter had accepted in one answer."""
+
+    num_tokens: int
+    num_steps: int
+
+
+def variants(window: int, rows: int) -> list[Variant]:
+    """Return the rows of the table."""
+    last = {"refresh_tokens": window}
+    return [
+        Variant("all, with every draft", {"refresh_every": 1, "refresh_tokens": NEVER}),
+        Variant("all, every 32 tokens", {"refresh_tokens": NEVER}),
+        Variant(f"the last {window} every 32, {rows} others a draft", last, rows),
+        Variant(f"the last {window} every 32", last),
+        Variant("nothing", {"refresh_every": NEVER}),
+        Variant(f"all, a context of {2 * window}", {"context_tokens": 2 * window}),
+    ]
+
+
+def recorded(pair_name: str, limit: int | None) -> tuple[list[RecordedText], TargetInfo]:
+    """Return the target's answers to the pair's questions."""
+    pair = find_pair(pair_name, "--pair")
+    questions = first_per_family(load_questions(pair.questions), limit)
+    with Engine.from_config(pair.load_config()) as engine:
+        prompts = [engine.encode([{"role": "user", "content": q.turns[0]}]) for q in questions]
+        answers = engine.generate([p.tolist() for p in prompts], SamplingParams(), PLAIN)
+        info = engine.verifier.info
+    texts = [
+        RecordedText(question.category, prompt, np.array(answer.token_ids, np.int32))
+        for question, prompt, answer in zip(questions, prompts, answers, strict=True)
+    ]
+    return texts, info
+
+
+async def replay(drafter: DiffusionDrafter, text: RecordedText, variant: Variant) -> Replayed:
+    """Draft an answer step by step."""
+    place = num_steps = 0
+    while place < len(text.token_ids):
+        request = DraftRequest(
+            request_id="replay",
+            prefix=np.concatenate([text.prompt, text.token_ids[:place]]),
+            num_draft_tokens=NUM_DRAFT_TOKENS,
+            tree_shape="path",
+            max_nodes=NUM_DRAFT_TOKENS,
+            drafter_weight=1.0,
+            sampling=GREEDY,
+            num_prompt_tokens=len(text.prompt),
+        )
+        [lattice] = await drafter.lattices([request])
+        right = text.token_ids[place : place + lattice.num_positions]
+        is_right = lattice.token_ids[: len(right), 0] == right
+        place += 1 + int(is_right.cumprod().sum())
+        num_steps += 1
+        if variant.renewed_rows:
+            drafter.renewal.renew(lambda: False, variant.renewed_rows)
+    await drafter.release("replay")
+    return Replayed(len(text.token_ids), num_steps)
+
+
+async def replay_all(
+    path: Path, info: TargetInfo, texts: Sequence[RecordedText], variant: Variant
+) -> list[Replayed]:
+    config = DiffuSpecConfig.model_validate({"path": path, "device": "cpu", **variant.settings})
+    drafter = DiffusionDrafter.load(config, info)
+    try:
+        return [await replay(drafter, text, variant) for text in texts]
+    finally:
+        drafter.close()
+
+
+def acceptance(found: Sequence[Replayed]) -> str:
+    """Return committed tokens per step."""
+    num_steps = sum(one.num_steps for one in found)
+    return f"{sum(one.num_tokens for one in found) / num_steps:.2f}" if num_steps else "-"
+
+
+def main(
+    drafter: Annotated[Path, typer.Argument(help="A drafter with full attention.")],
+    pair: Annotated[str, typer.Option(help="The pair whose target answers.")] = "tiny",
+    limit: Annotated[int | None, typer.Option(help="Questions of each family.")] = None,
+    window: Annotated[int, typer.Option(help="Rows computed again with a draft.")] = 64,
+    rows: Annotated[int, typer.Option(help="Older rows renewed after each draft.")] = 32,
+    long: Annotated[int, typer.Option(help="Tokens of a long prompt.")] = 160,
+) -> None:
+    """Print committed tokens per step, of all questions and of those with long prompts."""
+    texts, info = recorded(pair, limit)
+    table = Table("computed again", "all", f"prompts of {long} and more", box=box.SIMPLE_HEAD)
+    for variant in variants(window, rows):
+        found = asyncio.run(replay_all(drafter, info, texts, variant))
+        ours = zip(found, texts, strict=True)
+        behind = [one for one, text in ours if len(text.prompt) >= long]
+        table.add_row(variant.name, acceptance(found), acceptance(behind))
+    Console().print(table)
+    lengths = [len(text.prompt) for text in texts]
+    num_long = sum(length >= long for length in lengths)
+    print(f"{len(texts)} answers; {num_long} long prompts, the longest has {max(lengths)} tokens")
+
+
+if __name__ == "__main__":
+    typer.run(main)
