@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscop
 TOOLS := $(PYTHON) -m venv build/tools && build/tools/bin/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve check test quick-tests all-tests serve-test soak abuse schemas chaos cluster models-test vllm engines-test peers lint format matrix release changelog release-notes sdist wheels proto docs bench smollm2 clean
+.PHONY: help setup demo serve check test quick-tests all-tests serve-test soak abuse schemas chaos cluster gpu gpu-kit models-test vllm engines-test peers lint format matrix release changelog release-notes sdist wheels proto docs bench smollm2 clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -67,6 +67,12 @@ chaos: $(STAMP) ## 200 requests while processes and nodes are killed, stopped or
 
 cluster: $(STAMP) ## Five machines in namespaces: what lost links and machines cost clients; needs root
 	$(shell test "$$(id -u)" = 0 || echo sudo) $(BIN)/python -m benchmarks.cluster $(ARGS)
+
+gpu: ## What needs a GPU, in eight minutes, with or without .venv: its tests, and steps at the sizes of Qwen2.5-32B; results in runs/gpu
+	$(if $(wildcard $(STAMP)),$(BIN)/python,$(PYTHON)) .ci/gpu.py $(ARGS)
+
+gpu-kit: $(STAMP) ## The same in a folder to carry, build/gpu-kit (64 MiB): python3 gpu-kit/gpu.py needs torch, Triton, no network
+	$(BIN)/python .ci/gpu.py --pack build/gpu-kit $(ARGS)
 
 lint: $(STAMP) ## Style, formatting, types and import contracts
 	$(BIN)/ruff check .

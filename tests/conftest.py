@@ -6,6 +6,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # as torch finds it
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # idle threads leave the processors to other tests
 # Ray forks to start a process; gRPC's fork handlers abort one in fifty of those children.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+if not os.path.exists("/dev/nvidiactl"):  # no GPU: kernels run in Triton's interpreter
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 
 import asyncio
 import contextlib

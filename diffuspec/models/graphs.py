@@ -18,6 +18,14 @@ from diffuspec.models.pages.store import PageStore
 _NUM_ROWS = (16, 32, 64, 128, 192, MAX_STEP_ROWS)  # rows of the captured steps, including padding
 
 
+def step_size(num_rows: int) -> int:
+    """Return the number of rows of the captured step that has room for some rows.
+
+    More rows than in any captured step are not padded.
+    """
+    return next((size for size in _NUM_ROWS if size >= num_rows), num_rows)
+
+
 class _Shape(NamedTuple):
     num_rows: int
     num_splits: int  # number of splits of attention's columns

@@ -21,12 +21,11 @@ from diffuspec.models.attention.interface import run_packed
 from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.checks.self_test import run_self_test
-from diffuspec.models.graphs import StepGraphs
+from diffuspec.models.graphs import StepGraphs, step_size
 from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.models.interruptible import run_layers
 from diffuspec.models.kernels.triton.table import MAX_STEP_ROWS
 from diffuspec.models.layers.draft_head import logit_columns
-from diffuspec.models.layers.invariant_sizes import gpu_size
 from diffuspec.models.layers.linear import has_torch_products
 from diffuspec.models.pages.cache import KVCache
 from diffuspec.models.pages.table import PageTable
@@ -85,7 +84,7 @@ class ModelRunner:
         self._is_exact = is_exact
         self._padded_size: Callable[[int], int] = int  # a number of rows -> the padded number
         if fixed_rows is None and self.device.type == "cuda":
-            self._padded_size = gpu_size
+            self._padded_size = step_size
         elif fixed_rows is None and has_torch_products(model):
             self._padded_size = padded_size
         self.max_len = max_len

@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from diffuspec.models.kernels import operations
 from diffuspec.models.kernels.products import MatrixProduct, Product
-from diffuspec.models.layers.cublas_linear import CublasLinear
 from diffuspec.models.tensor_parallel.layers import PartialLinear
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -26,8 +26,8 @@ SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 def use_fast_layers(model: nn.Module, is_exact: bool = False, allow_int8: bool = False) -> bool:
     """Replace linear layers and norms in place where that is faster on this machine.
 
-    With is_exact, returns whether rows of all matrix products are independent of each other, see
-    `invariant_sizes`. With allow_int8, products may be computed in 8 bits.
+    With is_exact, returns whether rows of all matrix products are independent of each other. With
+    allow_int8, products may be computed in 8 bits.
     """
     dtype = next(model.parameters()).dtype
     device = next(model.parameters()).device
@@ -43,6 +43,9 @@ def use_fast_layers(model: nn.Module, is_exact: bool = False, allow_int8: bool =
                 fused = _fuse(siblings, is_exact, allow_int8)
                 for name, sibling in zip(names, fused, strict=True):
                     setattr(parent, name, sibling)
+                del siblings
+                if device.type == "cuda":  # else a second copy of all these weights stays reserved
+                    torch.cuda.empty_cache()
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear or type(child) is PartialLinear:
                 is_partial = type(child) is PartialLinear
@@ -91,7 +94,28 @@ class _PartialKernelLinear(KernelLinear):
         return self.product(inputs.float())
 
 
-AnyLinear: TypeAlias = KernelLinear | CublasLinear
+class TorchLinear(nn.Module):
+    """A linear layer that uses torch's product. With is_partial, it returns float32 sums."""
+
+    is_exact = False
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, is_partial: bool = False) -> None:
+        super().__init__()
+        self.weight = weight.detach()
+        self._bias = None if bias is None else bias.detach()
+        self._is_wider = is_partial and weight.dtype != torch.float32
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self._is_wider:
+            return functional.linear(inputs, self.weight, self._bias)
+        rows = inputs.flatten(0, -2)
+        outputs = torch.mm(rows, self.weight.t(), out_dtype=torch.float32)
+        if self._bias is not None:
+            outputs += self._bias
+        return outputs.view(*inputs.shape[:-1], -1)
+
+
+AnyLinear: TypeAlias = KernelLinear | TorchLinear
 
 
 def fastest_linear(
@@ -102,10 +126,23 @@ def fastest_linear(
     With is_partial, it returns its sums in float32, whatever the type of the weight.
     """
     if weight.is_cuda:
-        return CublasLinear(weight, bias, is_exact, is_partial)
+        return _linear_on_gpu(weight.detach(), bias, is_exact, is_partial)
     if is_partial:
         return _PartialKernelLinear(MatrixProduct(weight.detach(), bias, dtype=torch.float32))
     return KernelLinear(MatrixProduct(weight.detach(), bias, allow_int8))
+
+
+def _linear_on_gpu(
+    weight: Tensor, bias: Tensor | None, is_exact: bool, is_partial: bool
+) -> AnyLinear:
+    """Return a layer of our own product if there is one: in float32 it is slower than torch's."""
+    can_multiply = operations.can_run_on(weight.device) and weight.dtype in operations.TYPES
+    if not can_multiply or (weight.dtype == torch.float32 and not is_exact):
+        return TorchLinear(weight, bias, is_partial)
+    from diffuspec.models.kernels.triton.linear import LinearProduct  # imports Triton
+
+    dtype = torch.float32 if is_partial else weight.dtype
+    return KernelLinear(LinearProduct(weight, None if bias is None else bias.detach(), dtype))
 
 
 class _SiblingsProduct:

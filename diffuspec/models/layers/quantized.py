@@ -13,7 +13,6 @@ from diffuspec.models.kernels.products import Int8Matrix, MatrixProduct
 from diffuspec.models.kernels.quantized import Groups, Layout, QuantizedMatrix, QuantizedProduct
 from diffuspec.models.kernels.triton import matrix as on_gpu
 from diffuspec.models.kernels.triton.matrix import GpuMatrix
-from diffuspec.models.layers.cublas_linear import CublasLinear
 from diffuspec.models.layers.linear import AnyLinear, KernelLinear, fastest_linear
 
 if TYPE_CHECKING:
@@ -122,8 +121,8 @@ def embedding_of(
         return StoredEmbedding(matrix, dtype, _CPU)
     if isinstance(head, KernelLinear) and isinstance(head.product, MatrixProduct):
         return StoredEmbedding(head.product, dtype, _CPU)
-    if isinstance(head, CublasLinear):
-        return StoredEmbedding(head.weight, dtype, head.weight.device)
+    if isinstance(matrix, Tensor) and matrix.is_cuda and head is not None:
+        return StoredEmbedding(head.weight, dtype, matrix.device)
     if isinstance(matrix, Int8Matrix):
         return StoredEmbedding(_int8_product(matrix, None, dtype), dtype, matrix.numbers.device)
     return StoredEmbedding(matrix if matrix.is_cuda else matrix.clone(), dtype, matrix.device)

@@ -78,7 +78,7 @@ def _kernels(device: torch.device) -> str:
     if not operations.can_run_on(device):
         return "torch's"
     if device.type == "cuda":
-        return "diffuspec's in Triton, cuBLAS"
+        return "diffuspec's in Triton, cuBLAS for prompts"
     return f"diffuspec's for {level()}"
 
 

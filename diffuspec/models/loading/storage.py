@@ -89,7 +89,7 @@ def _on_cpu(is_plain: bool) -> str:
 
 
 def _on_gpu(is_plain: bool) -> str:
-    kernels = "cuBLAS" if is_plain else "diffuspec's products in Triton"
+    kernels = "diffuspec's products in Triton" + ", cuBLAS for prompts" * is_plain
     if not torch.cuda.is_available():
         return f"{kernels} (there is none here)"
     if has_gpu_kernels():

@@ -31,7 +31,7 @@ def splits_for(num_blocks: int, num_chunks: int) -> tuple[int, int]:
 
 def num_stages_for(weight_bytes: int, row_bytes: int, device: torch.device) -> int:
     """Return the number of steps to prefetch, leaving room for a second program if possible."""
-    room = _shared_bytes(device)
+    room = shared_bytes(device)
     for stages in _STAGES:
         if (stages - 1) * (weight_bytes + row_bytes) + row_bytes <= room // 2:
             return stages
@@ -39,7 +39,8 @@ def num_stages_for(weight_bytes: int, row_bytes: int, device: torch.device) -> i
 
 
 @functools.cache
-def _shared_bytes(device: torch.device) -> int:
+def shared_bytes(device: torch.device) -> int:
+    """Return the shared memory that a program can have."""
     if device.type != "cuda":  # Triton's interpreter
         return _SHARED_BYTES
     properties = torch.cuda.get_device_properties(device)
