@@ -128,13 +128,12 @@ class IdleRenewal:
             self._max_rows = max(self._max_rows // 2, MIN_PIECE_ROWS)
             return False
         self._ages.set(piece.request_id, piece.start, piece.end, table.length)
-        seconds = (time.monotonic() - started) / num_layers
-        self._resize(seconds * self._max_rows / segment.num_rows)
+        self._resize(segment.num_rows, (time.monotonic() - started) / num_layers)
         return True
 
-    def _resize(self, layer_seconds: float) -> None:
-        """Choose the size of the next piece, given the time of a layer with the present one."""
+    def _resize(self, num_rows: int, layer_seconds: float) -> None:
+        """Choose the size of the next piece, given the time of a layer over so many rows."""
         if layer_seconds > MAX_LAYER_SECONDS:
             self._max_rows = max(self._max_rows // 2, MIN_PIECE_ROWS)
-        elif 2 * layer_seconds < MAX_LAYER_SECONDS:
+        elif 2 * layer_seconds < MAX_LAYER_SECONDS and num_rows >= self._max_rows:
             self._max_rows = min(self._max_rows * 2, MAX_PIECE_ROWS)
