@@ -72,6 +72,7 @@ class Lattice:
     logprobs: NDArray[np.float32]  # [num_positions, max_candidates], natural log
     num_candidates: NDArray[np.int32]  # [num_positions], each at least 1
     num_tokens_before_eos: int  # L_gen of Eq. 9: min(s - 1, k)
+    num_refreshed: int = 0  # cached prefix tokens computed again for this lattice
 
     @property
     def num_positions(self) -> int:
@@ -142,6 +143,7 @@ class Draft:
     alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()  # [1 + num_nodes] or empty
     transport_seconds: float = 0.0  # time between processes, excluding the workers' own
     states_wanted: StatesWanted | None = None  # None: the drafter does not read hidden states
+    num_refreshed: int = 0  # cached prefix tokens computed again for this draft
 
 
 EMPTY_DRAFT = Draft(EMPTY_TREE, (), 0)

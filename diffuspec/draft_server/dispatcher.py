@@ -258,7 +258,9 @@ class Dispatcher:
             kind = "waited_for" if jobs[0].waited_until else "ahead"
             self._metrics.calls.at(kind).observe(seconds)
             positions = sum([job.length for job in jobs])
-            self.costs = self.costs.observe(positions, len(jobs), unread, seconds)
+            num_refreshed = sum([draft.num_refreshed for draft in drafts])
+            sizes = positions, len(jobs), unread
+            self.costs = self.costs.observe(*sizes, seconds, num_refreshed)
             for job, draft in zip(jobs, drafts, strict=True):
                 job.request.is_read = True
                 job.request.keep(job.num_tokens, job.tokens, draft, job.length)

@@ -25,7 +25,10 @@ class DiffuSpecDrafter:
         lattices = await self.lattice_model.lattices(requests)
         seconds = time.monotonic() - started
         drafts = await self._path_scorer.search(requests, lattices)
-        return [replace(draft, draft_seconds=seconds) for draft in drafts]
+        return [
+            replace(draft, draft_seconds=seconds, num_refreshed=lattice.num_refreshed)
+            for draft, lattice in zip(drafts, lattices, strict=True)
+        ]
 
     async def release(self, request_id: str) -> None:
         await self.lattice_model.release(request_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -185,7 +185,11 @@ class DiffusionDrafter:
         keeps_runners_up = [draft.request.num_alternatives > 0 for draft in drafts]
         ids = columns.token_ids if columns else None
         found = most_probable(_joined(drafts), self._pruning.max_candidates, ids)
-        return build_lattices(*found, lengths, self._pruning, keeps_runners_up)
+        lattices = build_lattices(*found, lengths, self._pruning, keeps_runners_up)
+        return [
+            replace(lattice, num_refreshed=draft.num_refreshed) if draft.num_refreshed else lattice
+            for draft, lattice in zip(drafts, lattices, strict=True)
+        ]
 
     def _prefill(self, drafts: Sequence[MaskedDraft]) -> list[MaskedDraft]:
         """Return the drafts with at most MAX_PREFILL_ROWS uncached tokens.
@@ -264,7 +268,9 @@ class DiffusionDrafter:
             # Prefix rows see the draft after them, so rows that several drafts share are not kept.
             committed = shared if len(group) == 1 else shared[:start]
             if len(group) == 1:
-                start = self._ages.first_stale(request_id, start, len(shared))
+                first = self._ages.first_stale(request_id, start, len(shared))
+                group[0].num_refreshed += start - first
+                start = first
             self._ages.set(request_id, start, len(committed), len(committed))
         if not self._uses_cache:
             start, committed = 0, shared[:0]

@@ -20,6 +20,7 @@ class MaskedDraft:
     block: TokenIds  # [k], masks, and tokens filled in by refinement
     logits: torch.Tensor | None = None  # [k, V], each row from the last pass with a mask there
     is_masked: NDArray[np.bool_] | None = None  # [k]; None: all positions are masked
+    num_refreshed: int = 0  # cached rows of the prefix computed again
 
     def update(self, logits: torch.Tensor) -> None:
         """Take the logits of a pass."""

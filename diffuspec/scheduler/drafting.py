@@ -188,7 +188,7 @@ class Drafting:
             call.lane.pre_draft_breaker.succeeded()
         beside = self._verifications.busy.seconds(call.ended_at) - call.verify_busy_seconds
         with self._learner.attempt("learning from a draft call"):
-            self._learner.on_drafts(call, beside)
+            self._learner.on_drafts(call, beside, sum([draft.num_refreshed for draft in drafts]))
         for job, draft in zip(call.jobs, drafts, strict=True):
             request, is_wanted = job.request, job.request in call.awaited
             if job.pre_draft is None:

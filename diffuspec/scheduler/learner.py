@@ -88,14 +88,17 @@ class Learner:
         """Record that an exploration step begins."""
         self.guard = self.guard.explore(drafter, num_running)
 
-    def on_drafts(self, call: DraftCall, beside: float) -> None:
-        """Learn from a finished draft call; `beside`: its seconds during a verification."""
+    def on_drafts(self, call: DraftCall, beside: float, num_refreshed: int = 0) -> None:
+        """Learn from a finished draft call; `beside`: its seconds during a verification.
+
+        num_refreshed: see `DraftCosts.observe`.
+        """
         name, number, unread = call.lane.chosen_by, len(call.jobs), call.num_unread
         costs = self.costs.drafters[name]
         seconds = call.ended_at - call.started_at
         seconds -= costs.interference.lost_seconds(min(beside, seconds))
         sizes = call.num_positions, number
-        self.costs = self.costs.observe_draft(name, *sizes, unread, seconds)
+        self.costs = self.costs.observe_draft(name, *sizes, unread, seconds, num_refreshed)
         if unread and call.awaited:
             reading = self.costs.drafters[name].reading_seconds(unread, *sizes)
             self._reading_seconds += min(reading, seconds)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from diffuspec.speculation.call_costs import CallCosts, Interference, SlowDown
-from diffuspec.speculation.curve import MIN_SECONDS, CostCurve
+from diffuspec.speculation.curve import MIN_SECONDS, SMOOTHING, CostCurve
 
 _LEAST_ROWS = 64  # rows that prompts may always add to a verification
 # measurements of a plain step for which a drafted step of as many rows counts
@@ -34,13 +34,23 @@ class DraftCosts:
     _calls: CallCosts = field(default_factory=CallCosts)  # size: drafted positions
     # seconds added to a call; size: prompt tokens it reads
     _reading: CostCurve = field(default_factory=CostCurve)
+    # mean seconds of a request's share of a call in which cached tokens are computed again
+    _refreshing: float = 0.0
 
     @property
     def is_known(self) -> bool:
         return self._calls.curve.is_known
 
     def seconds_of(self, sizes: Iterable[float], num_requests: float) -> list[float]:
-        """Expected seconds of calls of several numbers of positions, which read no prompts."""
+        """Expected seconds of calls of several numbers of positions, which read no prompts.
+
+        They include the mean cost of cached tokens that are computed again.
+        """
+        refreshing = self.factor * self._refreshing * num_requests
+        return [refreshing + seconds for seconds in self._alone(sizes, num_requests)]
+
+    def _alone(self, sizes: Iterable[float], num_requests: float) -> list[float]:
+        """Expected seconds of calls that read nothing."""
         return [self.factor * seconds for seconds in self._calls.seconds_of(sizes, num_requests)]
 
     def seconds(self, num_positions: float, num_requests: float, num_unread: int = 0) -> float:
@@ -57,22 +67,36 @@ class DraftCosts:
         if self._reading.is_known:
             return self.factor * self._reading.at(num_unread)
         sizes = num_positions, num_positions + num_unread
-        without, whole = self.seconds_of(sizes, num_requests)
+        without, whole = self._alone(sizes, num_requests)
         return whole - without
 
     def observe(
-        self, num_positions: int, num_requests: int, num_unread: int, seconds: float
+        self,
+        num_positions: int,
+        num_requests: int,
+        num_unread: int,
+        seconds: float,
+        num_refreshed: int = 0,
     ) -> DraftCosts:
-        """Learn from a call, given its seconds without a concurrent verification."""
-        if num_unread and not self.is_known:
+        """Learn from a call, given its seconds without a concurrent verification.
+
+        num_refreshed: cached prefix tokens that it has computed again.
+        """
+        reads = num_unread > 0 or num_refreshed > 0
+        if reads and not self.is_known:
             return self
+        [alone] = self._alone([num_positions], num_requests)
+        added = max(seconds - alone, 0.0) / self.factor if reads else 0.0
         if num_unread:
-            added = max(seconds - self.seconds(num_positions, num_requests), 0.0)
-            reading, _ = self._reading.observe(num_unread, added / self.factor)
+            reading, _ = self._reading.observe(num_unread + num_refreshed, added)
             return replace(self, _reading=reading)
+        change = SMOOTHING * (added / num_requests - self._refreshing)
+        costs = replace(self, _refreshing=self._refreshing + change)
+        if num_refreshed:
+            return costs
         alone = seconds / self.factor
         calls, _ = self._calls.observe(num_positions, num_requests, alone, 1.0, reads=False)
-        return replace(self, _calls=calls)
+        return replace(costs, _calls=calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +164,17 @@ class CostModel:
         return sum([self.drafters[name].interference.lost_seconds(t) for name, t in beside.items()])
 
     def observe_draft(
-        self, name: str, num_positions: int, num_requests: int, num_unread: int, seconds: float
+        self,
+        name: str,
+        num_positions: int,
+        num_requests: int,
+        num_unread: int,
+        seconds: float,
+        num_refreshed: int = 0,
     ) -> CostModel:
-        """Learn from a draft call, given its seconds without a concurrent verification."""
-        costs = self.drafters[name].observe(num_positions, num_requests, num_unread, seconds)
+        """Learn from a draft call, see `DraftCosts.observe`."""
+        sizes = num_positions, num_requests, num_unread
+        costs = self.drafters[name].observe(*sizes, seconds, num_refreshed)
         return replace(self, drafters={**self.drafters, name: costs})
 
     def observe_verification(

@@ -174,7 +174,7 @@ class Alternatives(_message.Message):
     def __init__(self, row_lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("tree", "confidences", "num_tokens_before_eos", "drafter_choices", "proxy_choices", "draft_seconds", "search_seconds", "alternatives", "transport_seconds", "states_wanted")
+    __slots__ = ("tree", "confidences", "num_tokens_before_eos", "drafter_choices", "proxy_choices", "draft_seconds", "search_seconds", "alternatives", "transport_seconds", "states_wanted", "num_refreshed")
     TREE_FIELD_NUMBER: _ClassVar[int]
     CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_BEFORE_EOS_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +185,7 @@ class Draft(_message.Message):
     ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STATES_WANTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_REFRESHED_FIELD_NUMBER: _ClassVar[int]
     tree: DraftTree
     confidences: _containers.RepeatedScalarFieldContainer[float]
     num_tokens_before_eos: int
@@ -195,7 +196,8 @@ class Draft(_message.Message):
     alternatives: Alternatives
     transport_seconds: float
     states_wanted: StatesWanted
-    def __init__(self, tree: _Optional[_Union[DraftTree, _Mapping]] = ..., confidences: _Optional[_Iterable[float]] = ..., num_tokens_before_eos: _Optional[int] = ..., drafter_choices: _Optional[_Iterable[int]] = ..., proxy_choices: _Optional[_Iterable[int]] = ..., draft_seconds: _Optional[float] = ..., search_seconds: _Optional[float] = ..., alternatives: _Optional[_Union[Alternatives, _Mapping]] = ..., transport_seconds: _Optional[float] = ..., states_wanted: _Optional[_Union[StatesWanted, _Mapping]] = ...) -> None: ...
+    num_refreshed: int
+    def __init__(self, tree: _Optional[_Union[DraftTree, _Mapping]] = ..., confidences: _Optional[_Iterable[float]] = ..., num_tokens_before_eos: _Optional[int] = ..., drafter_choices: _Optional[_Iterable[int]] = ..., proxy_choices: _Optional[_Iterable[int]] = ..., draft_seconds: _Optional[float] = ..., search_seconds: _Optional[float] = ..., alternatives: _Optional[_Union[Alternatives, _Mapping]] = ..., transport_seconds: _Optional[float] = ..., states_wanted: _Optional[_Union[StatesWanted, _Mapping]] = ..., num_refreshed: _Optional[int] = ...) -> None: ...
 
 class Drafts(_message.Message):
     __slots__ = ("drafts",)
@@ -204,20 +206,22 @@ class Drafts(_message.Message):
     def __init__(self, drafts: _Optional[_Iterable[_Union[Draft, _Mapping]]] = ...) -> None: ...
 
 class Lattice(_message.Message):
-    __slots__ = ("num_positions", "max_candidates", "token_ids", "logprobs", "num_candidates", "num_tokens_before_eos")
+    __slots__ = ("num_positions", "max_candidates", "token_ids", "logprobs", "num_candidates", "num_tokens_before_eos", "num_refreshed")
     NUM_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     MAX_CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_BEFORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REFRESHED_FIELD_NUMBER: _ClassVar[int]
     num_positions: int
     max_candidates: int
     token_ids: bytes
     logprobs: bytes
     num_candidates: bytes
     num_tokens_before_eos: int
-    def __init__(self, num_positions: _Optional[int] = ..., max_candidates: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., num_candidates: _Optional[bytes] = ..., num_tokens_before_eos: _Optional[int] = ...) -> None: ...
+    num_refreshed: int
+    def __init__(self, num_positions: _Optional[int] = ..., max_candidates: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., num_candidates: _Optional[bytes] = ..., num_tokens_before_eos: _Optional[int] = ..., num_refreshed: _Optional[int] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_token_ids", "top_logprobs", "rank")

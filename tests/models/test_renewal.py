@@ -95,6 +95,15 @@ async def test_an_idle_drafter_renews_the_rows_before_the_window_in_turn(drafter
     assert max(one.num_rows for one in done.segments) == 4
 
 
+async def test_a_lattice_tells_how_many_cached_rows_were_computed_again(drafter):
+    async def refreshed(length: int) -> int:
+        [found] = await drafter.lattices([draft_request(PREFIX[:length], 5, 32, "a", "path")])
+        return found.num_refreshed
+
+    lengths = (30, 33, 34, 36, 38)
+    assert [await refreshed(length) for length in lengths] == [0, 0, 33 - 26, 0, 36 - 30]
+
+
 async def test_a_draft_that_arrives_waits_for_one_layer_of_a_piece(drafter, monkeypatch):
     has_begun, asked, forward = threading.Event(), list[bool](), drafter.runner.renew
 

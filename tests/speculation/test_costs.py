@@ -199,6 +199,20 @@ def test_what_a_call_loses_beside_another_is_what_the_other_slows_it_down_by(int
 # ---- drafting
 
 
+def test_what_drafts_compute_again_costs_each_its_share():
+    costs = DraftCosts(Interference.assumed(0.0))
+    assert costs.observe(16, 1, 0, 0.012, num_refreshed=512) == costs  # the first call
+    for number in range(200):
+        is_refresh = number % 5 == 4
+        seconds = 0.004 + 0.010 * is_refresh
+        costs = costs.observe(16, 1, 0, seconds, num_refreshed=512 * is_refresh)
+    assert costs.seconds(16, 1) == pytest.approx(0.006, rel=0.1)
+    assert costs.seconds(16, 2) - costs.seconds(16, 1) == pytest.approx(0.002, rel=0.3)
+    assert costs.reading_seconds(1000) == pytest.approx(
+        DraftCosts(Interference.assumed(0.0)).observe(16, 1, 0, 0.004).reading_seconds(1000)
+    )
+
+
 def test_prompts_that_a_draft_call_reads_have_a_price_of_their_own():
     costs = DraftCosts(Interference.assumed(1.0))
     for size in (1, 100):

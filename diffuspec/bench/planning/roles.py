@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from diffuspec.algorithm.draft_tree import follow, is_chain
 from diffuspec.bench.planning.machines import CallSize, Machine
@@ -102,6 +104,13 @@ def _accepted(tree: DraftTree, own: Sequence[int]) -> tuple[int, ...]:
     return tuple(range(num_accepted))
 
 
+class _Reading(NamedTuple):
+    """The prefix tokens that a simulated drafter reads for a draft."""
+
+    num_tokens: int
+    is_refresh: bool = False
+
+
 class SimulatedDrafter:
     """A drafter that knows its guesses. It reads a request's prefix once, or at intervals."""
 
@@ -122,30 +131,37 @@ class SimulatedDrafter:
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         num_positions = sum([request.num_draft_tokens for request in requests])
         num_context = sum([len(request.prefix) for request in requests])
-        size = CallSize(len(requests), num_positions, self._read(requests), num_context)
+        readings = [self._read(request) for request in requests]
+        num_read = sum([reading.num_tokens for reading in readings])
+        size = CallSize(len(requests), num_positions, num_read, num_context)
         seconds = self._machine.draft_seconds(size)
         await self._cross_network()
         started = time.monotonic()
         await self.worker.run(seconds * self._machine.slowness(started))
         spent = time.monotonic() - started
         await self._cross_network()
-        return [self._draft(request, spent) for request in requests]
+        return [
+            replace(
+                self._draft(request, spent),
+                num_refreshed=reading.num_tokens if reading.is_refresh else 0,
+            )
+            for request, reading in zip(requests, readings, strict=True)
+        ]
 
     async def release(self, request_id: str) -> None:
         self._read_at.pop(request_id, None)
 
-    def _read(self, requests: Sequence[DraftRequest]) -> int:
-        """Return the number of prefix tokens to read: all at first, the last ones at a refresh."""
-        num_read, interval = 0, self._machine.refresh_every
-        for request in requests:
-            size, read_at = len(request.prefix), self._read_at.get(request.request_id)
-            if read_at is None or (interval is not None and size - read_at >= interval):
-                self._read_at[request.request_id] = size
-                if read_at is None:
-                    num_read += size - self._num_shared_tokens
-                else:
-                    num_read += min(size, self._machine.refresh_tokens or size)
-        return num_read
+    def _read(self, request: DraftRequest) -> _Reading:
+        """Read all of a prefix at first, and its last tokens at a refresh."""
+        interval, size = self._machine.refresh_every, len(request.prefix)
+        read_at = self._read_at.get(request.request_id)
+        if read_at is None:
+            self._read_at[request.request_id] = size
+            return _Reading(size - self._num_shared_tokens)
+        if interval is None or size - read_at < interval:
+            return _Reading(0)
+        self._read_at[request.request_id] = size
+        return _Reading(min(size, self._machine.refresh_tokens or size), is_refresh=True)
 
     async def _cross_network(self) -> None:
         if self._machine.network_seconds:

@@ -115,6 +115,7 @@ def _put_draft(message: types_pb2.Draft, draft: Draft) -> None:
     message.draft_seconds = draft.draft_seconds
     message.search_seconds = draft.search_seconds
     message.transport_seconds = draft.transport_seconds
+    message.num_refreshed = draft.num_refreshed
     if draft.states_wanted is not None:
         message.states_wanted.layers.extend(draft.states_wanted.layers)
         message.states_wanted.first = draft.states_wanted.first
@@ -141,6 +142,7 @@ def draft_from_proto(message: types_pb2.Draft, transport_seconds: float = 0.0) -
         alternatives=_alternatives_from_proto(message.alternatives),
         transport_seconds=message.transport_seconds + transport_seconds,
         states_wanted=wanted_from_proto(message),
+        num_refreshed=message.num_refreshed,
     )
 
 
@@ -188,6 +190,7 @@ def lattice_to_proto(lattice: Lattice) -> types_pb2.Lattice:
         logprobs=lattice.logprobs.astype("<f4", copy=False).tobytes(),
         num_candidates=lattice.num_candidates.astype("<i4", copy=False).tobytes(),
         num_tokens_before_eos=lattice.num_tokens_before_eos,
+        num_refreshed=lattice.num_refreshed,
     )
 
 
@@ -208,7 +211,8 @@ def lattice_from_proto(message: types_pb2.Lattice) -> Lattice:
         )
     if np.isnan(logprobs).any():
         raise InvalidRequestError("a lattice's log-probabilities must be numbers, got NaN")
-    return Lattice(token_ids, logprobs, counts, message.num_tokens_before_eos)
+    known = message.num_tokens_before_eos, message.num_refreshed
+    return Lattice(token_ids, logprobs, counts, *known)
 
 
 def _table(name: str, data: bytes, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:

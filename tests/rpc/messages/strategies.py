@@ -119,6 +119,7 @@ def drafts(draw):
         search_seconds=draw(seconds),
         alternatives=draw(alternatives),
         transport_seconds=draw(seconds),
+        num_refreshed=draw(st.integers(0, 2**32 - 1)),
     )
 
 
@@ -132,6 +133,7 @@ def lattices(draw):
         draw(arrays.arrays(np.float32, shape, elements=floats)),
         draw(arrays.arrays(np.int32, shape[0], elements=st.integers(1, shape[1]))),
         draw(st.integers(-(2**31), 2**31 - 1)),
+        draw(st.integers(0, 2**32 - 1)),
     )
 
 

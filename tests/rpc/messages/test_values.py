@@ -85,6 +85,7 @@ def test_lattices_come_back_bit_for_bit(lattice: Lattice):
         assert received.dtype == sent.dtype and received.shape == sent.shape
         assert received.tobytes() == sent.tobytes()
     assert found.num_tokens_before_eos == lattice.num_tokens_before_eos
+    assert found.num_refreshed == lattice.num_refreshed
 
 
 @given(strategies.prompts)
