@@ -24,6 +24,7 @@ from diffuspec.pairs.factory.examples import (
     pad,
 )
 from diffuspec.pairs.factory.export import Storage, save_drafter
+from diffuspec.pairs.factory.head_loss import ROWS_ON_CPU, ROWS_ON_GPU
 from diffuspec.pairs.factory.loss import Head, LossConfig, draft_loss, frequent_ids
 from diffuspec.pairs.factory.optimisation import (
     Progressed,
@@ -37,7 +38,7 @@ from diffuspec.pairs.factory.packed_loss import (
     can_pack,
     packed_shape,
 )
-from diffuspec.pairs.factory.packing import Packed
+from diffuspec.pairs.factory.packing import MASKED_ROWS, Packed
 from diffuspec.pairs.factory.start import (
     begin,
     begin_with,
@@ -96,9 +97,10 @@ class DrafterPlan:
         states = 4 * 3 * share * checkpoint.num_weights  # gradients and optimiser states
         # Clean rows and masked rows; sps has no masked rows, and full attention few.
         has_few_masks = self.kind == "sps" or self.attention == "full"
-        rows = self.tokens_per_batch * (1.0 if has_few_masks else 2.5)
+        rows = self.tokens_per_batch * (1.0 if has_few_masks else 1.0 + MASKED_ROWS)
         hidden, head = int(config["hidden_size"]), self.head_tokens or int(config["vocab_size"])
-        activations = rows * (kept * hidden * BYTES_PER_LAYER_ROW + head * 12)
+        logits = head * 12 * (ROWS_ON_CPU if self.device == "cpu" else ROWS_ON_GPU)
+        activations = rows * kept * hidden * BYTES_PER_LAYER_ROW + logits
         total = weights + states + activations
         return (
             f"the training takes up to {total / 2**30:.1f} GiB: {weights / 2**30:.1f} for weights, "
