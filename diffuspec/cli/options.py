@@ -13,6 +13,7 @@ from diffuspec.core.config import EngineConfig
 from diffuspec.core.devices import DType
 from diffuspec.core.drafter_config import MAX_BLOCK_SIZE
 from diffuspec.core.errors import ConfigError
+from diffuspec.core.memory import loading_to_stay
 from diffuspec.core.params import (
     DraftLengthPolicy,
     SamplingParams,
@@ -165,10 +166,11 @@ def open_engine(
     num_threads is by default torch's, but 1 for the embedded pair, which is too small for more.
     """
     logs.stages.info("importing torch and transformers")
-    from diffuspec.engine.engine import Engine
+    with loading_to_stay():
+        from diffuspec.engine.engine import Engine
 
-    use_threads(num_threads or _threads_of_pair(config))
-    return Engine.from_config(config, tracer)
+        use_threads(num_threads or _threads_of_pair(config))
+        return Engine.from_config(config, tracer)
 
 
 def use_threads(num_threads: int | None) -> None:

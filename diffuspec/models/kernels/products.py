@@ -159,8 +159,9 @@ class MatrixProduct(CpuProduct):
         size = (-(-len(weight) // block), *shape[1:])
         packed = huge_pages.empty(size, weight.dtype)
         for start in starts:
-            part = self._layout.pack(weight[start : start + _PART], input_size)
-            packed[start // block : start // block + len(part)] = part
+            part = weight[start : start + _PART]
+            end = start // block + -(-len(part) // block)
+            self._layout.write(packed[start // block : end], part, input_size)
         return packed.view(stored)
 
     @property
@@ -221,6 +222,11 @@ class _Tiles:
         return parts.permute(0, 3, 1, 4, 2, 5)
 
     @classmethod
+    def write(cls, blocks: Tensor, weight: Tensor, input_size: int) -> None:
+        """Write a weight into uninitialised blocks of the layout."""
+        blocks.copy_(cls.pack(weight, input_size))
+
+    @classmethod
     def unpack(cls, tiles: Tensor, outputs: Tensor) -> Tensor:
         """Return the padded weights of some outputs."""
         halves = outputs // cls.lanes
@@ -239,6 +245,16 @@ class _Vectors:
         padded = _padded(weight, -num_inputs % group, -num_outputs % cls.block)
         parts = padded.view(-1, cls.block, padded.shape[1] // group, group)
         return parts.transpose(1, 2)
+
+    @classmethod
+    def write(cls, blocks: Tensor, weight: Tensor, input_size: int) -> None:
+        """Write a weight into uninitialised blocks of the layout."""
+        if input_size < 4:
+            blocks.copy_(cls.pack(weight, input_size))
+            return
+        padded = _padded(weight, 0, -len(weight) % cls.block)
+        for block, rows in zip(blocks.squeeze(-1), torch.split(padded, cls.block), strict=True):
+            block.copy_(rows.t())  # torch has a fast copy of matrices, but none of stacks of them
 
     @classmethod
     def unpack(cls, blocks: Tensor, outputs: Tensor) -> Tensor:
