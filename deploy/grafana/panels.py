@@ -81,15 +81,25 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Target's cache",
-            "In use: share of the tokens that all slots can hold. If it is low with all slots "
-            "taken, a smaller max_model_len leaves room for more slots. Found: share of prompt "
-            "tokens that were in the cache.",
+            "In use: share of the pages that running requests hold. Shared: those that several "
+            "hold. Found: share of prompt tokens that were in the cache. Read again: tokens for "
+            "each prompt token whose pages had been lost; if it is above a tenth, give the cache "
+            "more memory, or lower max_sequences.",
             {
                 "in use": f"avg(diffuspec_kv_cache_usage_perc{{{_OF}}})",
+                "shared": f"{_now('kv_cache_pages_shared')} / {_now('kv_cache_pages')}",
                 "found": f"{_rate('prefix_cache_hits_total')} / "
                 f"{_rate('prefix_cache_queries_total')}",
+                "read again": f"{_rate('reread_tokens_total')} / {_rate('prompt_tokens_total')}",
             },
             "percentunit",
+        ),
+        Panel(
+            "Preemptions",
+            "Requests that lost their pages to older ones, and are read again later. Answers are "
+            "the same; if there are many, give the cache more memory.",
+            {"preemptions": _rate("num_preemptions_total")},
+            "ops",
         ),
         Panel(
             "Prompt and answer",

@@ -18,14 +18,28 @@ EXAMPLES = """[bold]Examples[/bold]
   diffuspec model explain models/Qwen3-8B --tool-call-parser none
   diffuspec model explain models/SDAR-1.7B-Chat-b16
   diffuspec model explain SmolLM2-135M-Instruct-Q4_K_M.gguf
+  diffuspec model explain config.json --device-memory 141
 """
 
 Target = Annotated[
-    Path, typer.Argument(metavar="DIR|FILE.gguf", help="A model directory, or a GGUF file.")
+    Path,
+    typer.Argument(
+        metavar="DIR|FILE.gguf|config.json",
+        help="A model directory, a GGUF file, or a config.json alone, for the room in the cache.",
+    ),
 ]
 ToolCalls = Annotated[str | None, typer.Option("--tool-call-parser", metavar="NAME")]
 Reasoning = Annotated[str | None, typer.Option("--reasoning-parser", metavar="NAME")]
 Generation = Annotated[str | None, typer.Option("--generation-config", metavar="auto|vllm|DIR")]
+Memory = Annotated[
+    float | None,
+    typer.Option(
+        "--device-memory",
+        metavar="GIB",
+        min=0.1,
+        help="GiB of a GPU, or of all GPUs of a target, whose cache to compute; else this machine.",
+    ),
+]
 
 Rows: TypeAlias = Mapping[str, str]
 _WIDTH = 18
@@ -39,6 +53,7 @@ class Directory:
     path: Path
     tokenizer: Any  # None for a drafter without one
     settings: Mapping[str, str]
+    device_memory: float | None = None  # GiB
 
 
 def run(
@@ -46,6 +61,7 @@ def run(
     tool_call_parser: ToolCalls = None,
     reasoning_parser: Reasoning = None,
     generation_config: Generation = None,
+    device_memory: Memory = None,
 ) -> None:
     """Print how a model is served: what ends its answers, its chats, calls, reasoning, defaults.
 
@@ -61,9 +77,13 @@ def run(
     }
     settings = {name: value for name, value in given.items() if value is not None}
     drafts = _drafts(Directory(target, None, settings))
-    lacks_tokenizer = bool(drafts) and not (target / "tokenizer.json").is_file()
-    directory = Directory(target, None if lacks_tokenizer else load_tokenizer(target), settings)
+    is_config = target.name == "config.json"
+    lacks_tokenizer = is_config or (bool(drafts) and not (target / "tokenizer.json").is_file())
+    tokenizer = None if lacks_tokenizer else load_tokenizer(target)
+    directory = Directory(target, tokenizer, settings, device_memory)
     sections = SECTIONS[:1] if lacks_tokenizer else SECTIONS
+    if is_config:
+        sections = (("Weights", _config_alone),)
     # prints everything or raises an error
     found = [(title, describe(directory)) for title, describe in sections]
     for title, rows in found:
@@ -118,21 +138,45 @@ def _weights(directory: Directory) -> Rows:
     from diffuspec.core.errors import ModelLoadError
     from diffuspec.models.loading.backend import choose_backend
     from diffuspec.models.loading.checkpoint import inspect_checkpoint
-    from diffuspec.models.loading.load import cache_bytes_per_token, describe_room
     from diffuspec.models.loading.storage import describe_weights
 
     try:
         checkpoint = inspect_checkpoint(path)
         backend = choose_backend(path, "auto", "auto")
-        num_bytes = cache_bytes_per_token(checkpoint, backend.dtype)
-        return {
-            **describe_weights(checkpoint),
-            "cache": f"{num_bytes / 1024:.1f} KiB a token",
-            "cache_memory 0.9": describe_room(checkpoint, backend.device, backend.dtype),
-            "here": str(backend),
-        }
+        room = _room(checkpoint, backend.device, backend.dtype, directory.device_memory)
+        return {**describe_weights(checkpoint), **room, "here": str(backend)}
     except ModelLoadError as error:
         return {"refused": str(error)}
+
+
+def _config_alone(directory: Directory) -> Rows:
+    """Describe the room in the cache of a model of which only config.json is there."""
+    import torch
+
+    from diffuspec.models.loading.room import inspect_path
+
+    checkpoint = inspect_path(directory.path)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    room = _room(checkpoint, device, torch.bfloat16, directory.device_memory)
+    return {"parameters": f"{checkpoint.num_weights / 1e9:.2f} G, in bfloat16", **room}
+
+
+def _room(checkpoint: Any, device: Any, dtype: Any, device_memory: float | None) -> Rows:
+    """Describe the room in the cache, in GiB of a GPU's memory, or on this machine."""
+    import torch
+
+    from diffuspec.models.loading.checkpoint import memory_bytes
+    from diffuspec.models.loading.room import ModelSize
+
+    if device_memory is None:
+        num_bytes = memory_bytes(device)
+    else:
+        num_bytes, dtype = int(device_memory * 2**30), torch.bfloat16
+    size = ModelSize.of(checkpoint, dtype)
+    return {
+        "cache": f"{size.bytes_per_token / 1024:.1f} KiB a token",
+        "cache_memory 0.9": size.describe_room(num_bytes),
+    }
 
 
 def _tokens(directory: Directory) -> Rows:

@@ -39,6 +39,8 @@ class TargetInfo:
     max_sequences: int  # requests verified at the same time
     eos_token_ids: tuple[int, ...]
     max_tree_nodes: int = MAX_TREE_NODES  # drafted tokens verified in one step of one request
+    num_pages: int | None = None  # size of its cache, see `core.pages`; None: no limit
+    row_multiple: int = 1  # the rows of a request are padded to a multiple of this many
 
 
 class Drafter(Protocol):

@@ -30,6 +30,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from diffuspec.core.pages import PageUse
 from diffuspec.core.params import SamplingParams, TreeShape
 from diffuspec.core.states import StateRows, StatesWanted
 
@@ -37,7 +38,6 @@ TokenIds: TypeAlias = NDArray[np.int32]
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int] | TokenIds
 PreDraftResult: TypeAlias = Literal["hit", "miss"]
 
-CACHE_BLOCK_TOKENS = 64  # unit in which the cached tokens of a request with a salt are reported
 MAX_ALTERNATIVES = 8
 MAX_PRE_DRAFTS = 128  # largest number of pre-drafts in one batch, over all requests
 NO_TOKENS: TokenIds = np.zeros(0, np.int32)
@@ -205,15 +205,14 @@ class Verdict:
     num_cached_tokens: int = 0  # prefix tokens in the target's cache before the verification
     # prefix tokens not cached yet; if there are any, token_ids is meaningless
     num_unread_tokens: int = 0
-    # nothing was verified because the grammar's masks are not ready: send it again
+    # nothing was verified because the grammar's masks are not ready, or pages are missing: send it
+    # again
     is_held: bool = False
+    pages: PageUse | None = None  # of the target's cache after the batch; None: it has no limit
 
     @property
     def num_accepted_tokens(self) -> int:
         return len(self.accepted_nodes)
-
-
-HELD = Verdict((0,), (), is_held=True)
 
 
 @dataclass(slots=True)

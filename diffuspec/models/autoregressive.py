@@ -22,6 +22,7 @@ from diffuspec.algorithm.shaping import History
 from diffuspec.core.drafter_config import AutoregressiveConfig
 from diffuspec.core.errors import DrafterError
 from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.pages import num_pages_of
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.types import Draft, DraftRequest, TokenIds
 from diffuspec.models.attention.segment import Segment
@@ -29,7 +30,6 @@ from diffuspec.models.draft_context import draft_context, max_context_tokens
 from diffuspec.models.draft_requests import check_draft_request, check_vocabulary, draft_rounds
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.models.loading.load import load_model
-from diffuspec.models.pages.store import num_pages_of
 from diffuspec.models.pages.table import PageTable
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.worker import Worker

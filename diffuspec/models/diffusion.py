@@ -15,6 +15,7 @@ from diffuspec.algorithm.lattice import EMPTY_LATTICE, Pruning, build_lattices
 from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.errors import DrafterError, InvalidRequestError, VocabularyError
 from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.pages import num_pages_of
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.types import DraftRequest, Lattice, TokenIds, num_shared_tokens
 from diffuspec.models.attention.segment import Segment
@@ -33,7 +34,6 @@ from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.models.loading.families import DiffusionSettings, find_warnings
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.masked_draft import MaskedDraft
-from diffuspec.models.pages.store import num_pages_of
 from diffuspec.models.pages.table import PageTable
 from diffuspec.models.renewal import IdleRenewal, RowAges
 from diffuspec.models.runner import ModelRunner

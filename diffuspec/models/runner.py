@@ -41,7 +41,7 @@ class CacheSettings:
 
     num_pages: int
     shares_prefixes: bool = True
-    spares_older: bool = False
+    preempts: bool = True
 
 
 class ModelRunner:
@@ -97,7 +97,7 @@ class ModelRunner:
             and shape.has_plain_scoring
             and transposes_keys(parameter.dtype, self.device),
             shares_prefixes=cache.shares_prefixes,
-            spares_older=cache.spares_older,
+            preempts=cache.preempts,
         )
         self._graphs: StepGraphs | None = None
         self.reset_counts()
@@ -130,13 +130,16 @@ class ModelRunner:
 
     def reserve(self, table: PageTable, end: int) -> None:
         """Let forwards write a table's rows before `end`. Raises OutOfPagesError."""
-        if self._fixed_rows is not None:
-            end = -(-end // self._fixed_rows) * self._fixed_rows
-        self.cache.reserve(table, end)
+        self.cache.reserve(table, -(-end // self.row_multiple) * self.row_multiple)
 
     @property
     def is_exact(self) -> bool:
         return self._is_exact or self._fixed_rows is not None
+
+    @property
+    def row_multiple(self) -> int:
+        """The rows of a table are padded to a multiple of this many."""
+        return self._fixed_rows or 1
 
     @property
     def takes_trees(self) -> bool:

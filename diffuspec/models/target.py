@@ -22,12 +22,13 @@ from diffuspec.core.errors import (
     WorkerError,
 )
 from diffuspec.core.interfaces import Observer, TargetInfo
-from diffuspec.core.types import HELD, Verdict, VerifyRequest, num_shared_tokens
+from diffuspec.core.pages import PAGE_SIZE
+from diffuspec.core.types import Verdict, VerifyRequest, num_shared_tokens
 from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.models.loading.load import LoadedModel, load_model
 from diffuspec.models.pages.cache import MANY_TOKENS
 from diffuspec.models.pages.pool import OutOfPagesError
-from diffuspec.models.pages.store import PAGE_SIZE, describe_size
+from diffuspec.models.pages.store import describe_size
 from diffuspec.models.pages.table import PageTable
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.validation import check_batch
@@ -93,6 +94,8 @@ class CausalTarget:
             max_sequences=config.max_sequences,
             eos_token_ids=eos_token_ids,
             max_tree_nodes=config.max_tree_nodes,
+            num_pages=loaded.runner.cache.num_pages,
+            row_multiple=loaded.runner.row_multiple,
         )
         matchers = AnswerMatchers(grammars_of(config.path, info))
         masks = AnswerMasks(matchers, is_inline=info.max_sequences == 1)
@@ -170,9 +173,21 @@ class CausalTarget:
                 verdicts = step.verdicts(started)
         except WorkerError as error:
             raise VerifierError(str(error)) from error
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise VerifierError(
+                f"the target's device is out of memory; a smaller cache_memory leaves more: {error}"
+            ) from error
         except Exception as error:  # torch may raise anything
             raise VerifierError(f"the target's forward pass failed: {error}") from error
-        return [verdicts.get(request.request_id, HELD) for request in requests]
+        use = self.runner.cache.use
+        return [
+            replace(verdicts.get(request.request_id) or self._held(request), pages=use)
+            for request in requests
+        ]
+
+    def _held(self, request: VerifyRequest) -> Verdict:
+        num_unread = len(request.prefix) - self.runner.cache.num_cached(request.request_id)
+        return Verdict((0,), (), is_held=True, num_unread_tokens=num_unread)
 
     def _take_step(
         self,
@@ -200,15 +215,13 @@ class CausalTarget:
     ) -> list[VerifyPlan]:
         """Return a plan for each request except held ones, and prefill long prefixes.
 
-        Older requests come first. One that finds no free page for its draft goes without, and one
-        that finds none for its prefix is held.
+        A request that finds no free page for its draft goes without, and one that finds none for
+        its prefix is held: whoever calls makes room by releasing requests.
         """
-        cache = self.runner.cache
-        cache.begin_step()
+        self.runner.cache.begin_step()
         plans: list[VerifyPlan] = []
         reading: list[VerifyPlan] = []  # plans with much to prefill
-        pairs = list(zip(requests, admitted, strict=True))
-        for asked, found in sorted(pairs, key=lambda pair: cache.age(pair[0].request_id)):
+        for asked, found in zip(requests, admitted, strict=True):
             self._read_shared(reading, asked)
             table = self._acquire(asked)
             request = asked.up_to_limit(table.length)
@@ -220,7 +233,6 @@ class CausalTarget:
             if not self._reserve(table, chosen):
                 chosen = chosen.without_draft()
                 if not self._reserve(table, chosen):
-                    cache.preempt(asked.request_id)
                     continue
             request, nodes, masks = chosen
             fed = HiddenStates(hidden_layers) if hidden_layers else None

@@ -30,6 +30,7 @@ class VerifyCall:
     num_rows: int  # roots and nodes of the trees
     num_decoding: int  # requests without prompt left to read
     num_running: int  # decoding requests when it began
+    preempted: Sequence[str] = ()  # requests that lose their pages before
     started_at: float = 0.0  # points in time are of time.monotonic()
     ends_at: float = 0.0  # expected end
     ended_at: float = 0.0

@@ -81,8 +81,7 @@ class Coordinator:
         self._breaks: deque[float] = deque(maxlen=_MAX_BREAKS)  # times of the loop's last breaks
         self._held: set[Request] = set()  # requests whose next step waits for their reader
         self._task: asyncio.Task[None] | None = None
-        busy = {"verifier": self.loop.verifications.busy, "drafter": self.loop.drafting.busy}
-        bind_gauges(self.metrics, self._info, self.admission, pool, busy)
+        bind_gauges(self.metrics, self._info, self.admission, pool, self.loop)
 
     # ---- the start of a request
 
@@ -255,6 +254,7 @@ class Coordinator:
             self.admission.leave(request)
             return
         self.loop.drop(request)
+        self.loop.verifications.pages.release(request.num_pages)
         self.releases.start(request.request_id, lambda: self._free_slot(request))
 
     def _free_slot(self, request: Request) -> None:

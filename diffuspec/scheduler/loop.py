@@ -92,7 +92,7 @@ class Loop:
         self.learner = learner = Learner(costs, busy, count_failure)
         put = self.events.put
         self.verifications = Verifications(
-            verifier, config, pool, learner, finish_step, put, tracer
+            verifier, config, pool, learner, finish_step, put, self._read_again, tracer
         )
         self.drafting = Drafting(
             pool, verifier.info, config, learner, self.verifications, put, tracer
@@ -104,8 +104,12 @@ class Loop:
             config.max_prefill_seconds,
             config.prefill_chunk_tokens,
             config.max_draft_seconds / 4,
+            verifier.info.row_multiple,
         )
-        self.requests: dict[str, Request] = {}  # running ones, but those held for their readers
+        # running ones, the oldest first, but those that wait for their readers
+        self.requests: dict[str, Request] = {}
+        self._paused: dict[str, Request] = {}  # these, the latest last
+        self._lacking = frozenset[str]()  # requests without pages for their next step
         self._plan = Plan()
 
     async def run(self) -> None:
@@ -144,6 +148,8 @@ class Loop:
             ],
             alone=self._plan.alone,
             rate=self._plan.rate,
+            num_free_pages=verifications.pages.num_free,
+            paused={name: request.num_pages for name, request in self._paused.items()},
         )
 
     def _launch(self, plan: Plan) -> None:
@@ -154,6 +160,10 @@ class Loop:
         requests = self.requests
         for request_id, number in plan.homes.items():
             requests[request_id].home = number
+        if self._lacking or plan.waiting:
+            self._wait_for_pages(plan.waiting)
+        for request_id in plan.preempted:
+            self._preempt(requests.get(request_id) or self._paused[request_id])
         if plan.verify:
             chosen = [requests[request_id] for request_id in plan.verify]
             self.verifications.begin(chosen, plan)
@@ -161,6 +171,26 @@ class Loop:
             self.drafting.check(number, requests[request_id])
         for call in plan.drafts:
             self.drafting.begin(call, requests, plan.num_running)
+
+    def _wait_for_pages(self, waiting: frozenset[str]) -> None:
+        for request_id, request in self.requests.items():
+            if request_id in waiting and request.state == "ready":
+                request.progress.enter("waiting", "room in the target's cache")
+        self._lacking = waiting
+
+    @property
+    def num_lacking(self) -> int:
+        """Number of requests that wait for pages of the target's cache."""
+        return len(self._lacking & self.requests.keys())
+
+    def _read_again(self) -> None:
+        """Read all prefixes again, in chunks: one long step could miss its deadline repeatedly."""
+        for request in (*self.requests.values(), *self._paused.values()):
+            request.prefill.lose()
+
+    def _preempt(self, request: Request) -> None:
+        request.prefill.lose()
+        self.verifications.pages.num_preemptions += 1
 
     def next_step(self) -> Step:
         """Return a step that begins now."""
@@ -171,20 +201,26 @@ class Loop:
         """Schedule a request that was admitted, has its verdict, or whose reader caught up."""
         request.step = step or self.next_step()
         self.requests[request.request_id] = request
+        if self._paused.pop(request.request_id, None):
+            by_age = sorted(self.requests.values(), key=lambda one: one.timeline.admitted_at)
+            self.requests = {one.request_id: one for one in by_age}
         self.drafting.seek(request)
 
     def hold(self, request: Request) -> None:
         """Leave out a request that waits for its reader."""
         self.requests.pop(request.request_id, None)
+        self._paused[request.request_id] = request
 
     def drop(self, request: Request) -> None:
         """Forget a request that has ended."""
         self.requests.pop(request.request_id, None)
+        self._paused.pop(request.request_id, None)
         self.drafting.drop(request)
 
     def clear(self) -> None:
         """Forget all requests that are in no call, after a failure of the loop."""
         self.requests.clear()
+        self._paused.clear()
         self.verifications.clear()
         self.drafting.clear()
         self._plan = Plan()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
 
 from diffuspec.algorithm.draft_tree import depth_of
 from diffuspec.core.interfaces import TargetInfo
@@ -11,9 +11,9 @@ from diffuspec.core.types import EMPTY_DRAFT, RequestOutput, StepStats, Verdict,
 from diffuspec.scheduler.admission import Admission
 from diffuspec.scheduler.calls import VerifyCall
 from diffuspec.scheduler.drafters import DrafterPool
+from diffuspec.scheduler.loop import Loop
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import Step
-from diffuspec.telemetry.busy_time import BusyTime
 from diffuspec.telemetry.metrics import Metrics
 from diffuspec.telemetry.trace import Argument, Colour, Tracer
 
@@ -139,19 +139,21 @@ def bind_gauges(
     target: TargetInfo,
     admission: Admission,
     pool: DrafterPool | None,
-    busy: Mapping[str, BusyTime],
+    loop: Loop,
 ) -> None:
-    """Connect the series of load and time to the coordinator's state. `busy`: by role."""
-    num_cached_tokens = target.max_sequences * target.max_model_len
-
-    def cache_usage() -> float:
-        return sum(request.num_tokens for request in admission.running) / num_cached_tokens
-
-    metrics.running.read = lambda: admission.num_running
+    """Connect the series of load and time to the coordinator's state."""
+    busy = {"verifier": loop.verifications.busy, "drafter": loop.drafting.busy}
+    pages = loop.verifications.pages
+    metrics.running.read = lambda: admission.num_running - loop.num_lacking
     metrics.max_running.read = lambda: target.max_sequences
-    metrics.waiting.read = lambda: admission.num_waiting
+    metrics.waiting.read = lambda: admission.num_waiting + loop.num_lacking
     metrics.max_waiting.read = lambda: admission.max_waiting
-    metrics.kv_cache_usage.read = cache_usage
+    metrics.kv_cache_usage.read = lambda: pages.num_used / pages.num_all
+    metrics.pages.read = lambda: 0.0 if pages.num_all == math.inf else pages.num_all
+    metrics.pages_used.read = lambda: pages.num_used
+    metrics.pages_shared.read = lambda: pages.num_shared
+    metrics.preemptions.read = lambda: {(): pages.num_preemptions}
+    metrics.reread_tokens.read = lambda: {(): pages.num_reread_tokens}
     metrics.active_seconds.read = lambda: {(): admission.active.seconds(time.monotonic())}
     metrics.busy_seconds.read = lambda: {
         (role,): time_of.seconds(time.monotonic()) for role, time_of in busy.items()

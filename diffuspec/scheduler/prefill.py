@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from diffuspec.core.errors import VerifierError
-from diffuspec.core.types import CACHE_BLOCK_TOKENS, TokenLogprobs, Verdict, VerifyRequest
+from diffuspec.core.pages import PAGE_SIZE
+from diffuspec.core.types import TokenLogprobs, Verdict, VerifyRequest
 from diffuspec.speculation.values import FEW_TOKENS
 from diffuspec.text.prefix import Prefix
 from diffuspec.text.prompt_scoring import PromptScoring
@@ -29,12 +30,13 @@ class Prefill:
         is_salted: the request shares cached prefixes only with those of the same salt.
         """
         self.num_read = 0  # tokens of the prefix in the target's cache
+        self._num_lost = 0  # tokens that it has held before
         self._num_cached: int | None = None  # tokens that earlier requests left there
         self._is_stuck = False  # the last verification made no progress
         self._request_id = request_id
         self._prefix = prefix
         self._scoring = scoring
-        self._block = CACHE_BLOCK_TOKENS if is_salted else 1
+        self._block = PAGE_SIZE if is_salted else 1
 
     @property
     def num_unread(self) -> int:
@@ -63,6 +65,20 @@ class Prefill:
     def finish(self) -> None:
         """Record a committed verdict: the target has read all tokens but its own last one."""
         self.num_read = self._prefix.num_tokens - 1
+
+    def lose(self) -> None:
+        """Let the target look for the prefix in its cache once more: pages have been lost."""
+        self.num_read, self._num_lost = 0, max(self.num_read, self._num_lost)
+
+    def found(self, verdict: Verdict) -> int:
+        """Return the number of lost tokens that a verification had to read again."""
+        num_lost, self._num_lost = self._num_lost, 0
+        return max(num_lost - verdict.num_cached_tokens, 0)
+
+    def hold(self, asked: VerifyRequest, verdict: Verdict) -> None:
+        """Record what is cached of a prefix whose verification is held."""
+        num_read = len(asked.prefix) - verdict.num_unread_tokens
+        self.num_read = min(max(num_read, 0), self._prefix.num_tokens - 1)
 
     def limit(self, most: int) -> int | None:
         """Return how many tokens a verification may read: `most`, or None for all.

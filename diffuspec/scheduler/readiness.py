@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from diffuspec.scheduler.room import Room, share_pages
 from diffuspec.speculation.values import DrafterView, RequestView, Snapshot
 
 
@@ -18,18 +19,19 @@ class Readiness:
     num_running: int  # decoding requests, those in calls included
     homes: Mapping[str, DrafterView]  # the drafters of requests that have one
     placed: Mapping[str, int]  # requests that change to another drafter
+    room: Room
 
 
 def readiness_of(s: Snapshot) -> Readiness:
     """Choose the requests, and place those that have no drafter with one."""
-    requests, alone = choose_ready(s)
+    requests, alone, room = choose_ready(s)
     drafters = {drafter.number: drafter for drafter in s.drafters}
     placed = _placed(s, requests)
     homes = {
         request.request_id: request.home for request in s.requests if request.home is not None
     } | placed
     known = {request_id: drafters[number] for request_id, number in homes.items()}
-    return Readiness(requests, alone, num_running_of(s, requests), known, placed)
+    return Readiness(requests, alone, num_running_of(s, requests), known, placed, room)
 
 
 def num_running_of(s: Snapshot, chosen: Iterable[RequestView]) -> int:
@@ -38,8 +40,16 @@ def num_running_of(s: Snapshot, chosen: Iterable[RequestView]) -> int:
     return sum([not request.is_long for request in [*busy, *chosen]])
 
 
-def choose_ready(s: Snapshot) -> tuple[list[RequestView], str | None]:
-    """Return the ready requests that may be in calls now, and a suspect that runs alone.
+def choose_ready(s: Snapshot) -> tuple[list[RequestView], str | None, Room]:
+    """Return the ready requests that may be in calls now, and a suspect that runs alone."""
+    ready, alone = _without_suspects(s)
+    room = share_pages(s, alone)
+    fitting = [room.limited(request) for request in ready if request.request_id not in room.waiting]
+    return fitting, alone, room
+
+
+def _without_suspects(s: Snapshot) -> tuple[list[RequestView], str | None]:
+    """Return the ready requests that may run beside others, or a suspect that runs alone.
 
     A request at which workers were lost repeatedly waits until no other request can go on. Then the
     first of them runs alone until it ends, or waits for its reader; the next one follows.

@@ -14,6 +14,7 @@ from diffuspec.algorithm.validation import check_draft
 from diffuspec.core.interfaces import RequestStatus, TargetInfo
 from diffuspec.core.losses import SUSPECT_LOSSES, Losses, on_begin
 from diffuspec.core.outputs import Outputs
+from diffuspec.core.pages import num_pages_of
 from diffuspec.core.params import (
     MAX_DRAFT_TOKENS,
     MAX_OUTCOMES,
@@ -107,7 +108,6 @@ class Request:
         self.num_steps = 0  # verdicts committed by this coordinator
         self.is_in_verifier = False  # a verification with it has not returned
         self.stalled_since: float | None = None  # start of the verifier's outage
-        self.num_outages = 0  # outages of the verifier that `prefill` takes into account
         is_salted = wanted.sampling.cache_salt is not None
         self.prefill = Prefill(request_id, self._prefix, self._scoring(wanted), is_salted=is_salted)
         # coordinators and verifiers that were lost while they worked on it
@@ -175,6 +175,11 @@ class Request:
         self.num_steps += 1
         return verdict.token_ids[: len(pieces)], tuple(pieces)
 
+    @property
+    def num_pages(self) -> int:
+        """Pages of the target's cache that hold its tokens."""
+        return num_pages_of(self.prefill.num_read)
+
     # ---- state
 
     @property
@@ -216,6 +221,7 @@ class Request:
             self.speculation.num_outcomes == "auto",
             self.losses.is_suspect,
             self.acceptance.prospects,
+            0 if length == 0 else self.speculation.max_nodes,
             step.is_settled,
             step.ticket,
             step.reach,

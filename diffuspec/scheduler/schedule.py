@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from diffuspec.scheduler.candidates import Batch, Scorer, batch_after, batch_of, coming
 from diffuspec.scheduler.draft_plans import Drafts, size_drafts, with_pre_drafts
 from diffuspec.scheduler.readiness import Readiness, choose_ready, num_running_of, readiness_of
+from diffuspec.scheduler.room import Room
 from diffuspec.speculation.lengths import nodes_to_verify
 from diffuspec.speculation.values import Plan, RequestView, Score, Snapshot
 
@@ -37,7 +38,13 @@ def schedule(s: Snapshot) -> Plan:
     ready = readiness_of(s)
     can_verify = s.verification_ends_at is None and s.now >= s.verifier_at
     if can_verify and s.isolated:
-        return Plan(s.isolated[0], rate=s.rate, alone=ready.alone, num_running=ready.num_running)
+        return Plan(
+            s.isolated[0],
+            waiting=ready.room.waiting,
+            rate=s.rate,
+            alone=ready.alone,
+            num_running=ready.num_running,
+        )
     groups, reasons = _grouped(ready)
     max_read = _max_read(s, groups.prompts, ready.num_running)
     drafts = size_drafts(s, ready, groups.open)
@@ -50,7 +57,9 @@ def schedule(s: Snapshot) -> Plan:
     verified = [request for request in ready.requests if request.request_id in chosen]
     plan = replace(
         plan,
-        num_nodes=_num_nodes(s, verified, max_read, drafts.rate),
+        num_nodes=_fitting_nodes(
+            verified, ready.room, _num_nodes(s, verified, max_read, drafts.rate)
+        ),
         max_read={name: n for name, n in max_read.items() if name in chosen},
         homes=ready.placed,
         health_checks=_health_checks(s, verified),
@@ -58,6 +67,8 @@ def schedule(s: Snapshot) -> Plan:
         num_running=ready.num_running,
         rate=drafts.rate,
         reasons={**reasons, **drafts.reasons},
+        preempted=ready.room.preempted if plan.verify else (),
+        waiting=ready.room.waiting,
     )
     if s.limits.overlap:
         plan = _with_pre_drafts(s, ready, plan)
@@ -68,13 +79,21 @@ def schedule(s: Snapshot) -> Plan:
 
 def plain_plan(s: Snapshot) -> Plan:
     """Return a plan that asks no model: it verifies all that may run, and drafts for none."""
-    ready, alone = choose_ready(s)
+    ready, alone, room = choose_ready(s)
     if s.now < s.verifier_at:
         return Plan(wait_until=s.verifier_at, alone=alone)
     if s.verification_ends_at is not None:
         return Plan(alone=alone)
-    verify = s.isolated[0] if s.isolated else _ids(ready)
-    return Plan(verify, alone=alone, num_running=num_running_of(s, ready))
+    if s.isolated:
+        return Plan(s.isolated[0], alone=alone, num_running=num_running_of(s, ready))
+    return Plan(
+        _ids(ready),
+        num_nodes=_fitting_nodes(ready, room, {}),
+        preempted=room.preempted,
+        waiting=room.waiting,
+        alone=alone,
+        num_running=num_running_of(s, ready),
+    )
 
 
 def _grouped(ready: Readiness) -> tuple[_Groups, dict[str, str]]:
@@ -97,7 +116,7 @@ def _why_not(request: RequestView) -> str:
     if request.fixed_length == 0:
         return "speculation is off"
     if request.room <= 0:
-        return "no draft fits: one token is left"
+        return "no draft fits: one token is left, or no page is"
     return "its draft was empty" if request.is_settled else "no drafter is available"
 
 
@@ -176,6 +195,18 @@ def _num_nodes(
         )
         for request, number in zip(cut, kept, strict=True)
     }
+
+
+def _fitting_nodes(
+    verified: Sequence[RequestView], room: Room, num_nodes: Mapping[str, int]
+) -> dict[str, int]:
+    """Return how many nodes to verify, of those that are worth it, where all have pages."""
+    fitting = dict(num_nodes)
+    for request in verified:
+        wanted = num_nodes.get(request.request_id, len(request.reach))
+        if wanted > (most := room.max_nodes.get(request.request_id, wanted)):
+            fitting[request.request_id] = most
+    return fitting
 
 
 def _health_checks(s: Snapshot, verified: Sequence[RequestView]) -> list[tuple[int, str]]:

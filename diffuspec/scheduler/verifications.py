@@ -28,6 +28,7 @@ from diffuspec.core.types import EMPTY_DRAFT, Verdict, VerifyRequest
 from diffuspec.scheduler.calls import VerifyCall
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.learner import Learner
+from diffuspec.scheduler.pages import Pages
 from diffuspec.scheduler.request import Request
 from diffuspec.speculation.values import Plan
 from diffuspec.telemetry.busy_time import BusyTime
@@ -53,10 +54,15 @@ class Verifications:
         learner: Learner,
         finish_step: FinishStep,
         put: Callable[[Callable[[], None]], None],
+        on_lost_cache: Callable[[], None],
         tracer: Tracer | None,
     ) -> None:
-        """`finish_step` gets each verdict, or the error that ends a request; `put` adds events."""
+        """`finish_step` gets each verdict, or the error that ends a request; `put` adds events.
+
+        on_lost_cache: called when the verifier may be replaced by one with an empty cache.
+        """
         self.busy = BusyTime()
+        self.pages = Pages(verifier)
         self.in_flight: VerifyCall | None = None
         self.latest: Sequence[Request] = ()  # the requests of the latest call
         self.retry_at = 0.0  # time at which an unavailable verifier is called again
@@ -68,9 +74,9 @@ class Verifications:
         self._learner = learner
         self._finish_step = finish_step
         self._put = put
+        self._on_lost_cache = on_lost_cache
         self._tracer = tracer
         self._backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
-        self._num_outages = 0
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, requests: Sequence[Request], plan: Plan) -> None:
@@ -92,6 +98,7 @@ class Verifications:
         for request in requests:
             request.state, request.is_in_verifier = "verifying", True
         self.in_flight, self.latest = call, requests
+        self.pages.begin_verification()
         self.busy.begin(now)
         self._task = asyncio.get_running_loop().create_task(self._verify(call))
 
@@ -104,11 +111,13 @@ class Verifications:
             asked.append(scored or request.verify_request(limit))
         rows = sum([1 + request.step.draft.tree.num_nodes for request in requests])
         num_decoding = sum([not request.prefill.is_long for request in requests])
-        return VerifyCall(requests, asked, rows, num_decoding, plan.num_running)
+        return VerifyCall(requests, asked, rows, num_decoding, plan.num_running, plan.preempted)
 
     async def _verify(self, call: VerifyCall) -> None:
         result: list[Verdict] | Exception
         try:
+            for request_id in call.preempted:
+                await self._verifier.release(request_id)
             result = await self._verifier.verify(call.asked)
             if len(result) != len(call.asked):
                 raise VerifierError(f"{len(result)} verdicts for {len(call.asked)} requests")
@@ -123,10 +132,6 @@ class Verifications:
 
     def _settle(self, request: Request, plan: Plan) -> None:
         """Settle the step of a request that is about to be verified."""
-        if request.num_outages < self._num_outages:
-            # The verifier may be a new one, with an empty cache. Reading the whole prefix in one
-            # step could miss the deadline again and again, so it is read in chunks.
-            request.num_outages, request.prefill.num_read = self._num_outages, 0
         step = request.step
         if not step.is_settled and not request.prefill.is_long:
             is_wanted = request.policy.num_draft_tokens != 0 and request.room > 0
@@ -166,6 +171,7 @@ class Verifications:
             self._isolate(call, result)
         else:
             self._backoff.succeeded()
+            self.pages.on_verdicts(result)
             with self._learner.attempt("learning from a verification"):
                 if any([verdict.is_held for verdict in result]):
                     self._learner.skip(call)
@@ -183,8 +189,10 @@ class Verifications:
         request.stalled_since = None
         if verdict.is_held and not request.is_finished:
             request.progress.waits_for = "the masks of its form, or room in the cache"
+            request.prefill.hold(asked, verdict)
             request.state = "ready"
             return
+        self.pages.num_reread_tokens += request.prefill.found(verdict)
         try:
             request.feed.take(verdict.states)
             is_read = request.prefill.take(asked, verdict)
@@ -219,7 +227,8 @@ class Verifications:
 
     def _on_outage(self, call: VerifyCall, error: VerifierUnavailableError) -> None:
         """Hold requests until the verifier is back, except those that waited too long or ended."""
-        self._num_outages += 1
+        self.pages.reset()
+        self._on_lost_cache()
         pause, now = self._backoff.failed(), time.monotonic()
         logger.warning("the verifier is unavailable; next attempt in %.2g s: %s", pause, error)
         self.retry_at = now + pause

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
+from diffuspec.core.pages import num_pages_of
 from diffuspec.speculation.acceptance import Prospects
 from diffuspec.speculation.costs import CostModel
 from diffuspec.speculation.guard import SpeculationGuard
@@ -58,10 +59,16 @@ class RequestView(NamedTuple):
     is_priced: bool  # whether outcomes are pre-drafted by cost; False: all that are listed here
     is_suspect: bool  # workers were lost repeatedly while they worked on it
     prospects: Prospects
+    max_nodes: int = 0  # nodes of its widest draft tree
     is_settled: bool = False  # its draft has arrived, or this step goes without one
     ticket: DraftTicket | None = None  # of its draft
     reach: Sequence[float] = ()  # reach of the draft's nodes
     outcomes: Sequence[PossibleOutcome] = ()  # of its verification, without a pre-draft yet
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the target's cache that hold its tokens; some may be shared with others."""
+        return num_pages_of(self.num_tokens - self.num_unread)
 
     @property
     def is_long(self) -> bool:
@@ -112,6 +119,7 @@ class Limits:
     max_prefill_seconds: float  # most seconds that prompts may add to a verification
     max_prefill_tokens: int  # most tokens of one prompt in one verification
     max_reading_seconds: float  # most seconds that a draft call may take for several prompts
+    row_multiple: int = 1  # see TargetInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +127,7 @@ class Snapshot:
     """The state of a coordinator at one moment."""
 
     now: float  # points in time are of time.monotonic()
-    requests: Sequence[RequestView]  # running ones, but those held for their readers
+    requests: Sequence[RequestView]  # running ones, the oldest first, but those that are paused
     drafters: Sequence[DrafterView]
     costs: CostModel
     guard: SpeculationGuard
@@ -130,6 +138,9 @@ class Snapshot:
     isolated: Sequence[Sequence[str]] = ()
     alone: str | None = None  # a suspect that runs alone
     rate: float = 0.0  # tokens per second expected by the last plan
+    num_free_pages: float = math.inf  # pages of the target's cache; math.inf: it has no limit
+    # pages of requests that wait for their readers; the last one is preempted first
+    paused: Mapping[str, int] = field(default_factory=dict)
 
 
 class Score(NamedTuple):
@@ -168,6 +179,9 @@ class Plan:
     homes: Mapping[str, int] = field(default_factory=dict)  # requests placed with another drafter
     # failed drafters to try, each with a request whose draft request is copied
     health_checks: Sequence[tuple[int, str]] = ()
+    # requests that lose their pages before the verification: they are read again later
+    preempted: Sequence[str] = ()
+    waiting: frozenset[str] = frozenset()  # requests without pages for their next step
     alone: str | None = None  # see Snapshot
     num_running: int = 0  # decoding requests, which neither read prompts nor wait for a suspect
     wait_until: float = math.inf
@@ -183,6 +197,8 @@ class Plan:
             "/".join([str(ticket.length) for ticket in call.tickets]) for call in self.drafts
         ]
         checks = [f"check drafter {number}" for number, _ in self.health_checks]
+        if self.preempted:
+            checks.append(f"preempt {len(self.preempted)}")
         calls = ", ".join([verify, f"draft {lengths}", *checks])
         reasons = Counter(
             [self.reasons[request_id] for request_id in self.verify if request_id in self.reasons]

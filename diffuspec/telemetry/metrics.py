@@ -62,11 +62,25 @@ class Metrics:
     def _add_load(self) -> None:
         gauge = self.table.gauge
         self.running = gauge("num_requests_running", "Requests decoding.")
-        self.waiting = gauge("num_requests_waiting", "Requests queued.")
+        self.waiting = gauge(
+            "num_requests_waiting", "Requests queued, or waiting for room in the cache."
+        )
         self.max_running = gauge("max_requests_running", "Requests that can decode at once.")
         self.max_waiting = gauge("max_requests_waiting", "Requests that can be queued.")
         self.kv_cache_usage = gauge(
-            "kv_cache_usage_perc", "Share of the target's cache in use, 1 is all of it."
+            "kv_cache_usage_perc", "Share of the pages of the target's cache that requests use."
+        )
+        self.pages = gauge("kv_cache_pages", "Pages of 64 tokens in the target's cache.")
+        self.pages_used = gauge("kv_cache_pages_used", "Pages of the target's cache in use.")
+        self.pages_shared = gauge(
+            "kv_cache_pages_shared", "Pages of the target's cache that several requests use."
+        )
+        counter = self.table.counter
+        self.preemptions = counter(
+            "num_preemptions_total", "Times that a request lost its pages to older requests."
+        )
+        self.reread_tokens = counter(
+            "reread_tokens_total", "Tokens read again: their pages were lost to others or a fault."
         )
         self.drafters = gauge("num_drafters_available", "Drafters that draft now.")
         self.all_drafters = gauge("num_drafters_expected", "Drafters that should draft.")

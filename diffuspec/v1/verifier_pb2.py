@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from diffuspec.v1 import types_pb2 as diffuspec_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x64iffuspec/v1/verifier.proto\x12\x0c\x64iffuspec.v1\x1a\x18\x64iffuspec/v1/types.proto\"\xec\x01\n\tVerifyRow\x12\x0e\n\x06prefix\x18\x01 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12%\n\x04tree\x18\x03 \x01(\x0b\x32\x17.diffuspec.v1.DraftTree\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x36\n\rstates_wanted\x18\x05 \x01(\x0b\x32\x1a.diffuspec.v1.StatesWantedH\x00\x88\x01\x01\x12\x1c\n\x0fmax_read_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x42\x10\n\x0e_states_wantedB\x12\n\x10_max_read_tokens\"\x92\x01\n\rVerifyRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12+\n\x08prefixes\x18\x02 \x03(\x0b\x32\x19.diffuspec.v1.PrefixDelta\x12%\n\x04rows\x18\x03 \x03(\x0b\x32\x17.diffuspec.v1.VerifyRow\x12\x1c\n\x14released_request_ids\x18\x04 \x03(\t\"\x96\x02\n\x07Verdict\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x16\n\x0e\x61\x63\x63\x65pted_nodes\x18\x02 \x03(\r\x12-\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1b.diffuspec.v1.TokenLogprobs\x12\x16\n\x0everify_seconds\x18\x04 \x01(\x01\x12\x19\n\x11transport_seconds\x18\x05 \x01(\x01\x12,\n\x06states\x18\x06 \x01(\x0b\x32\x17.diffuspec.v1.StateRowsH\x00\x88\x01\x01\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r\x12\x19\n\x11num_unread_tokens\x18\x08 \x01(\r\x12\x0f\n\x07is_held\x18\t \x01(\x08\x42\t\n\x07_states\"3\n\x08Verdicts\x12\'\n\x08verdicts\x18\x01 \x03(\x0b\x32\x15.diffuspec.v1.Verdict\"\x99\x01\n\x0eVerifyResponse\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12*\n\x08verdicts\x18\x02 \x01(\x0b\x32\x16.diffuspec.v1.VerdictsH\x00\x12(\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x17.diffuspec.v1.StepErrorH\x00\x12\x16\n\x0eworker_seconds\x18\x04 \x01(\x01\x42\x08\n\x06result\"\x10\n\x0eGetInfoRequest\"\xb1\x01\n\x0fGetInfoResponse\x12\x12\n\nvocab_size\x18\x01 \x01(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x15\n\rmax_sequences\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x16\n\x0emax_tree_nodes\x18\x05 \x01(\r\x12-\n\x08\x64rafters\x18\x06 \x03(\x0b\x32\x1b.diffuspec.v1.HostedDrafter\"?\n\rHostedDrafter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07problem\x18\x03 \x01(\t2\xa2\x01\n\x0fVerifierService\x12G\n\x06Verify\x12\x1b.diffuspec.v1.VerifyRequest\x1a\x1c.diffuspec.v1.VerifyResponse(\x01\x30\x01\x12\x46\n\x07GetInfo\x12\x1c.diffuspec.v1.GetInfoRequest\x1a\x1d.diffuspec.v1.GetInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x64iffuspec/v1/verifier.proto\x12\x0c\x64iffuspec.v1\x1a\x18\x64iffuspec/v1/types.proto\"\xec\x01\n\tVerifyRow\x12\x0e\n\x06prefix\x18\x01 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12%\n\x04tree\x18\x03 \x01(\x0b\x32\x17.diffuspec.v1.DraftTree\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x36\n\rstates_wanted\x18\x05 \x01(\x0b\x32\x1a.diffuspec.v1.StatesWantedH\x00\x88\x01\x01\x12\x1c\n\x0fmax_read_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x42\x10\n\x0e_states_wantedB\x12\n\x10_max_read_tokens\"\x92\x01\n\rVerifyRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12+\n\x08prefixes\x18\x02 \x03(\x0b\x32\x19.diffuspec.v1.PrefixDelta\x12%\n\x04rows\x18\x03 \x03(\x0b\x32\x17.diffuspec.v1.VerifyRow\x12\x1c\n\x14released_request_ids\x18\x04 \x03(\t\"/\n\x07PageUse\x12\x10\n\x08num_free\x18\x01 \x01(\r\x12\x12\n\nnum_shared\x18\x02 \x01(\r\"\xcb\x02\n\x07Verdict\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x16\n\x0e\x61\x63\x63\x65pted_nodes\x18\x02 \x03(\r\x12-\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1b.diffuspec.v1.TokenLogprobs\x12\x16\n\x0everify_seconds\x18\x04 \x01(\x01\x12\x19\n\x11transport_seconds\x18\x05 \x01(\x01\x12,\n\x06states\x18\x06 \x01(\x0b\x32\x17.diffuspec.v1.StateRowsH\x00\x88\x01\x01\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r\x12\x19\n\x11num_unread_tokens\x18\x08 \x01(\r\x12\x0f\n\x07is_held\x18\t \x01(\x08\x12)\n\x05pages\x18\n \x01(\x0b\x32\x15.diffuspec.v1.PageUseH\x01\x88\x01\x01\x42\t\n\x07_statesB\x08\n\x06_pages\"3\n\x08Verdicts\x12\'\n\x08verdicts\x18\x01 \x03(\x0b\x32\x15.diffuspec.v1.Verdict\"\x99\x01\n\x0eVerifyResponse\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12*\n\x08verdicts\x18\x02 \x01(\x0b\x32\x16.diffuspec.v1.VerdictsH\x00\x12(\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x17.diffuspec.v1.StepErrorH\x00\x12\x16\n\x0eworker_seconds\x18\x04 \x01(\x01\x42\x08\n\x06result\"\x10\n\x0eGetInfoRequest\"\xed\x01\n\x0fGetInfoResponse\x12\x12\n\nvocab_size\x18\x01 \x01(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x15\n\rmax_sequences\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x16\n\x0emax_tree_nodes\x18\x05 \x01(\r\x12-\n\x08\x64rafters\x18\x06 \x03(\x0b\x32\x1b.diffuspec.v1.HostedDrafter\x12\x16\n\tnum_pages\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0crow_multiple\x18\x08 \x01(\rB\x0c\n\n_num_pages\"?\n\rHostedDrafter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07problem\x18\x03 \x01(\t2\xa2\x01\n\x0fVerifierService\x12G\n\x06Verify\x12\x1b.diffuspec.v1.VerifyRequest\x1a\x1c.diffuspec.v1.VerifyResponse(\x01\x30\x01\x12\x46\n\x07GetInfo\x12\x1c.diffuspec.v1.GetInfoRequest\x1a\x1d.diffuspec.v1.GetInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,18 +36,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERIFYROW']._serialized_end=308
   _globals['_VERIFYREQUEST']._serialized_start=311
   _globals['_VERIFYREQUEST']._serialized_end=457
-  _globals['_VERDICT']._serialized_start=460
-  _globals['_VERDICT']._serialized_end=738
-  _globals['_VERDICTS']._serialized_start=740
-  _globals['_VERDICTS']._serialized_end=791
-  _globals['_VERIFYRESPONSE']._serialized_start=794
-  _globals['_VERIFYRESPONSE']._serialized_end=947
-  _globals['_GETINFOREQUEST']._serialized_start=949
-  _globals['_GETINFOREQUEST']._serialized_end=965
-  _globals['_GETINFORESPONSE']._serialized_start=968
-  _globals['_GETINFORESPONSE']._serialized_end=1145
-  _globals['_HOSTEDDRAFTER']._serialized_start=1147
-  _globals['_HOSTEDDRAFTER']._serialized_end=1210
-  _globals['_VERIFIERSERVICE']._serialized_start=1213
-  _globals['_VERIFIERSERVICE']._serialized_end=1375
+  _globals['_PAGEUSE']._serialized_start=459
+  _globals['_PAGEUSE']._serialized_end=506
+  _globals['_VERDICT']._serialized_start=509
+  _globals['_VERDICT']._serialized_end=840
+  _globals['_VERDICTS']._serialized_start=842
+  _globals['_VERDICTS']._serialized_end=893
+  _globals['_VERIFYRESPONSE']._serialized_start=896
+  _globals['_VERIFYRESPONSE']._serialized_end=1049
+  _globals['_GETINFOREQUEST']._serialized_start=1051
+  _globals['_GETINFOREQUEST']._serialized_end=1067
+  _globals['_GETINFORESPONSE']._serialized_start=1070
+  _globals['_GETINFORESPONSE']._serialized_end=1307
+  _globals['_HOSTEDDRAFTER']._serialized_start=1309
+  _globals['_HOSTEDDRAFTER']._serialized_end=1372
+  _globals['_VERIFIERSERVICE']._serialized_start=1375
+  _globals['_VERIFIERSERVICE']._serialized_end=1537
 # @@protoc_insertion_point(module_scope)

@@ -35,8 +35,16 @@ class VerifyRequest(_message.Message):
     released_request_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, step_id: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[_types_pb2.PrefixDelta, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[VerifyRow, _Mapping]]] = ..., released_request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class PageUse(_message.Message):
+    __slots__ = ("num_free", "num_shared")
+    NUM_FREE_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARED_FIELD_NUMBER: _ClassVar[int]
+    num_free: int
+    num_shared: int
+    def __init__(self, num_free: _Optional[int] = ..., num_shared: _Optional[int] = ...) -> None: ...
+
 class Verdict(_message.Message):
-    __slots__ = ("token_ids", "accepted_nodes", "logprobs", "verify_seconds", "transport_seconds", "states", "num_cached_tokens", "num_unread_tokens", "is_held")
+    __slots__ = ("token_ids", "accepted_nodes", "logprobs", "verify_seconds", "transport_seconds", "states", "num_cached_tokens", "num_unread_tokens", "is_held", "pages")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_NODES_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +54,7 @@ class Verdict(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_UNREAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IS_HELD_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     accepted_nodes: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
@@ -55,7 +64,8 @@ class Verdict(_message.Message):
     num_cached_tokens: int
     num_unread_tokens: int
     is_held: bool
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., verify_seconds: _Optional[float] = ..., transport_seconds: _Optional[float] = ..., states: _Optional[_Union[_types_pb2.StateRows, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., num_unread_tokens: _Optional[int] = ..., is_held: bool = ...) -> None: ...
+    pages: PageUse
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., verify_seconds: _Optional[float] = ..., transport_seconds: _Optional[float] = ..., states: _Optional[_Union[_types_pb2.StateRows, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., num_unread_tokens: _Optional[int] = ..., is_held: bool = ..., pages: _Optional[_Union[PageUse, _Mapping]] = ...) -> None: ...
 
 class Verdicts(_message.Message):
     __slots__ = ("verdicts",)
@@ -80,20 +90,24 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("vocab_size", "max_model_len", "max_sequences", "eos_token_ids", "max_tree_nodes", "drafters")
+    __slots__ = ("vocab_size", "max_model_len", "max_sequences", "eos_token_ids", "max_tree_nodes", "drafters", "num_pages", "row_multiple")
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_TREE_NODES_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    ROW_MULTIPLE_FIELD_NUMBER: _ClassVar[int]
     vocab_size: int
     max_model_len: int
     max_sequences: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     max_tree_nodes: int
     drafters: _containers.RepeatedCompositeFieldContainer[HostedDrafter]
-    def __init__(self, vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_sequences: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_tree_nodes: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[HostedDrafter, _Mapping]]] = ...) -> None: ...
+    num_pages: int
+    row_multiple: int
+    def __init__(self, vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_sequences: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_tree_nodes: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[HostedDrafter, _Mapping]]] = ..., num_pages: _Optional[int] = ..., row_multiple: _Optional[int] = ...) -> None: ...
 
 class HostedDrafter(_message.Message):
     __slots__ = ("name", "address", "problem")

@@ -1,3 +1,4 @@
+import json
 import re
 
 import torch
@@ -90,6 +91,26 @@ def test_explain_tells_how_weights_are_stored_and_multiplied(diffuspec, tmp_path
     edit_json(model / "config.json", quantization_config={"quant_method": "mxfp4"})
     said = printed(diffuspec("model", "explain", model))
     assert "quant_method 'mxfp4' is not supported: use the model in bfloat16" in said
+
+
+def test_explain_computes_the_room_in_a_cache_from_config_json_alone(diffuspec, tmp_path):
+    config = {
+        "model_type": "qwen2",
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 8,
+        "num_key_value_heads": 2,
+        "vocab_size": 32000,
+        "tie_word_embeddings": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    explain = "model", "explain", tmp_path / "config.json", "--device-memory"
+    said = printed(diffuspec(*explain, "1"))
+    assert "parameters        0.15 G, in bfloat16\n" in said
+    assert "cache             4.0 KiB a token\n" in said  # 2 x 8 layers x 2 heads x 64 x 2 bytes
+    assert "161,536 tokens, 78 requests of 2,000, in 0.6 GiB: 90 % of 1.0 GiB" in said
+    assert "none: the weights take 0.3 GiB of 0.3 GiB" in printed(diffuspec(*explain, "0.3"))
 
 
 def test_explain_names_a_licence_that_restricts(diffuspec, tmp_path):

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from diffuspec.core.errors import VerifierError, VerifierUnavailableError
+from diffuspec.core.pages import PAGE_SIZE
 from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredOutput
+from diffuspec.core.types import Verdict, VerifyRequest
 from diffuspec.engine.engine import Engine
-from diffuspec.models.pages.store import PAGE_SIZE
+from diffuspec.models.attention.segment import Segment
 from diffuspec.pairs.tiny import TARGET, tiny_config
 from tests.support.lossless import PLAIN, Job, answer_all
 
@@ -54,6 +61,19 @@ def jobs(speculation: SpeculationParams) -> list[Job]:
     ]
 
 
+def lose_cache(engine: Engine) -> None:
+    """Let the verifier lose its cache every 25 steps, as one that takes another's place has."""
+    verify, numbers = engine.verifier.verify, itertools.count(1)
+
+    async def losing(requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        if next(numbers) % 25 == 0:
+            engine.runners[0].cache.reset()
+            raise VerifierUnavailableError("the cache is lost")
+        return await verify(requests)
+
+    engine.verifier.verify = losing  # type: ignore[method-assign]
+
+
 async def test_a_small_cache_changes_no_bit_of_any_answer() -> None:
     async with make_engine() as engine:
         store = engine.runners[0].cache.store
@@ -64,16 +84,40 @@ async def test_a_small_cache_changes_no_bit_of_any_answer() -> None:
 
         alone = await answer_all(ask, jobs(PLAIN), "one after the other")
     async with make_engine(cache_memory=NUM_PAGES * page_bytes) as engine:
-        for speculation in (PLAIN, DRAFTED):
-            cache = engine.runners[0].cache
-            assert cache.num_pages == NUM_PAGES
+        cache, value = engine.runners[0].cache, engine.metrics.registry.get_sample_value
+        assert cache.num_pages == NUM_PAGES
 
-            def ask_small(job: Job, name: str) -> Any:
-                return engine.stream(job.prompt, job.sampling, job.speculation, name)
+        def ask_small(job: Job, name: str) -> Any:
+            return engine.stream(job.prompt, job.sampling, job.speculation, name)
 
+        for speculation, loses in ((PLAIN, False), (DRAFTED, False), (DRAFTED, True)):
+            if loses:
+                lose_cache(engine)
             answers = await answer_all(ask_small, jobs(speculation), "together")
             for one, other in zip(answers, alone, strict=True):
                 assert (one.token_ids, one.text) == (other.token_ids, other.text)
                 assert one.logprobs == other.logprobs
-    assert cache.num_free_pages == NUM_PAGES, "every page was given back"
-    assert cache.num_preemptions > 0
+        assert (value("diffuspec_num_preemptions_total") or 0) > 0
+        assert (value("diffuspec_reread_tokens_total") or 0) > 0
+    assert cache.use == (NUM_PAGES, 0), "every page was given back"
+
+
+async def test_an_allocation_that_fails_ends_one_request_and_the_others_go_on() -> None:
+    async with make_engine() as engine:
+        forward = engine.runners[0].forward
+
+        def fail_for_long_prompts(segments: Sequence[Segment], *states: Any) -> Any:
+            if any(segment.start + segment.num_rows > 200 for segment in segments):
+                raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+            return forward(segments, *states)
+
+        engine.runners[0].forward = fail_for_long_prompts
+        prompts = [[7] * length for length in (60, 250, 90)]
+        answers = await asyncio.gather(
+            *[engine.complete(prompt, GREEDY, PLAIN) for prompt in prompts], return_exceptions=True
+        )
+        failed = [isinstance(answer, VerifierError) for answer in answers]
+        assert failed == [False, True, False] and "out of memory" in str(answers[1])
+        engine.runners[0].forward = forward
+        answer = await engine.complete(prompts[1], GREEDY, PLAIN)
+        assert len(answer.token_ids) == NUM_TOKENS

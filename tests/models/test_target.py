@@ -19,6 +19,7 @@ from diffuspec.core.errors import InvalidRequestError, VerifierError
 from diffuspec.core.interfaces import LAST_LAYER, Observation, Verifier
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, DraftTree, TokenIds, Verdict, VerifyRequest
+from diffuspec.models.pages.cache import KVCache
 from diffuspec.models.target import CausalTarget
 from tests.support.models import (
     MAX_POSITIONS,
@@ -465,6 +466,37 @@ async def test_failures_in_a_step_raise_verifier_error(
         with pytest.raises(VerifierError, match="out of memory"):
             await qwen2.verify([request(PROMPT)])
     assert (await verify_one(qwen2, request(PROMPT))).token_ids == (expected[-1],)
+
+
+async def test_a_request_without_pages_is_held_until_others_are_released(
+    qwen2: CausalTarget,
+) -> None:
+    store = qwen2.runner.cache.store
+    qwen2.runner.cache = KVCache(
+        store.shape, 3, transposes_keys=store.transposes_keys, preempts=False
+    )
+    first = request([5] * 100, request_id="first")
+    second = request([5] * 64 + [6] * 70, request_id="second")
+    [verdict] = await qwen2.verify([first])
+    assert (verdict.is_held, verdict.pages) == (False, (1, 0))
+    verdicts = await qwen2.verify([first, second])
+    assert [one.is_held for one in verdicts] == [False, True]
+    assert verdicts[1].num_unread_tokens == 134 - 64, "its first page is shared"
+    assert {one.pages for one in verdicts} == {(1, 1)}
+    await qwen2.release("first")
+    [verdict] = await qwen2.verify([second])
+    assert (verdict.is_held, verdict.pages) == (False, (0, 0))
+
+
+async def test_a_device_without_memory_is_told_with_what_to_do(
+    qwen2: CausalTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+    monkeypatch.setattr("diffuspec.models.runner.run_packed", fail)
+    with pytest.raises(VerifierError, match=r"smaller cache_memory leaves more: tried .* 2 GiB"):
+        await qwen2.verify([request(PROMPT)])
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from diffuspec.core.errors import InvalidRequestError, VerifierError, VerifierUnavailableError
 from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.core.types import HELD, Verdict, VerifyRequest
+from diffuspec.core.types import Verdict, VerifyRequest
 from tests.support.fakes import FakeVerifier, always_right, sometimes_right
 from tests.support.stage import (
     FOREVER,
@@ -59,7 +60,8 @@ async def test_requests_go_on_beside_one_that_the_verifier_holds():
             verdicts = await verify(requests)
             is_held = [one.prefix[0] == 1 and num_held < 20 for one in requests]
             num_held += any(is_held)
-            return [HELD if held else v for held, v in zip(is_held, verdicts, strict=True)]
+            pairs = zip(is_held, verdicts, strict=True)
+            return [replace(v, is_held=True) if held else v for held, v in pairs]
 
         stage.verifier.verify = hold_first  # type: ignore[method-assign]
         held, other = stage.start([1], LONG), stage.start([2], LONG)

@@ -17,6 +17,7 @@ import numpy as np
 from diffuspec.algorithm.acceptance import accept
 from diffuspec.algorithm.draft_tree import chain, validate
 from diffuspec.core.interfaces import Observation, Observer, TargetInfo
+from diffuspec.core.pages import PageUse, num_pages_of
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import (
     EMPTY_TREE,
@@ -72,6 +73,7 @@ class FakeVerifier:
         self.release_error: Exception | None = None
         self.batches: list[list[VerifyRequest]] = []  # as far as prefixes were read
         self.num_read: dict[str, int] = {}  # tokens of requests' prefixes
+        self._num_calls = 0  # in progress
         self.held: set[str] = set()  # ids of requests verified and not released yet
         self.released: list[str] = []  # ids, one for each call
         self.observers: list[Observer] = []
@@ -102,22 +104,54 @@ class FakeVerifier:
         read = [one.up_to_limit(self.num_read.get(one.request_id, 0)) for one in requests]
         self.batches.append(read)
         self.held.update(ids)
-        await self.gate.passage()
-        if self.error is not None:
-            raise self.error
+        self._check_pages(read)
+        self._num_calls += 1
+        try:
+            await self.gate.passage()
+            if self.error is not None:
+                raise self.error
+            return self._verdicts(requests, read)
+        finally:
+            self._num_calls -= 1
+            self._drop_released()
+
+    def _verdicts(
+        self, requests: Sequence[VerifyRequest], read: Sequence[VerifyRequest]
+    ) -> list[Verdict]:
         verdicts = []
         for request, one in zip(requests, read, strict=True):
             verdict, num_unread = self._verify(one), len(request.prefix) - len(one.prefix)
             self.num_read[one.request_id] = len(one.prefix) + verdict.num_accepted_tokens
             verdicts.append(replace(verdict, num_unread_tokens=num_unread))
-        return verdicts
+        pages = None if self.info.num_pages is None else PageUse(self._num_free_pages(), 0)
+        return [replace(verdict, pages=pages) for verdict in verdicts]
 
     async def release(self, request_id: str) -> None:
-        await asyncio.sleep(0)
         self.held.discard(request_id)
+        self._drop_released()
+        await asyncio.sleep(0)
         self.released.append(request_id)
         if self.release_error is not None:
             raise self.release_error
+
+    def _drop_released(self) -> None:
+        """Forget prefixes, as a worker does between two calls."""
+        if not self._num_calls:
+            for request_id in self.num_read.keys() - self.held:
+                del self.num_read[request_id]
+
+    def _num_free_pages(self) -> int:
+        assert self.info.num_pages is not None
+        return self.info.num_pages - sum(map(num_pages_of, self.num_read.values()))
+
+    def _check_pages(self, requests: Sequence[VerifyRequest]) -> None:
+        """Fail if the batch takes more pages than there are."""
+        if self.info.num_pages is not None:
+            taken = 0
+            for one in requests:
+                taken += num_pages_of(len(one.prefix) + one.tree.num_nodes)
+                taken -= num_pages_of(self.num_read.get(one.request_id, 0))
+            assert taken <= self._num_free_pages(), "the batch takes pages that are in use"
 
     def _verify(self, request: VerifyRequest) -> Verdict:
         prefix, tree = request.prefix.tolist(), request.tree

@@ -41,9 +41,9 @@ from transformers import (
     StableLmForCausalLM,
 )
 
+from diffuspec.core.pages import num_pages_of
 from diffuspec.models.attention.segment import Segment, Visible
 from diffuspec.models.layers import linear
-from diffuspec.models.pages.store import num_pages_of
 from diffuspec.models.pages.table import PageTable
 
 VOCAB_SIZE = 120

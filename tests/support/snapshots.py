@@ -117,6 +117,7 @@ def decoding(rightness: float = 0.9, **changes: Any) -> RequestView:
         is_priced=True,
         is_suspect=False,
         prospects=prospects_of(rightness),
+        max_nodes=32,
     )
     return view._replace(**changes)
 

@@ -171,11 +171,13 @@ async def on_stage(
     verifier: FakeVerifier | None = None,
     max_sequences: int = 2,
     max_model_len: int = 512,
+    num_pages: int | None = None,
     tracer: Tracer | None = None,
     **config: Any,
 ) -> AsyncIterator[Stage]:
     """Run a coordinator; the "fake" drafter is right sometimes, None is plain decoding."""
-    info = replace(FAKE_TARGET, max_sequences=max_sequences, max_model_len=max_model_len)
+    sizes = {"max_sequences": max_sequences, "max_model_len": max_model_len, "num_pages": num_pages}
+    info = replace(FAKE_TARGET, **sizes)  # type: ignore[arg-type]
     verifier = verifier or FakeVerifier(info)
     if drafter == "fake":
         drafter = fake_drafter()

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diffuspec.core.pages import num_pages_of
 from diffuspec.models.attention.interface import Attention, Projections, Scoring
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.kernels import operations
 from diffuspec.models.kernels.products import has_tiles
 from diffuspec.models.kernels.visible_columns import VisibleColumns
-from diffuspec.models.pages.store import CacheShape, PageStore, num_pages_of
+from diffuspec.models.pages.store import CacheShape, PageStore
 from diffuspec.models.pages.table import PageTable
 
 logger = logging.getLogger(__name__)

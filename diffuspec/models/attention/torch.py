@@ -18,9 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diffuspec.core.pages import PAGE_SIZE
 from diffuspec.models.attention.interface import Attention, Projections, Scoring
 from diffuspec.models.attention.segment import Segment
-from diffuspec.models.pages.store import PAGE_SIZE, PageStore
+from diffuspec.models.pages.store import PageStore
 
 # attention scores held at a time; longer segments are processed in chunks of rows
 MAX_SCORES = 1 << 24

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diffuspec.core.pages import PAGE_SIZE, num_pages_of
 from diffuspec.models.attention.interface import Attention, Projections, Scoring
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.kernels.triton.availability import is_available
@@ -27,7 +28,7 @@ from diffuspec.models.kernels.triton.table import (
     rows_per_tile,
 )
 from diffuspec.models.kernels.visible_columns import VisibleColumns
-from diffuspec.models.pages.store import PAGE_SIZE, Pages, PageStore, num_pages_of
+from diffuspec.models.pages.store import Pages, PageStore
 from diffuspec.models.pages.table import PageTable
 
 with contextlib.suppress(ImportError):  # torch without Triton: see `can_attend`

@@ -8,11 +8,12 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from diffuspec.core.pages import PAGE_SIZE, num_pages_of
 from diffuspec.models.attention.interface import Projections, Scoring
 from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.pages.cache import KVCache
-from diffuspec.models.pages.store import PAGE_SIZE, CacheShape, num_pages_of
+from diffuspec.models.pages.store import CacheShape
 from diffuspec.models.pages.table import PageTable
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.tensor_parallel.collectives import Agree

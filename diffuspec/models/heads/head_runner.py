@@ -7,10 +7,11 @@ import torch
 from torch.nn import functional
 
 from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.pages import num_pages_of
 from diffuspec.core.types import TokenIds
 from diffuspec.models.heads.target_layers import TargetLayers
 from diffuspec.models.pages.cache import KVCache
-from diffuspec.models.pages.store import CacheShape, num_pages_of
+from diffuspec.models.pages.store import CacheShape
 from diffuspec.models.runner import padded_size
 
 

@@ -27,8 +27,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from diffuspec.core.devices import DType
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.attention.segment import Segment
+from diffuspec.models.loading.cache_shape import cache_shape
 from diffuspec.models.loading.checkpoint import check_fits
-from diffuspec.models.loading.load import cache_shape, load_model
+from diffuspec.models.loading.load import load_model
 from diffuspec.models.loading.transformers_model import check_weights
 from diffuspec.text.gguf_file import GgufFile, gguf_path, inspect_gguf, reading_part
 from diffuspec.text.gguf_tokenizer import save_tokenizer

@@ -159,10 +159,7 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
     Raises ModelLoadError if it is not a model directory, is damaged, or is not supported.
     """
     path = model_directory(path)
-    check_directory(path)
-    config = read_json(path, "config.json")
-    check_family(path, config)
-    _check_layers(path, config)
+    config = inspect_config(path).config
     quantization = _read_quantization(path, config)
     if (path / "generation_config.json").exists():
         read_json(path, "generation_config.json")  # transformers would ignore a damaged file
@@ -178,6 +175,15 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
         )
     num_weights = sum(tensor.num_numbers for tensor in tensors)
     return Checkpoint(path, config, num_weights, None, quantization)
+
+
+def inspect_config(path: Path) -> Checkpoint:
+    """Read only config.json, as if there were no weights. Raises ModelLoadError."""
+    check_directory(path)
+    config = read_json(path, "config.json")
+    check_family(path, config)
+    _check_layers(path, config)
+    return Checkpoint(path, config, 0)
 
 
 def check_family(path: Path, config: dict[str, Any]) -> None:

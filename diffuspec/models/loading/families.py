@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from diffuspec.core.drafter_config import MAX_BLOCK_SIZE
 from diffuspec.core.errors import ModelLoadError
-from diffuspec.models.pages.store import PAGE_SIZE
+from diffuspec.core.pages import PAGE_SIZE
 from diffuspec.text.directory import read_json
 from diffuspec.text.mask_token import read_mask_token_id
 

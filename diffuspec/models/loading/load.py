@@ -17,6 +17,7 @@ import torch
 from diffuspec.core.devices import Device, DType
 from diffuspec.core.errors import ModelLoadError, VerifierUnavailableError
 from diffuspec.core.memory import release_freed
+from diffuspec.core.pages import PAGE_SIZE
 from diffuspec.models.checks.exactness import has_independent_rows
 from diffuspec.models.kernels import operations
 from diffuspec.models.layers.activation import use_chunked_activations
@@ -24,6 +25,7 @@ from diffuspec.models.layers.fused_decoder import use_fused_forward, use_fused_l
 from diffuspec.models.layers.linear import use_fast_layers
 from diffuspec.models.layers.rotary import use_rotary_tables
 from diffuspec.models.loading.backend import Backend, choose_backend
+from diffuspec.models.loading.cache_shape import cache_shape
 from diffuspec.models.loading.checkpoint import (
     Checkpoint,
     check_fits,
@@ -38,7 +40,7 @@ from diffuspec.models.loading.transformers_model import (
     read_transformers_model,
     transformers_config,
 )
-from diffuspec.models.pages.store import PAGE_SIZE, CacheShape, default_num_pages, describe_size
+from diffuspec.models.pages.store import default_num_pages
 from diffuspec.models.runner import CacheSettings, ModelRunner
 from diffuspec.models.tensor_parallel.collectives import Agree, all_ranks, least_of_ranks
 from diffuspec.models.tensor_parallel.layers import has_only_plain_tensors
@@ -115,7 +117,7 @@ def load_model(
         if num_ranks > 1:
             num_pages = least_of_ranks(num_pages, backend.device)
     _check_fits(checkpoint, backend, num_pages * page_bytes, num_ranks)
-    cache = CacheSettings(num_pages, shares_prefixes, spares_older=is_target)
+    cache = CacheSettings(num_pages, shares_prefixes, preempts=not is_target)
     if (num_bytes := checkpoint.weight_bytes(backend.dtype)) > _QUICK_BYTES:
         stages.info("loading %s (%d MB)", path, num_bytes // 1_000_000)
     model = _read_model(checkpoint, config, backend, num_ranks)
@@ -136,19 +138,6 @@ def load_model(
     needs_exactness = is_target or is_exact is not False  # a drafter's rows change no answer
     logger.info("%s: %s", path, backend if needs_exactness else backend.arithmetic)
     return LoadedModel(runner, checkpoint.max_positions, backend)
-
-
-def cache_bytes_per_token(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
-    """Return the memory in bytes of a token's keys and values. Raises ModelLoadError."""
-    config = transformers_config(checkpoint)
-    return cache_shape(checkpoint.path, config).num_bytes(1, dtype)
-
-
-def describe_room(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> str:
-    """Return what a cache holds that takes 90 % of the device's memory with the weights."""
-    page_bytes = PAGE_SIZE * cache_bytes_per_token(checkpoint, dtype)
-    num_bytes = _cache_bytes(0.9, device, checkpoint.weight_bytes(dtype))
-    return f"{describe_size(num_bytes // page_bytes)}, in {num_bytes / 2**30:.1f} GiB"
 
 
 def _cache_bytes(cache_memory: float, device: torch.device, weight_bytes: int) -> int:
@@ -240,15 +229,3 @@ def _make_runner(
     if has_only_plain_tensors(model):
         runner.capture_steps()
     return runner
-
-
-def cache_shape(path: Path, config: Any) -> CacheShape:
-    """Return the cache's shape from config.json. Raises ModelLoadError if layers lack attention."""
-    heads = getattr(config, "num_attention_heads", None)
-    if not heads:
-        raise ModelLoadError(
-            f"{path}: {config.model_type} is not supported: it is not a stack of attention layers"
-        )
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    num_kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    return CacheShape(config.num_hidden_layers, num_kv_heads, head_dim)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from diffuspec.core.pages import PAGE_SIZE, PageUse, num_pages_of
 from diffuspec.core.types import TokenIds, num_shared_tokens
 from diffuspec.models.pages.pool import OutOfPagesError, PagePool
-from diffuspec.models.pages.store import PAGE_SIZE, CacheShape, PageStore, num_pages_of
+from diffuspec.models.pages.store import CacheShape, PageStore
 from diffuspec.models.pages.table import PageTable
 
 # Above this number of uncached tokens, an extra forward or a search for rows is worthwhile.
 MANY_TOKENS = 32
-_IDLE_STEPS = 256  # a table that is unused for longer may lose its pages to any request
 
 
 class KVCache:
@@ -23,9 +22,8 @@ class KVCache:
 
     Whole committed pages never change and are shared by all requests with their prefix and salt.
     When a request ends, its pages are kept as long as no other request needs them. If all pages are
-    in use, the youngest request that is not part of the step loses its pages: it is preempted, and
-    its tokens are read again when it is acquired the next time. With spares_older, no request loses
-    pages to a younger one, unless it has been idle for long.
+    in use, the youngest request that is not part of the step loses its pages, and its tokens are
+    read again when it is acquired the next time; without `preempts`, the step has to go without.
 
     Where rows depend on later tokens, shares_prefixes must be off: pages are then private, may be
     overwritten, and are free when a request ends.
@@ -40,16 +38,13 @@ class KVCache:
         *,
         transposes_keys: bool = False,
         shares_prefixes: bool = True,
-        spares_older: bool = False,
+        preempts: bool = True,
     ) -> None:
         self.store = PageStore(shape, num_pages, dtype, device, transposes_keys)
-        self.num_preemptions = 0  # requests that lost their pages
-        self._shares_prefixes, self._spares_older = shares_prefixes, spares_older
+        self._shares_prefixes, self._preempts = shares_prefixes, preempts
         self._pool = PagePool(num_pages)
         self._tables: dict[str, PageTable] = {}
         self._spoilt = set[int]()  # pages to be zeroed when they are free
-        self._ages: dict[str, int] = {}  # by request, preempted ones included
-        self._numbers = itertools.count()
         self._step = 0
 
     @property
@@ -57,22 +52,17 @@ class KVCache:
         return self._pool.num_pages
 
     @property
-    def num_free_pages(self) -> int:
-        """Number of pages that no request uses; some of them may be kept for a prefix."""
-        return self._pool.num_free
+    def use(self) -> PageUse:
+        return PageUse(self._pool.num_free, self._pool.num_shared)
 
-    @property
-    def num_shared_pages(self) -> int:
-        """Number of pages that several requests use."""
-        return self._pool.num_shared
+    def num_cached(self, request_id: str) -> int:
+        """Return the number of a request's leading tokens that its table holds."""
+        table = self._tables.get(request_id)
+        return 0 if table is None else table.length
 
     def begin_step(self) -> None:
         """Begin a step: tables acquired from now on keep their pages until the next step."""
         self._step += 1
-
-    def age(self, request_id: str) -> int:
-        """Return a number that is lower for requests that arrived earlier."""
-        return self._ages.setdefault(request_id, next(self._numbers))
 
     def acquire(
         self,
@@ -92,7 +82,7 @@ class KVCache:
         table = self._tables.get(request_id)
         if table is None or table.salt != salt:
             self._close(request_id)
-            table = PageTable(request_id, salt, self._pool.root(salt), self.age(request_id))
+            table = PageTable(request_id, salt, self._pool.root(salt))
             self._tables[request_id] = table
         table.last_step = self._step
         is_new = not table.length
@@ -114,7 +104,7 @@ class KVCache:
         taken: list[int] = []
         try:
             for _ in range(num_missing):
-                taken.append(self._take(table))
+                taken.append(self._take())
         except OutOfPagesError:
             for page in taken:
                 self._pool.drop(page)
@@ -161,18 +151,10 @@ class KVCache:
     def release(self, request_id: str) -> None:
         """End a request; its rows are kept until other requests need their pages."""
         self._close(request_id)
-        self._ages.pop(request_id, None)
-
-    def preempt(self, request_id: str) -> None:
-        """Let other requests use a request's pages. It keeps its age."""
-        if request_id in self._tables:
-            self.num_preemptions += 1
-            self._close(request_id)
 
     def clear(self, request_id: str) -> None:
         """End a request, and zero its rows, which may hold NaNs."""
         table = self._tables.pop(request_id, None)
-        self._ages.pop(request_id, None)
         if table is not None:
             for page in table.pages.tolist():
                 self._pool.withdraw(page)
@@ -183,7 +165,6 @@ class KVCache:
         """Forget all requests and prefixes."""
         self._pool = PagePool(self.num_pages)
         self._tables.clear()
-        self._ages.clear()
 
     def _share_whole_pages(self, table: PageTable, token_ids: TokenIds) -> None:
         """Continue a table with pages of other requests that hold the next tokens."""
@@ -272,26 +253,15 @@ class KVCache:
             self._pool.publish(table.node, table.tail, int(table.pages[-1]))
         self._keep_pages(table, 0)
 
-    def _take(self, table: PageTable) -> int:
-        """Return a page for a table, if need be that of a preempted request."""
-        while not self._pool.num_free:
-            victim = self._youngest_idle(table.age)
-            if victim is None:
+    def _take(self) -> int:
+        """Return a page, if need be that of the youngest request outside the step."""
+        while self._preempts and not self._pool.num_free:
+            idle = [
+                table.request_id
+                for table in self._tables.values()
+                if table.last_step != self._step and len(table.pages)
+            ]
+            if not idle:
                 break
-            self.preempt(victim.request_id)
+            self._close(idle[-1])
         return self._pool.take()
-
-    def _youngest_idle(self, age: int) -> PageTable | None:
-        """Return the table that has to give way to a request of an age."""
-        idle = [
-            table
-            for table in self._tables.values()
-            if table.last_step != self._step
-            and len(table.pages)
-            and (
-                not self._spares_older
-                or table.age > age
-                or self._step - table.last_step > _IDLE_STEPS
-            )
-        ]
-        return max(idle, key=lambda table: table.age, default=None)

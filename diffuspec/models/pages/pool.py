@@ -15,8 +15,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from diffuspec.core.errors import WorkerError
+from diffuspec.core.pages import PAGE_SIZE
 from diffuspec.core.types import TokenIds, num_shared_tokens
-from diffuspec.models.pages.store import PAGE_SIZE
 
 _MAX_COMPARED = 64  # pages that may follow a prefix, of which the best is looked for
 
@@ -47,6 +47,7 @@ class PagePool:
         self.num_pages = num_pages
         self._free = list(range(num_pages - 1, -1, -1))
         self._num_uses = [0] * num_pages
+        self.num_shared = 0  # pages that several tables use
         self._nodes: dict[int, Node] = {}  # by page
         self._idle = OrderedDict[int, None]()  # published pages without use; the oldest comes first
         self._roots = WeakValueDictionary[str | None, Node]()  # by salt
@@ -55,11 +56,6 @@ class PagePool:
     def num_free(self) -> int:
         """Number of pages that can be taken, kept ones included."""
         return len(self._free) + len(self._idle)
-
-    @property
-    def num_shared(self) -> int:
-        """Number of pages that several tables use."""
-        return sum(uses > 1 for uses in self._num_uses)
 
     def root(self, salt: str | None) -> Node:
         """Return the node before the first page of every prefix with a salt."""
@@ -88,10 +84,12 @@ class PagePool:
         """Let one more table use a page."""
         self._idle.pop(page, None)
         self._num_uses[page] += 1
+        self.num_shared += self._num_uses[page] == 2
 
     def drop(self, page: int) -> bool:
         """End a table's use of a page. Returns whether the page is free now, and not kept."""
         self._num_uses[page] -= 1
+        self.num_shared -= self._num_uses[page] == 1
         if self._num_uses[page]:
             return False
         if page in self._nodes:

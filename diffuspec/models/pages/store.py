@@ -11,23 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diffuspec.core.pages import PAGE_SIZE, num_pages_of
 from diffuspec.models.kernels import huge_pages
 from diffuspec.models.kernels.decoder import PageMemory
 from diffuspec.models.kernels.operations import KEY_BLOCK
 
-# Rows of a page: the columns that our kernels sum together (kBlock in cpu/attention.h, BLOCK in
-# triton/kernels.py), so that no sum depends on where a page is.
-PAGE_SIZE = 64
-
 Pages = NDArray[np.int32]  # row i of a sequence is row i % PAGE_SIZE of page pages[i // PAGE_SIZE]
 
-
 _USUAL_TOKENS = 2048  # tokens of a request for which a cache has room by default
-
-
-def num_pages_of(num_rows: int) -> int:
-    """Return the number of pages that hold some rows."""
-    return -(-num_rows // PAGE_SIZE)
 
 
 def default_num_pages(max_sequences: int, max_len: int, num_scratch_rows: int) -> int:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from diffuspec.core.pages import PAGE_SIZE
 from diffuspec.core.types import TokenIds
 from diffuspec.models.pages.pool import Node
-from diffuspec.models.pages.store import PAGE_SIZE, Pages
+from diffuspec.models.pages.store import Pages
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +22,6 @@ class PageTable:
     request_id: str
     salt: str | None = None  # salt of the request
     root: Node = field(default_factory=Node)
-    age: int = 0  # number of the request, counted by their arrival
     pages: Pages = field(default_factory=lambda: np.zeros(0, np.int32))
     # committed tokens; row i holds token_ids[i] at position i
     token_ids: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self, TypeVar
 
 from diffuspec.core.errors import (
@@ -232,7 +233,8 @@ class RemoteVerifier(_RemoteRole):
             self._greeting_seconds,
         )
         info = convert.info_from_proto(response)
-        if self._info not in (None, info):
+        known = self._info or info
+        if replace(known, num_pages=info.num_pages) != info:  # its memory may have changed
             raise VerifierError(f"the target at {self.address} is now {info}, was {self._info}")
         self._info, self.drafters = info, convert.hosted_from_proto(response)
 

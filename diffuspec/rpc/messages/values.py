@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import HostedDrafter, TargetInfo
+from diffuspec.core.pages import PageUse
 from diffuspec.core.params import MAX_DRAFT_TOKENS, SamplingParams, TreeShape
 from diffuspec.core.states import StateRows, StatesWanted
 from diffuspec.core.types import Draft, DraftTree, Lattice, TokenLogprobs, Verdict
@@ -235,6 +236,7 @@ def verdict_to_proto(verdict: Verdict) -> verifier_pb2.Verdict:
         num_cached_tokens=verdict.num_cached_tokens,
         num_unread_tokens=verdict.num_unread_tokens,
         is_held=verdict.is_held,
+        pages=verdict.pages and verifier_pb2.PageUse(**verdict.pages._asdict()),
     )
 
 
@@ -261,6 +263,11 @@ def verdict_from_proto(message: verifier_pb2.Verdict, transport_seconds: float =
         num_cached_tokens=message.num_cached_tokens,
         num_unread_tokens=message.num_unread_tokens,
         is_held=message.is_held,
+        pages=(
+            PageUse(message.pages.num_free, message.pages.num_shared)
+            if message.HasField("pages")
+            else None
+        ),
     )
 
 
@@ -287,7 +294,10 @@ def info_to_proto(
 
 def info_from_proto(message: verifier_pb2.GetInfoResponse) -> TargetInfo:
     found = same_fields(TargetInfo, message)
-    return TargetInfo(**found | {"eos_token_ids": tuple(message.eos_token_ids)})
+    found["eos_token_ids"] = tuple(message.eos_token_ids)
+    found["num_pages"] = message.num_pages if message.HasField("num_pages") else None
+    found["row_multiple"] = message.row_multiple or 1  # 0: from an older verifier
+    return TargetInfo(**found)
 
 
 def hosted_from_proto(message: verifier_pb2.GetInfoResponse) -> tuple[HostedDrafter, ...]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from diffuspec.core import pages
 from diffuspec.models.attention.segment import Segment, Visible
 from diffuspec.models.attention.triton import TritonAttention
 from diffuspec.models.kernels.triton.table import MAX_STEP_ROWS, PAGE_SIZE, SPLIT
-from diffuspec.models.pages import store
 from diffuspec.models.pages.store import CacheShape, PageStore
 from diffuspec.models.pages.table import PageTable
 
@@ -65,7 +65,7 @@ def test_a_segment_that_overwrites_what_another_sees_is_no_part_of_its_step() ->
 
 
 def test_rows_are_written_and_listed_where_their_pages_are() -> None:
-    assert store.PAGE_SIZE == PAGE_SIZE
+    assert pages.PAGE_SIZE == PAGE_SIZE
     visible = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_)
     table = batch(segment(1, 62, 3, visible), segment(0, 70, 1)).step_table(1)
     assert table is not None

@@ -25,13 +25,13 @@ from transformers import (
 from diffuspec.core.config import TargetConfig
 from diffuspec.core.devices import CPU_LEVELS
 from diffuspec.core.errors import ModelLoadError, OutOfMemoryError, VocabularyError
+from diffuspec.core.pages import PAGE_SIZE, num_pages_of
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, VerifyRequest
 from diffuspec.models.kernels import levels, operations
 from diffuspec.models.loading import backend, checkpoint, load as loading
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.pages.cache import KVCache
-from diffuspec.models.pages.store import PAGE_SIZE, num_pages_of
 from diffuspec.models.target import CausalTarget
 from diffuspec.text.tokenizer import load_tokenizer
 from tests.support.models import (

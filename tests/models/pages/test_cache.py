@@ -77,7 +77,7 @@ def test_whole_pages_are_shared_and_a_partial_one_is_copied() -> None:
     assert other.pages[:2].tolist() == one.pages[:2].tolist()
     assert other.pages[2] != one.pages[2]
     assert content(cache, one) == PROMPT.tolist()
-    assert (cache.num_shared_pages, cache.num_free_pages) == (2, 12 - 4)
+    assert cache.use == (12 - 4, 2)
 
 
 def test_a_page_that_is_shared_never_changes() -> None:
@@ -103,7 +103,7 @@ def test_a_finished_request_is_continued_in_its_own_partial_page() -> None:
     first, _ = feed(cache, "a", PROMPT)
     pages = first.pages.tolist()
     cache.release("a")
-    assert cache.num_free_pages == 12
+    assert cache.use.num_free == 12
     second, cached = feed(cache, "b", tokens(PROMPT, [1, 2, 3]))
     assert (cached, second.pages.tolist()) == (len(PROMPT), pages)
     third, cached = feed(cache, "c", tokens(PROMPT, [4, 5]))
@@ -131,45 +131,35 @@ def test_prefixes_are_evicted_by_their_last_use_from_their_end() -> None:
     assert cache.acquire("b2", np.arange(500, 693, dtype=np.int32)).length == 192
 
 
-def test_the_youngest_idle_request_is_preempted_and_found_again() -> None:
-    cache = make_cache(num_pages=5, spares_older=True)
+def test_the_youngest_request_outside_the_step_gives_its_pages_up_and_finds_them_again() -> None:
+    cache = make_cache(num_pages=5)
     for name in "abc":
         feed(cache, name, tokens([ord(name)], PROMPT[:70]))
         if name == "b":
             cache.release("b")
     cache.begin_step()
     oldest, _ = feed(cache, "a", tokens([ord("a")], PROMPT[:149]))
-    assert (len(oldest.pages), cache.num_preemptions) == (3, 0)
+    assert (len(oldest.pages), cache.num_cached("c")) == (3, 71)
     write(cache, oldest, 150, PROMPT[:140])
-    assert (len(oldest.pages), cache.num_preemptions) == (5, 1)
+    assert (len(oldest.pages), cache.num_cached("c")) == (5, 0)
     cache.begin_step()
+    write(cache, cache.acquire("c", PROMPT), 0, PROMPT)
+    assert cache.num_cached("a") == 0
     with pytest.raises(OutOfPagesError, match="all 5 pages"):
-        feed(cache, "c", tokens([ord("c")], PROMPT[:70]))
+        feed(cache, "d", PROMPT)
+    cache.release("c")
+    assert cache.use.num_free == 5
+
+
+def test_without_preemption_no_request_loses_pages_to_another() -> None:
+    cache = make_cache(num_pages=2, preempts=False)
+    feed(cache, "a", PROMPT[:100])
+    cache.begin_step()
+    with pytest.raises(OutOfPagesError):
+        feed(cache, "b", PROMPT[100:])
+    assert cache.num_cached("a") == 100
     cache.release("a")
-    assert cache.num_free_pages == 5
-
-
-def test_no_request_loses_pages_to_a_younger_one_or_in_its_own_step() -> None:
-    cache = make_cache(num_pages=2, spares_older=True)
-    feed(cache, "a", PROMPT[:100])
-    cache.begin_step()
-    with pytest.raises(OutOfPagesError):
-        feed(cache, "b", PROMPT[100:])
-    cache = make_cache(num_pages=2)
-    feed(cache, "a", PROMPT[:100])
-    with pytest.raises(OutOfPagesError):
-        feed(cache, "b", PROMPT[100:])
-    cache.begin_step()
-    feed(cache, "b", PROMPT[100:])  # a drafter's cache spares nobody
-
-
-def test_a_request_that_was_idle_for_long_gives_way_to_any_other() -> None:
-    cache = make_cache(num_pages=2, spares_older=True)
-    feed(cache, "lost", PROMPT[:100])
-    for _ in range(300):
-        cache.begin_step()
     feed(cache, "b", PROMPT[100:])
-    assert cache.num_preemptions == 1
 
 
 def test_a_step_without_pages_leaves_everything_as_it_was() -> None:
@@ -177,7 +167,7 @@ def test_a_step_without_pages_leaves_everything_as_it_was() -> None:
     table, _ = feed(cache, "a", PROMPT)
     with pytest.raises(OutOfPagesError):
         cache.reserve(table, 5 * 64)
-    assert (len(table.pages), cache.num_free_pages) == (3, 1)
+    assert (len(table.pages), cache.use.num_free) == (3, 1)
     assert content(cache, table) == PROMPT.tolist()
 
 
@@ -189,7 +179,7 @@ def test_committing_a_branch_moves_its_rows_and_gives_back_the_rest() -> None:
     kept = [62, 64, 66, 140]
     cache.commit(table, tokens(PROMPT[:62], branch[kept]), 62, kept)
     assert content(cache, table) == tokens(PROMPT[:62], branch[kept]).tolist()
-    assert (len(table.pages), cache.num_free_pages) == (2, 10)
+    assert (len(table.pages), cache.use.num_free) == (2, 10)
 
 
 def test_overlapping_branch_rows_survive_the_move() -> None:
@@ -205,7 +195,7 @@ def test_private_pages_are_never_shared_and_free_when_a_request_ends() -> None:
     feed(cache, "a", PROMPT)
     assert feed(cache, "b", PROMPT)[1] == 0
     table, cached = feed(cache, "a", PROMPT)
-    assert (cached, cache.num_shared_pages) == (149, 0)
+    assert (cached, cache.use.num_shared) == (149, 0)
     cache.release("a")
     assert feed(cache, "c", PROMPT)[1] == 0
     cache.truncate(table, 0)
@@ -221,15 +211,14 @@ def test_clearing_zeroes_rows_with_nans_once_nobody_uses_them() -> None:
     assert cache.acquire("c", PROMPT[:64]).length == 0
     cache.clear("b")
     assert not cache.store.layer(0)[0].isnan().any()
-    assert cache.num_free_pages == 4
+    assert cache.use.num_free == 4
 
 
 def test_ending_an_unknown_request_does_nothing() -> None:
     cache = make_cache()
     cache.release("unknown")
     cache.clear("unknown")
-    cache.preempt("unknown")
-    assert cache.num_preemptions == 0
+    assert cache.num_cached("unknown") == 0
 
 
 def test_size_in_bytes() -> None:

@@ -180,7 +180,14 @@ def verify_requests(draw):
 
 
 infos = st.builds(
-    TargetInfo, counts, counts, counts, eos_token_ids=tuples(token_ids), max_tree_nodes=counts
+    TargetInfo,
+    counts,
+    counts,
+    counts,
+    eos_token_ids=tuples(token_ids),
+    max_tree_nodes=counts,
+    num_pages=st.none() | counts,
+    row_multiple=st.integers(1, 100),
 )
 
 step_stats = st.builds(
