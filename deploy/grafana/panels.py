@@ -81,18 +81,25 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Target's cache",
-            "In use: share of the pages that running requests hold. Shared: those that several "
-            "hold. Found: share of prompt tokens that were in the cache. Read again: tokens for "
-            "each prompt token whose pages had been lost; if it is above a tenth, give the cache "
-            "more memory, or lower max_sequences.",
+            "In use: share of the pages that running requests hold. Found: share of prompt tokens "
+            "that were in the cache. Read again: tokens for each prompt token whose pages had been "
+            "lost; if it is above a tenth, give the cache more memory, or lower max_sequences.",
             {
                 "in use": f"avg(diffuspec_kv_cache_usage_perc{{{_OF}}})",
-                "shared": f"{_now('kv_cache_pages_shared')} / {_now('kv_cache_pages')}",
                 "found": f"{_rate('prefix_cache_hits_total')} / "
                 f"{_rate('prefix_cache_queries_total')}",
                 "read again": f"{_rate('reread_tokens_total')} / {_rate('prompt_tokens_total')}",
             },
             "percentunit",
+        ),
+        Panel(
+            "Pages of the cache",
+            "Of 64 tokens each. Shared: those that several requests hold, for the same beginning.",
+            {
+                "in use": _now("kv_cache_pages_used"),
+                "shared": _now("kv_cache_pages_shared"),
+                "all": _now("kv_cache_pages"),
+            },
         ),
         Panel(
             "Preemptions",

@@ -108,7 +108,8 @@ def _grouped(ready: Readiness) -> tuple[_Groups, dict[str, str]]:
             groups.open.append(request)
         else:
             groups.plain.append(request)
-            reasons[request.request_id] = _why_not(request)
+            has_rows = ready.room.max_nodes.get(request.request_id) != 0
+            reasons[request.request_id] = _why_not(request) if has_rows else "no page is left"
     return groups, reasons
 
 
@@ -116,7 +117,7 @@ def _why_not(request: RequestView) -> str:
     if request.fixed_length == 0:
         return "speculation is off"
     if request.room <= 0:
-        return "no draft fits: one token is left, or no page is"
+        return "no draft fits: one token is left"
     return "its draft was empty" if request.is_settled else "no drafter is available"
 
 

@@ -22,11 +22,11 @@ from diffuspec.pairs.tiny import TARGET, tiny_config
 from tests.support.lossless import PLAIN, Job, answer_all
 
 NUM_REQUESTS = 12
-NUM_TOKENS = 16
+NUM_TOKENS = 32
 NUM_PAGES = 6  # the requests take 40
 MAX_TREE_NODES = 32
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=2)
-FORM = StructuredOutput(regex="[a-z ]{8,16}")
+FORM = StructuredOutput(regex="[a-z ]{8,32}")
 KINDS = (
     GREEDY,
     replace(GREEDY, temperature=0.9, top_p=0.95, seed=5),
@@ -90,7 +90,7 @@ async def test_a_small_cache_changes_no_bit_of_any_answer() -> None:
         def ask_small(job: Job, name: str) -> Any:
             return engine.stream(job.prompt, job.sampling, job.speculation, name)
 
-        for speculation, loses in ((PLAIN, False), (DRAFTED, False), (DRAFTED, True)):
+        for speculation, loses in ((PLAIN, False), (DRAFTED, True)):
             if loses:
                 lose_cache(engine)
             answers = await answer_all(ask_small, jobs(speculation), "together")

@@ -74,6 +74,7 @@ class FakeVerifier:
         self.batches: list[list[VerifyRequest]] = []  # as far as prefixes were read
         self.num_read: dict[str, int] = {}  # tokens of requests' prefixes
         self._num_calls = 0  # in progress
+        self._unread: set[str] = set()  # ids of requests that are released after the call
         self.held: set[str] = set()  # ids of requests verified and not released yet
         self.released: list[str] = []  # ids, one for each call
         self.observers: list[Observer] = []
@@ -113,7 +114,7 @@ class FakeVerifier:
             return self._verdicts(requests, read)
         finally:
             self._num_calls -= 1
-            self._drop_released()
+            self._drop_unread()
 
     def _verdicts(
         self, requests: Sequence[VerifyRequest], read: Sequence[VerifyRequest]
@@ -127,18 +128,20 @@ class FakeVerifier:
         return [replace(verdict, pages=pages) for verdict in verdicts]
 
     async def release(self, request_id: str) -> None:
-        self.held.discard(request_id)
-        self._drop_released()
+        self._unread.add(request_id)
+        self._drop_unread()
         await asyncio.sleep(0)
+        self.held.discard(request_id)
         self.released.append(request_id)
         if self.release_error is not None:
             raise self.release_error
 
-    def _drop_released(self) -> None:
-        """Forget prefixes, as a worker does between two calls."""
+    def _drop_unread(self) -> None:
+        """Forget prefixes of released requests, as a worker does between two calls."""
         if not self._num_calls:
-            for request_id in self.num_read.keys() - self.held:
-                del self.num_read[request_id]
+            for request_id in self._unread:
+                self.num_read.pop(request_id, None)
+            self._unread.clear()
 
     def _num_free_pages(self) -> int:
         assert self.info.num_pages is not None
