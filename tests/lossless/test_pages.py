@@ -1,4 +1,4 @@
-"""Answers of many requests in a cache with room for a seventh of them: the bits of each alone."""
+"""Answers of many requests in a cache with room for a sixth of them: the bits of each alone."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from diffuspec.pairs.tiny import TARGET, tiny_config
 from tests.support.lossless import PLAIN, Job, answer_all
 
 NUM_REQUESTS = 12
-NUM_TOKENS = 32
-NUM_PAGES = 6  # the requests take 40
+NUM_TOKENS = 64
+NUM_PAGES = 5  # the requests take 30
 MAX_TREE_NODES = 32
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=2)
-FORM = StructuredOutput(regex="[a-z ]{8,32}")
+FORM = StructuredOutput(regex="[a-z ]{8,64}")
 KINDS = (
     GREEDY,
     replace(GREEDY, temperature=0.9, top_p=0.95, seed=5),
@@ -50,10 +50,10 @@ def make_engine(**target: Any) -> Engine:
 
 
 def jobs(speculation: SpeculationParams) -> list[Job]:
-    """Return prompts of 60 to 260 tokens, of which some begin alike, and ways to continue them."""
+    """Return prompts of 20 to 110 tokens, of which some begin alike, and ways to continue them."""
     random = np.random.default_rng(0)
     words = random.integers(40, 200, (4, 30))
-    lengths = np.linspace(60, 260, NUM_REQUESTS).astype(int)
+    lengths = np.linspace(20, 110, NUM_REQUESTS).astype(int)
     prompts = [np.tile(words[n % 4], 20)[:length].tolist() for n, length in enumerate(lengths)]
     return [
         Job(prompt, KINDS[n % len(KINDS)], speculation)
