@@ -138,12 +138,13 @@ def _weights(directory: Directory) -> Rows:
     from diffuspec.core.errors import ModelLoadError
     from diffuspec.models.loading.backend import choose_backend
     from diffuspec.models.loading.checkpoint import inspect_checkpoint
+    from diffuspec.models.loading.room import describe_room
     from diffuspec.models.loading.storage import describe_weights
 
     try:
         checkpoint = inspect_checkpoint(path)
         backend = choose_backend(path, "auto", "auto")
-        room = _room(checkpoint, backend.device, backend.dtype, directory.device_memory)
+        room = describe_room(checkpoint, backend, directory.device_memory)
         return {**describe_weights(checkpoint), **room, "here": str(backend)}
     except ModelLoadError as error:
         return {"refused": str(error)}
@@ -151,32 +152,11 @@ def _weights(directory: Directory) -> Rows:
 
 def _config_alone(directory: Directory) -> Rows:
     """Describe the room in the cache of a model of which only config.json is there."""
-    import torch
-
-    from diffuspec.models.loading.room import inspect_path
+    from diffuspec.models.loading.room import describe_room, inspect_path
 
     checkpoint = inspect_path(directory.path)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    room = _room(checkpoint, device, torch.bfloat16, directory.device_memory)
-    return {"parameters": f"{checkpoint.num_weights / 1e9:.2f} G, in bfloat16", **room}
-
-
-def _room(checkpoint: Any, device: Any, dtype: Any, device_memory: float | None) -> Rows:
-    """Describe the room in the cache, in GiB of a GPU's memory, or on this machine."""
-    import torch
-
-    from diffuspec.models.loading.checkpoint import memory_bytes
-    from diffuspec.models.loading.room import ModelSize
-
-    if device_memory is None:
-        num_bytes = memory_bytes(device)
-    else:
-        num_bytes, dtype = int(device_memory * 2**30), torch.bfloat16
-    size = ModelSize.of(checkpoint, dtype)
-    return {
-        "cache": f"{size.bytes_per_token / 1024:.1f} KiB a token",
-        "cache_memory 0.9": size.describe_room(num_bytes),
-    }
+    parameters = f"{checkpoint.num_weights / 1e9:.2f} G, in bfloat16"
+    return {"parameters": parameters, **describe_room(checkpoint, None, directory.device_memory)}
 
 
 def _tokens(directory: Directory) -> Rows:

@@ -81,7 +81,9 @@ class Coordinator:
         self._breaks: deque[float] = deque(maxlen=_MAX_BREAKS)  # times of the loop's last breaks
         self._held: set[Request] = set()  # requests whose next step waits for their reader
         self._task: asyncio.Task[None] | None = None
-        bind_gauges(self.metrics, self._info, self.admission, pool, self.loop)
+        verifications = self.loop.verifications
+        busy = {"verifier": verifications.busy, "drafter": self.loop.drafting.busy}
+        bind_gauges(self.metrics, self._info, self.admission, pool, verifications.pages, busy)
 
     # ---- the start of a request
 

@@ -109,7 +109,6 @@ class Loop:
         # running ones, the oldest first, but those that wait for their readers
         self.requests: dict[str, Request] = {}
         self._paused: dict[str, Request] = {}  # these, the latest last
-        self._lacking = frozenset[str]()  # requests without pages for their next step
         self._plan = Plan()
 
     async def run(self) -> None:
@@ -160,7 +159,7 @@ class Loop:
         requests = self.requests
         for request_id, number in plan.homes.items():
             requests[request_id].home = number
-        if self._lacking or plan.waiting:
+        if plan.waiting or self.verifications.pages.num_waiting:
             self._wait_for_pages(plan.waiting)
         for request_id in plan.preempted:
             self._preempt(requests.get(request_id) or self._paused[request_id])
@@ -176,12 +175,7 @@ class Loop:
         for request_id, request in self.requests.items():
             if request_id in waiting and request.state == "ready":
                 request.progress.enter("waiting", "room in the target's cache")
-        self._lacking = waiting
-
-    @property
-    def num_lacking(self) -> int:
-        """Number of requests that wait for pages of the target's cache."""
-        return len(self._lacking & self.requests.keys())
+        self.verifications.pages.num_waiting = len(waiting)
 
     def _read_again(self) -> None:
         """Read all prefixes again, in chunks: one long step could miss its deadline repeatedly."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 
 from diffuspec.algorithm.draft_tree import depth_of
 from diffuspec.core.interfaces import TargetInfo
@@ -11,9 +12,10 @@ from diffuspec.core.types import EMPTY_DRAFT, RequestOutput, StepStats, Verdict,
 from diffuspec.scheduler.admission import Admission
 from diffuspec.scheduler.calls import VerifyCall
 from diffuspec.scheduler.drafters import DrafterPool
-from diffuspec.scheduler.loop import Loop
+from diffuspec.scheduler.pages import Pages
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import Step
+from diffuspec.telemetry.busy_time import BusyTime
 from diffuspec.telemetry.metrics import Metrics
 from diffuspec.telemetry.trace import Argument, Colour, Tracer
 
@@ -139,14 +141,13 @@ def bind_gauges(
     target: TargetInfo,
     admission: Admission,
     pool: DrafterPool | None,
-    loop: Loop,
+    pages: Pages,
+    busy: Mapping[str, BusyTime],
 ) -> None:
-    """Connect the series of load and time to the coordinator's state."""
-    busy = {"verifier": loop.verifications.busy, "drafter": loop.drafting.busy}
-    pages = loop.verifications.pages
-    metrics.running.read = lambda: admission.num_running - loop.num_lacking
+    """Connect the series of load and time to the coordinator's state. `busy`: by role."""
+    metrics.running.read = lambda: admission.num_running - pages.num_waiting
     metrics.max_running.read = lambda: target.max_sequences
-    metrics.waiting.read = lambda: admission.num_waiting + loop.num_lacking
+    metrics.waiting.read = lambda: admission.num_waiting + pages.num_waiting
     metrics.max_waiting.read = lambda: admission.max_waiting
     metrics.kv_cache_usage.read = lambda: pages.num_used / pages.num_all
     metrics.pages.read = lambda: 0.0 if pages.num_all == math.inf else pages.num_all

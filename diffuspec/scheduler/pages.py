@@ -20,6 +20,7 @@ class Pages:
     def __init__(self, verifier: Verifier) -> None:
         self.num_preemptions = 0  # times that a request lost its pages to older ones
         self.num_reread_tokens = 0  # tokens that were read again after their pages had been lost
+        self.num_waiting = 0  # requests that wait for pages
         self.num_shared = 0  # pages that several requests used after the last verification
         self._verifier = verifier
         self._num_free = self.num_all

@@ -128,7 +128,7 @@ async def test_a_draft_that_arrives_waits_for_one_layer_of_a_piece(drafter, monk
 async def test_rows_of_a_request_that_lost_its_pages_are_not_renewed(drafter, monkeypatch):
     done = Renewals(drafter, monkeypatch)
     await draft(drafter, 30)
-    drafter.runner.cache.preempt("a")
+    drafter.runner.cache.release("a")
     await draft(drafter, 40, "b")
     await draft(drafter, 44, "b")
     await happens(done.are_done)
