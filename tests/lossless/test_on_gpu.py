@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from diffuspec.core.pages import PAGE_SIZE
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.engine.engine import Engine
-from diffuspec.models.pages.store import PAGE_SIZE
 from diffuspec.pairs import PAIRS
 from diffuspec.pairs.tiny import DRAFTER, TARGET, tiny_config
 from tests.lossless.test_embedded_pair import questions
