@@ -65,7 +65,7 @@ schemas: $(STAMP) ## 10,000 random JSON Schemas, obeyed as the jsonschema packag
 chaos: $(STAMP) ## 200 requests while processes and nodes are killed, stopped or slowed down
 	$(BIN)/python -m pytest tests/actors/test_chaos.py --chaos-requests 200 $(ARGS)
 
-cluster: $(STAMP) ## Five machines in namespaces: what lost links and machines cost clients; needs root
+cluster: $(STAMP) ## Five machines in namespaces: what lost links and machines cost clients; needs root, redis-server
 	$(shell test "$$(id -u)" = 0 || echo sudo) $(BIN)/python -m benchmarks.cluster $(ARGS)
 
 gpu: ## What needs a GPU, in eight minutes, with or without .venv: its tests, and steps at the sizes of Qwen2.5-32B; results in runs/gpu

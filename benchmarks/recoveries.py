@@ -26,7 +26,7 @@ class Tokens:
     def __init__(self) -> None:
         self.is_over = False  # whether every answer has ended
         self._answers: list[list[float]] = []
-        self._num_tokens = 0
+        self.number = 0  # of all tokens so far
 
     def asked(self) -> list[float]:
         """Return the list of times of a new answer, to be passed to came()."""
@@ -35,12 +35,12 @@ class Tokens:
 
     def came(self, answer: list[float], num_tokens: int) -> None:
         answer.append(time.monotonic())
-        self._num_tokens += num_tokens
+        self.number += num_tokens
 
     async def more(self, num_tokens: int) -> bool:
         """Wait for `num_tokens` more tokens; return False if all answers end first."""
-        enough = self._num_tokens + num_tokens
-        while self._num_tokens < enough and not self.is_over:
+        enough = self.number + num_tokens
+        while self.number < enough and not self.is_over:
             await asyncio.sleep(0.02)
         return not self.is_over
 

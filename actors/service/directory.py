@@ -2,13 +2,13 @@
 
 Pipeline replicas announce themselves repeatedly; one that stops doing so is dropped. Nothing is
 kept on disk: after a restart, the directory knows all pipelines again once they have made their
-next announcements.
+next announcements. The target's files are asked for when an ingress needs them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from diffuspec.core.interfaces import TargetInfo
@@ -39,10 +39,17 @@ class Directory:
         # each with the time of its announcement
         self._members: dict[str, tuple[Member, float]] = {}
         self._metrics: dict[str, str] = {}
+        self._files: Mapping[str, bytes] = {}
+        self._wants_files = False
 
-    async def announce(self, member: Member) -> None:
-        """Add a pipeline, or replace its entry."""
+    async def announce(self, member: Member) -> bool:
+        """Add a pipeline, or replace its entry; return whether its target's files are wanted."""
         self._members[member.name] = member, self._clock()
+        return self._wants_files
+
+    async def announce_files(self, files: Mapping[str, bytes]) -> None:
+        """Store the target's files, see `read_files`."""
+        self._files, self._wants_files = files, False
 
     async def announce_metrics(self, name: str, text: str) -> None:
         """Store the latest Prometheus series of a pipeline."""
@@ -52,6 +59,11 @@ class Directory:
         """Remove a pipeline."""
         self._members.pop(name, None)
         self._metrics.pop(name, None)
+
+    async def files(self) -> Mapping[str, bytes]:
+        """Return the target's files; none until a pipeline has announced them after this call."""
+        self._wants_files = not self._files
+        return self._files
 
     async def pipelines(self) -> tuple[Member, ...]:
         """Return the pipelines, sorted by name."""

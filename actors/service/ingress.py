@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -20,6 +20,7 @@ from actors.service.backend import PipelinesBackend
 from actors.service.directory import Member
 from actors.service.pool import PipelinePool
 from actors.service.settings import ServiceConfig
+from actors.service.target_files import fetch_files
 from diffuspec.core.addresses import is_loopback
 from diffuspec.core.errors import ConfigError, WorkerError
 from diffuspec.serve.app import create_app
@@ -47,6 +48,9 @@ class Ingress:
         self._directory = directory
         target = config.pipeline.engine.target
         path = target.path
+        if not path.exists():
+            logger.warning("%s is not on this node: its files come from a pipeline's", path)
+            path = await fetch_files(self._list_files)
         tokenizer = await asyncio.to_thread(load_tokenizer, path, target.chat_template)
         self._pool = PipelinePool(config.pipeline, self._list_pipelines)
         conventions = read_conventions(path, tokenizer, config.http)
@@ -80,6 +84,10 @@ class Ingress:
 
     async def _list_pipelines(self) -> Sequence[Member]:
         found: Sequence[Member] = await self._ask_directory("pipelines")
+        return found
+
+    async def _list_files(self) -> Mapping[str, bytes]:
+        found: Mapping[str, bytes] = await self._ask_directory("files")
         return found
 
     async def _list_series(self) -> dict[str, str]:

@@ -14,6 +14,7 @@ from ray.util.placement_group import get_current_placement_group
 
 from actors.pipeline import Pipeline
 from actors.service.directory import ANNOUNCE_SECONDS, Member
+from actors.service.target_files import read_files
 from actors.settings import PipelineConfig
 from actors.supervision.background import in_background, log_problem
 from diffuspec.core.errors import DiffuspecError, WorkerError
@@ -45,6 +46,7 @@ class PipelineReplica:
         self._options = PipelineOptions()
         self._is_ending = False
         self._num_requests = 0
+        self._target = config.engine.target.path
         self._pipeline = Pipeline(config, token, self.name, get_current_placement_group())
         await self._pipeline.start()
         self._announcing = (
@@ -109,12 +111,14 @@ class PipelineReplica:
             num_requests=self._num_requests,
             reason=pipeline.coordinator.problem,
         )
-        await self._tell("announce", member)
+        if await self._tell("announce", member):
+            await self._tell("announce_files", read_files(self._target))
 
-    async def _tell(self, method: str, *arguments: object) -> None:
-        """Call the directory. Errors are survived: Serve restarts a lost directory."""
+    async def _tell(self, method: str, *arguments: object) -> Any:
+        """Call the directory; None if it fails. Serve restarts a lost directory."""
         try:
             async with asyncio.timeout(_CALL_SECONDS):
-                await getattr(self._directory, method).remote(*arguments)
+                return await getattr(self._directory, method).remote(*arguments)
         except (RayError, RayServeException, TimeoutError) as error:
             log_problem("the directory did not answer", error)
+            return None

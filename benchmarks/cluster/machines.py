@@ -1,39 +1,46 @@
 """Machines that are namespaces of this one: network, processes, host name, /tmp and home apart.
 
-Needs root, iproute2 and util-linux. Nothing outside the namespaces changes but for a bridge.
+Nothing outside the namespaces changes but for a bridge.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from diffuspec.core.errors import WorkerError
+from diffuspec.core.errors import ConfigError, WorkerError
 
 ROOT = Path(__file__).parents[2]
 HOME = "/tmp/home"  # in each machine's own /tmp
 
 _BRIDGE, _NETWORK = "dsbridge", "10.77.0"
+BRIDGE_ADDRESS = f"{_NETWORK}.254"  # of this process
 _START_SECONDS = 60.0
+_PROGRAMS = {"ip": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}  # and packages
 
-# what process 1 of a machine does: its own /tmp, /dev/shm, host name and names of machines
+# what process 1 of a machine does: its own disk, /tmp, /dev/shm, host name and names of machines
 _INIT = f"""
 set -e
 mount --make-rprivate /
+mount --bind "$3" /mnt
 mount -t tmpfs -o size=2G tmpfs /tmp
 mount -t tmpfs -o size=2G tmpfs /dev/shm
-mkdir -p {HOME}/.ray /tmp/etc
+mkdir -p {HOME} /tmp/etc
+mount --move /mnt {HOME}
+mkdir -p {HOME}/.ray
 hostname "$1"
-printf '127.0.0.1 localhost\\n%s %s\\n' "$2" "$1" >/tmp/etc/hosts
+printf '127.0.0.1 localhost\\n127.0.1.1 %s\\n' "$1" >/tmp/etc/hosts  # as Debian does
 mount --bind /tmp/etc/hosts /etc/hosts
 mount --bind /dev/null /etc/resolv.conf
-ln -s {ROOT} {HOME}/diffuspec
-ln -s {Path(sys.prefix)} {HOME}/venv
+ln -sfn {ROOT} {HOME}/diffuspec
+ln -sfn {Path(sys.prefix)} {HOME}/venv
 trap exit TERM
 echo ready
 while :; do sleep 3600 & wait; done
@@ -41,10 +48,12 @@ while :; do sleep 3600 & wait; done
 
 
 class Machine:
-    """One machine on the bridge. It is there until `end`."""
+    """One machine on the bridge: there from `start` to `end`, with the same disk each time."""
 
-    def __init__(self, name: str, number: int) -> None:
+    def __init__(self, name: str, number: int, disk: Path) -> None:
+        """`disk`: the directory that is its home."""
         self.name, self.address = name, f"{_NETWORK}.{number}"
+        self._disk = disk
         self._namespace, self._link = f"ds-{name}", f"ds{number}"
         self._init: subprocess.Popen[str] | None = None
 
@@ -57,11 +66,11 @@ class Machine:
         _run(*inside, "link", "add", "eth0", *peer)
         _run(*inside, "addr", "add", f"{self.address}/24", "dev", "eth0")
         _run(*inside, "link", "set", "eth0", "up")
-        _run(*inside, "route", "add", "default", "via", f"{_NETWORK}.254")
+        _run(*inside, "route", "add", "default", "via", BRIDGE_ADDRESS)
         _run("ip", "link", "set", self._link, "master", _BRIDGE, "up")
         apart = ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc"]
         command = ["ip", "netns", "exec", self._namespace, *apart, "--kill-child"]
-        command += ["bash", "-c", _INIT, "init", self.name, self.address]
+        command += ["bash", "-c", _INIT, "init", self.name, self.address, str(self._disk)]
         self._init = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._init.stdout is not None
         if self._init.stdout.readline() != "ready\n":
@@ -109,17 +118,34 @@ class Machine:
 
 @contextlib.contextmanager
 def machines(names: Sequence[str]) -> Iterator[dict[str, Machine]]:
-    """Start machines on a bridge that this process reaches, too; end them with the context."""
-    made = {name: Machine(name, number) for number, name in enumerate(names, start=1)}
+    """Start machines on a bridge that this process reaches, too; end them with the context.
+
+    Raises ConfigError if this machine lacks what that takes.
+    """
+    if os.geteuid():
+        raise ConfigError("machines in namespaces need root: run it with sudo")
+    need(_PROGRAMS)
     with contextlib.ExitStack() as stack:
+        disks = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="machines")))
+        made = {
+            name: Machine(name, number, disks / name) for number, name in enumerate(names, start=1)
+        }
         _run("ip", "link", "add", _BRIDGE, "type", "bridge")
         stack.callback(_run, "ip", "link", "del", _BRIDGE)
-        _run("ip", "addr", "add", f"{_NETWORK}.254/24", "dev", _BRIDGE)
+        _run("ip", "addr", "add", f"{BRIDGE_ADDRESS}/24", "dev", _BRIDGE)
         _run("ip", "link", "set", _BRIDGE, "up")
         for machine in made.values():
+            (disks / machine.name).mkdir()
             stack.callback(machine.end)
             machine.start()
         yield made
+
+
+def need(programs: Mapping[str, str]) -> None:
+    """Raise ConfigError unless these programs are there; each with its package of Debian."""
+    for program, package in programs.items():
+        if shutil.which(program) is None:
+            raise ConfigError(f"{program} is missing: apt-get install {package}")
 
 
 def _run(*command: str, seconds: float = _START_SECONDS) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ import httpx2
 import yaml
 
 from benchmarks.cluster.machines import HOME, ROOT, Machine
+from benchmarks.cluster.redis import Redis
 from diffuspec.core.errors import WorkerError
 from diffuspec.serve.http.keys import add_key
 
 PORT = 8000
 
 _FILE = ROOT / "deploy" / "cluster" / "ray_cluster_local.yaml"
-_ENVIRONMENT = f"source {HOME}/diffuspec/deploy/cluster/node.env; cd {HOME}/diffuspec"
+ENVIRONMENT = f"source {HOME}/diffuspec/deploy/cluster/node.env; cd {HOME}/diffuspec"
 _LABEL = "diffuspec-role"
 _NODE = "--object-store-memory=100000000 --num-gpus=0 --num-cpus="
 _START_SECONDS = 300.0
@@ -44,23 +45,35 @@ FRONTS = ("front1", "front2")
 class Cluster:
     """The machines as a Ray cluster with the service of the embedded pair."""
 
-    def __init__(self, machines: Mapping[str, Machine], ranks: int = 1) -> None:
-        """`ranks`: number of the verifier's; several are put on different machines."""
-        self.machines, self._ranks = machines, ranks
+    def __init__(self, machines: Mapping[str, Machine], redis: Redis) -> None:
+        self.machines = machines
+        self._redis = redis
         self._token = secrets.token_hex(32)
         with tempfile.TemporaryDirectory() as folder:
             keys = Path(folder) / "keys.yaml"
             self.api_key, self._keys = add_key(keys, "cluster"), keys.read_text()
 
     def start(self) -> None:
-        """Start Ray on all machines, deploy the service, and wait until it is ready."""
+        """Start Ray on all machines."""
         head, *others = self.machines
         self.join(head)
+        self.join_all(others)
+
+    def join_all(self, names: Iterable[str]) -> None:
+        """Start Ray on machines, two at a time."""
         with ThreadPoolExecutor(2) as threads:
-            list(threads.map(self.join, others))
-        self._head.run(f"cat >{HOME}/serve.yaml <<'END'\n{yaml.safe_dump(self._application())}END")
+            list(threads.map(self.join, names))
+
+    def deploy(self, ranks: int) -> None:
+        """Deploy the service, and wait until it is ready: each rank on a machine of its own."""
+        text = yaml.safe_dump(self._application(ranks))
+        self._head.run(f"cat >{HOME}/serve.yaml <<'END'\n{text}END")
         self.on_head(f"serve deploy {HOME}/serve.yaml")
-        self._wait_until_ready()
+        ends_at = time.monotonic() + _START_SECONDS
+        while not (self.is_ready() and len(self.processes("verifier")) == ranks):
+            if time.monotonic() > ends_at:
+                raise WorkerError(f"it does not start: {self.on_head('serve status')[-3000:]}")
+            time.sleep(1.0)
 
     def join(self, name: str) -> None:
         """Start Ray on a machine, by the commands of the cluster's file."""
@@ -83,15 +96,20 @@ class Cluster:
     def _start_ray(self, machine: Machine, num_cpus: int, command: str) -> None:
         """Start Ray; once more if it does not come up, which happens where cores are busy."""
         command = command.replace("--autoscaling-config=~/ray_bootstrap_config.yaml", "")
-        line = f"export RAY_HEAD_IP={self._head.address} {_PATIENT}; {command} {_NODE}{num_cpus}"
+        variables = [f"RAY_HEAD_IP={self._head.address}", _PATIENT]
+        if machine is self._head:
+            variables += [f"RAY_REDIS_ADDRESS={self._redis.address}"]
+            variables += ["RAY_external_storage_namespace=diffuspec"]
+            command += f" --redis-password={self._redis.password}"
+        line = f"export {' '.join(variables)}; {command} {_NODE}{num_cpus}"
         try:
             machine.run(line, _START_SECONDS)
         except WorkerError:
-            machine.run(f"{_ENVIRONMENT}; ray stop --force")
+            machine.run(f"{ENVIRONMENT}; ray stop --force")
             machine.run(line, _START_SECONDS)
 
     def on_head(self, command: str, seconds: float = 120.0) -> str:
-        return self._head.run(f"{_ENVIRONMENT}; {command}", seconds)
+        return self._head.run(f"{ENVIRONMENT}; {command}", seconds)
 
     def processes(self, role: str) -> dict[str, list[int]]:
         """Return the processes of a role on each machine that has some."""
@@ -113,12 +131,13 @@ class Cluster:
     def url(self, name: str) -> str:
         return f"http://{self.machines[name].address}:{PORT}"
 
-    def _wait_until_ready(self) -> None:
-        ends_at = time.monotonic() + _START_SECONDS
-        while not all(self.state(name) == "ready" for name in FRONTS):
-            if time.monotonic() > ends_at:
-                raise WorkerError(f"it does not start: {self.on_head('serve status')[-3000:]}")
-            time.sleep(1.0)
+    def is_ready(self) -> bool:
+        return all(self.state(name) == "ready" for name in FRONTS)
+
+    def num_raylets(self) -> int:
+        """Return how many machines run a node of Ray."""
+        up = [machine for machine in self.machines.values() if machine.is_up]
+        return sum([bool(machine.run("pgrep -x raylet || true")) for machine in up])
 
     def state(self, name: str) -> str:
         """Return what /ready says of the service through a machine: ready, degraded or ""."""
@@ -130,11 +149,13 @@ class Cluster:
         except (httpx2.HTTPError, ValueError):
             return ""
 
-    def _application(self) -> dict[str, Any]:
+    def _application(self, num_ranks: int) -> dict[str, Any]:
         def placed(role: str, **more: object) -> dict[str, Any]:
             return {"num_cpus": 1, "node": {"labels": {_LABEL: role}}, **more}
 
-        ranks = {"tensor_parallel": self._ranks, "spans_nodes": self._ranks > 1}
+        ranks: dict[str, Any] = {}
+        if num_ranks > 1:  # no machine has CPUs for two
+            ranks = {"tensor_parallel": num_ranks, "spans_nodes": True, "num_cpus": 2.5}
         pipeline = {
             "engine": {
                 "preset": "tiny",

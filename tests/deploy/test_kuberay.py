@@ -35,6 +35,12 @@ def groups(manifest: RayService | RayJob) -> list[Group]:
     return [manifest.cluster.headGroupSpec, *manifest.cluster.workerGroupSpecs]
 
 
+def answering(manifest: RayService) -> Group:
+    """Return the group of the pods with an ingress."""
+    found = groups(manifest)
+    return next((one for one in found if "coordinator" in one.labels.values()), found[0])
+
+
 def serve_config(path: Path) -> dict[str, Any]:
     data: dict[str, Any] = yaml.safe_load(read(path).spec.serveConfigV2)
     return data
@@ -44,7 +50,8 @@ def node(group: Group) -> Node:
     """Return what Ray knows of a pod of a group: its resources come from limits, unless given."""
     [container] = group.template.spec.containers
     limits = container.resources.limits
-    resources = {"CPU": float(limits["cpu"]), "GPU": float(limits.get("nvidia.com/gpu", 0))}
+    num_cpus = group.rayStartParams.get("num-cpus", limits["cpu"])
+    resources = {"CPU": float(num_cpus), "GPU": float(limits.get("nvidia.com/gpu", 0))}
     given = {name: float(amount) for name, amount in group.resources.items()}
     assert given.get("CPU", resources["CPU"]) == resources["CPU"]
     assert given.get("GPU", resources["GPU"]) == resources["GPU"]
@@ -65,13 +72,14 @@ def test_a_misspelt_key_is_found():
 
 HEAD = "spec.rayClusterConfig.headGroupSpec"
 WORKER = "spec.rayClusterConfig.workerGroupSpecs.0"
+DRAFTER = "spec.rayClusterConfig.workerGroupSpecs.1"
 REFUSED = [  # by KubeRay: the file, the path of a key, a value, and a word of the reason
     ("rayservice.yaml", "metadata.name", "1st", "pattern"),
     ("rayservice.yaml", "metadata.name", "d" * 48, "pattern"),
     ("rayservice.yaml", "spec.rayClusterConfig.rayVersion", "2.51.0", "tokens"),
     ("rayservice.yaml", f"{HEAD}.rayStartParams.labels", "a=b", "labels"),
-    ("rayservice_dream_qwen.yaml", f"{WORKER}.minReplicas", 2, "replicas"),
-    ("rayservice_dream_qwen.yaml", f"{WORKER}.rayStartParams.num-cpus", "8", "num-cpus"),
+    ("rayservice_dream_qwen.yaml", f"{WORKER}.minReplicas", 3, "replicas"),
+    ("rayservice_dream_qwen.yaml", f"{DRAFTER}.rayStartParams.num-cpus", "8", "num-cpus"),
     ("rayjob.yaml", "spec.shutdownAfterJobFinishes", False, "ttlSecondsAfterFinished"),
     ("rayjob.yaml", "spec.backoffLimit", -1, "backoffLimit"),
 ]
@@ -133,7 +141,7 @@ def test_the_application_is_one_that_serve_and_we_take(path):
 def test_the_keys_of_the_service_are_mounted_where_it_reads_them(path):
     [application] = serve_config(path)["applications"]
     keys = Path(application["args"]["http"]["api_keys"])
-    [container] = read(path).cluster.headGroupSpec.template.spec.containers
+    [container] = answering(read(path)).template.spec.containers
     [mount] = [mount for mount in container.volumeMounts if mount.name == "keys"]
     assert keys == Path(mount.mountPath) / "keys.yaml" and mount.readOnly
 
@@ -146,13 +154,15 @@ def pipeline(path: Path) -> PipelineConfig:
 @every_service
 def test_the_pipeline_fits_the_pods_beside_the_ingress(path):
     config = pipeline(path)
-    nodes = [node(group) for group in groups(read(path))]
+    manifest = read(path)
+    nodes = [node(group) for group in groups(manifest)]
+    home = groups(manifest).index(answering(manifest))
     [application] = serve_config(path)["applications"]
     [ingress] = [one for one in application["deployments"] if one["name"] == "Ingress"]
     share = ingress.get("ray_actor_options", {}).get("num_cpus", 0.5)
-    head = nodes[0]
-    resources = {**head.resources, "CPU": head.resources["CPU"] - share * ingress["num_replicas"]}
-    nodes[0] = Node(resources, head.labels)
+    num_here = ingress.get("max_replicas_per_node", ingress["num_replicas"])
+    taken = {"CPU": nodes[home].resources["CPU"] - share * num_here}
+    nodes[home] = Node({**nodes[home].resources, **taken}, nodes[home].labels)
     [reason] = explain_shortage(make_groups(config), nodes)
     assert "in use by others" in reason  # nothing else to complain of
 

@@ -145,11 +145,30 @@ class AuthOptions(Part):
     mode: Literal["disabled", "token"]
 
 
+class SecretKey(Part):
+    name: Name
+    key: str
+
+
+class ValueSource(Part):
+    secretKeyRef: SecretKey
+
+
+class Credential(Part):
+    valueFrom: ValueSource
+
+
+class GcsFaultTolerance(Part):
+    redisAddress: str
+    redisPassword: Credential
+
+
 class RayClusterSpec(Part):
     rayVersion: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")]
     headGroupSpec: Group
     workerGroupSpecs: list[WorkerGroup] = []
     authOptions: AuthOptions
+    gcsFaultToleranceOptions: GcsFaultTolerance | None = None
 
     @model_validator(mode="after")
     def _ray_knows_tokens(self) -> Self:
