@@ -1,5 +1,7 @@
 """Every command of docs/deployment.md is run by `make cluster`, or it is said why not."""
 
+import re
+
 import pytest
 
 from benchmarks.cluster.documents import NOT_RUN, WAYS, commands, way_of
@@ -15,7 +17,8 @@ def test_every_command_is_run_or_has_a_reason_why_not():
 
 def test_no_way_and_no_reason_is_left_over():
     found = commands()
-    assert {*map(way_of, found)} - {None} == {*WAYS}
+    used = [way_of(command) for command in found]
+    assert all(way in used for way in WAYS)
     for start in NOT_RUN:
         assert any(command.startswith(start) for command in found), start
 
@@ -28,5 +31,6 @@ def test_what_a_way_fills_in_stands_in_its_command():
 
 def test_a_program_that_is_missing_is_named_with_its_package():
     need({"sh": "dash"})
-    with pytest.raises(ConfigError, match="no-such-program is missing: apt-get install its-package"):
+    message = "no-such-program is missing: apt-get install its-package"
+    with pytest.raises(ConfigError, match=re.escape(message)):
         need({"no-such-program": "its-package"})
