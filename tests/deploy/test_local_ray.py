@@ -98,6 +98,13 @@ def test_an_address_without_a_cluster_is_named(address):
         pass
 
 
+def test_the_address_of_ray_s_client_is_refused_with_what_to_do_instead(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    message = r"^RAY_ADDRESS is ray://head:10001: a client of Ray cannot .* ray job submit"
+    with pytest.raises(ConfigError, match=message), ray_cluster("", None):
+        pass
+
+
 def test_without_a_cluster_to_be_found_the_message_has_the_reason_and_not_the_advice_of_ray(
     monkeypatch,
 ):
