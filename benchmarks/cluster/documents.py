@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.cluster.machines import HOME, ROOT, Machine
@@ -46,7 +46,7 @@ WAYS: Sequence[Way] = (
     ),
     Way("make serve", until="curl --fail --silent 127.0.0.1:8000/ready"),
     Way("python -c", given={"my_serve.yaml": "deploy/serve.yaml"}),
-    Way("diffuspec keys add", wanted="sk-", given={"keys.yaml": "~/alice.yaml"}),
+    Way("diffuspec keys add", wanted="ds-", given={"keys.yaml": "~/alice.yaml"}),
     Way(
         "diffuspec ray draft-pool --config",
         needs_cluster=True,
@@ -95,13 +95,13 @@ def way_of(command: str) -> Way | None:
     return next((way for way in WAYS if command.startswith(way.start)), None)
 
 
-def run_alone(machine: Machine) -> list[str]:
-    """Run the commands that need one machine; return them. Raises WorkerError."""
+def run_alone(machine: Machine) -> Iterator[tuple[str, str]]:
+    """Run the commands that need one machine; yield each with what went wrong, or ""."""
     return _run_all(machine, _known(needs_cluster=False), _ENVIRONMENT)
 
 
-def run_on_head(machine: Machine) -> list[str]:
-    """Run the commands that need a cluster; return them. Raises WorkerError."""
+def run_on_head(machine: Machine) -> Iterator[tuple[str, str]]:
+    """Run the commands that need a cluster; yield each with what went wrong, or ""."""
     known = {**_known(needs_cluster=True), **_ELSEWHERE}
     return _run_all(machine, known, f"{_ENVIRONMENT}; {_ON_NODE}")
 
@@ -113,12 +113,17 @@ def _known(*, needs_cluster: bool) -> dict[str, Way]:
     }
 
 
-def _run_all(machine: Machine, known: Mapping[str, Way], environment: str) -> list[str]:
+def _run_all(
+    machine: Machine, known: Mapping[str, Way], environment: str
+) -> Iterator[tuple[str, str]]:
     for command, way in known.items():
-        shown = machine.run(f"{environment}; {_line(command, way)}", _MAX_SECONDS)
-        if way.wanted not in shown:
-            raise WorkerError(f"{command}: {way.wanted!r} is not in {shown[-2000:]}")
-    return [*known]
+        name = command.strip().splitlines()[0]
+        try:
+            shown = machine.run(f"{environment}; {_line(command, way)}", _MAX_SECONDS)
+        except WorkerError as error:
+            yield name, str(error)
+        else:
+            yield name, "" if way.wanted in shown else f"no {way.wanted!r} in {shown[-2000:]}"
 
 
 def _line(command: str, way: Way) -> str:

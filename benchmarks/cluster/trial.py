@@ -35,6 +35,7 @@ class Trial:
         """`entry`: the machine through which the clients ask."""
         self.cluster, self.machines = cluster, cluster.machines
         self._entry, self._load = entry, load
+        self.num_failed = 0  # faults after which the service did not come back
         self._num_broken = self._num_wrong = 0
 
     async def fault(self, what: str, do: Callable[[], str], state: str = "ready") -> None:
@@ -44,15 +45,29 @@ class Trial:
         """
         await self._load.tokens.more(100)
         began = time.monotonic()
-        seen = await asyncio.to_thread(do)
-        async with asyncio.timeout(_MAX_SECONDS):
-            while await asyncio.to_thread(self.cluster.state, self._entry) != state:
-                await asyncio.sleep(0.5)
-            await self._load.tokens.more(100)
+        try:
+            seen = await asyncio.to_thread(do)
+        except WorkerError as error:
+            seen, self.num_failed = str(error), self.num_failed + 1
+        is_whole = await self._becomes(state)
         row = Recovery(what, began, time.monotonic())
         wait = self._load.tokens.longest_wait(row)
         whole = f"{row.ended - row.began:.1f} s" if state == "ready" else ""
+        if not is_whole:
+            self.num_failed += 1
+            whole = f"not within {_MAX_SECONDS:.0f} s"
         self.tell(what, f"{wait:.1f} s", whole, seen)
+
+    async def _becomes(self, state: str) -> bool:
+        """Wait until the service is in a state and tokens come; return whether it does in time."""
+        try:
+            async with asyncio.timeout(_MAX_SECONDS):
+                while await asyncio.to_thread(self.cluster.state, self._entry) != state:
+                    await asyncio.sleep(0.5)
+                await self._load.tokens.more(100)
+        except TimeoutError:
+            return False
+        return True
 
     def tell(self, what: str, wait: str, whole: str, seen: str) -> None:
         """Print a row, with what was broken and wrong since the last one."""
@@ -148,7 +163,7 @@ async def two_ranks(cluster: Cluster) -> bool:
             await load.tokens.more(10)
         where = " and ".join(cluster.processes("verifier"))
         trial.tell("none: two ranks on two machines", "", "", f"ranks on {where}")
-    return _is_right(load)
+    return _is_right(load) and not trial.num_failed
 
 
 async def under_load(cluster: Cluster) -> bool:
@@ -169,7 +184,7 @@ async def under_load(cluster: Cluster) -> bool:
         await trial.isolate(cluster.machine_of("coordinator").name)
         what = f"link of the head down for {_HEADLESS_SECONDS:.0f} s"
         await trial.fault(what, trial.lose_head)
-    return _is_right(load)
+    return _is_right(load) and not trial.num_failed
 
 
 @contextlib.asynccontextmanager
