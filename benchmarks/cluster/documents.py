@@ -68,8 +68,12 @@ WAYS: Sequence[Way] = (
         after="import asyncio, ray; ray.init('auto'); print(asyncio.run(connect()).info)",
     ),
 )
-# what ray_cluster.yaml and docs/usage.md tell a cluster's owner to do first
+# what ray_cluster.yaml and docs/usage.md tell a cluster's owner to do first; HAProxy's counts
 _ELSEWHERE: Mapping[str, Way] = {
+    "curl --silent '127.0.0.1:8404/stats;csv' | grep -c 'Ingress-.*,UP,'": Way(
+        "curl",
+        wanted="2",  # ingresses are reached off the head
+    ),
     "python -m deploy.demo --address auto --repeats 1 --trace ~/t.json": Way(
         "python -m deploy.demo", wanted="same tokens: yes"
     ),

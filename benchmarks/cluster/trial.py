@@ -17,7 +17,8 @@ from diffuspec.core.errors import WorkerError
 
 _MAX_TOKENS = 200
 _NUM_STREAMS = 2
-_NUM_ANSWERS = 24  # of the verifier of two ranks
+_NUM_ANSWERS = 12  # of the verifier of two ranks, which are slow on two cores
+_FEW_TOKENS = 60  # in each
 _BLIP_SECONDS = 10.0
 _AWAY_SECONDS = 20.0  # until a machine that was lost is started again
 _HEADLESS_SECONDS = 75.0  # longer than raylets wait for a head
@@ -158,7 +159,7 @@ class Trial:
 
 async def two_ranks(cluster: Cluster) -> bool:
     """Compare answers of a verifier of two ranks; return whether all are right."""
-    async with _loaded(cluster) as (trial, load):
+    async with _loaded(cluster, _FEW_TOKENS) as (trial, load):
         while load.answers.num_whole < _NUM_ANSWERS:
             await load.tokens.more(10)
         where = " and ".join(cluster.processes("verifier"))
@@ -188,7 +189,9 @@ async def under_load(cluster: Cluster) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def _loaded(cluster: Cluster) -> AsyncIterator[tuple[Trial, Load]]:
+async def _loaded(
+    cluster: Cluster, max_tokens: int = _MAX_TOKENS
+) -> AsyncIterator[tuple[Trial, Load]]:
     """Stream answers through the address that is not the coordinator's."""
     [entry] = set(FRONTS) - {cluster.machine_of("coordinator").name}
     key, url = cluster.api_key, cluster.url(entry)
@@ -197,10 +200,10 @@ async def _loaded(cluster: Cluster) -> AsyncIterator[tuple[Trial, Load]]:
         HttpClient(url, key, sampling=SAMPLING) as client,
     ):
         expected = [
-            (prompt, "".join([part.text async for part in plain.stream(prompt, _MAX_TOKENS)]))
+            (prompt, "".join([part.text async for part in plain.stream(prompt, max_tokens)]))
             for prompt in prompts()
         ]
-        load = Load(client, expected, _MAX_TOKENS)
+        load = Load(client, expected, max_tokens)
         async with load.running(_NUM_STREAMS):
             yield Trial(cluster, entry, load), load
 
