@@ -134,11 +134,6 @@ class Cluster:
     def is_ready(self) -> bool:
         return all(self.state(name) == "ready" for name in FRONTS)
 
-    def num_raylets(self) -> int:
-        """Return how many machines run a node of Ray."""
-        up = [machine for machine in self.machines.values() if machine.is_up]
-        return sum([bool(machine.run("pgrep -x raylet || true")) for machine in up])
-
     def state(self, name: str) -> str:
         """Return what /ready says of the service through a machine: ready, degraded or ""."""
         headers = {"authorization": f"Bearer {self.api_key}"}
