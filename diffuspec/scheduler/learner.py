@@ -10,7 +10,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from diffuspec.core.types import Verdict
 from diffuspec.scheduler.calls import DraftCall, VerifyCall
@@ -119,8 +118,10 @@ class Learner:
         if drafted and all([request.policy.num_draft_tokens is not None for request in drafted]):
             self.skip(call)  # clients chose these lengths, not the schedule
         elif call.num_running:
-            interval = self._interval(call, verdicts, interval_seconds, drafting, num_read)
-            self.guard, is_measured = self.guard.observe(replace(interval, surprise=surprise))
+            interval = self._interval(
+                call, verdicts, interval_seconds, drafting, num_read, surprise
+            )
+            self.guard, is_measured = self.guard.observe(interval)
         # In the first plain steps after drafts, the caches hold the drafter's weights: not typical.
         is_plain = num_rows == call.num_running and not beside
         if is_measured:
@@ -137,6 +138,7 @@ class Learner:
         seconds: float,
         drafting: Mapping[str, float],
         num_read: int,
+        surprise: float,
     ) -> Interval:
         """Return what all requests have committed since the verdicts before, and at what cost."""
         number, costs, rows = call.num_running, self.costs, call.num_rows
@@ -169,6 +171,7 @@ class Learner:
             accepted,
             num_missing=max(number - call.num_decoding, 0),
             is_whole=call.num_decoding == number == len(call.requests),
+            surprise=surprise,
             explores=any([ticket is not None and ticket.is_exploration for ticket in tickets]),
         )
 

@@ -10,7 +10,7 @@ alternative commits in one, and `first_token_price` times that for each awaited 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from diffuspec.scheduler.candidates import Batch, Scorer, batch_after, batch_of, coming
 from diffuspec.scheduler.draft_plans import Drafts, size_drafts, with_pre_drafts
@@ -55,8 +55,7 @@ def schedule(s: Snapshot) -> Plan:
         plan = _verify_or_wait(s, settled, drafts, max_read)
     chosen = {*plan.verify}
     verified = [request for request in ready.requests if request.request_id in chosen]
-    plan = replace(
-        plan,
+    plan = plan._replace(
         num_nodes=_fitting_nodes(
             verified, ready.room, _num_nodes(s, verified, max_read, drafts.rate)
         ),
@@ -73,7 +72,7 @@ def schedule(s: Snapshot) -> Plan:
     if s.limits.overlap:
         plan = _with_pre_drafts(s, ready, plan)
     if s.now < s.verifier_at:
-        plan = replace(plan, wait_until=min(plan.wait_until, s.verifier_at))
+        plan = plan._replace(wait_until=min(plan.wait_until, s.verifier_at))
     return plan
 
 
@@ -168,7 +167,7 @@ def _verify_or_wait(
             score = scorer.score("draft beside", now, seconds, then)
             candidates.append((score, Plan(_ids(settled), drafts=drafts.calls)))
     candidates.sort(key=lambda pair: pair[0].value, reverse=True)
-    return replace(candidates[0][1], considered=[score for score, _ in candidates])
+    return candidates[0][1]._replace(considered=[score for score, _ in candidates])
 
 
 # ---- completing the plan
@@ -222,9 +221,9 @@ def _health_checks(s: Snapshot, verified: Sequence[RequestView]) -> list[tuple[i
 def _with_pre_drafts(s: Snapshot, ready: Readiness, plan: Plan) -> Plan:
     if s.verification_ends_at is not None:
         left = max(s.verification_ends_at - s.now, 0.0)
-        return replace(plan, drafts=with_pre_drafts(s, ready, plan.drafts, left))
+        return plan._replace(drafts=with_pre_drafts(s, ready, plan.drafts, left))
     if plan.verify:  # drafts begin in the next plan, in one call with the outcomes
-        return replace(plan, drafts=(), wait_until=s.now)
+        return plan._replace(drafts=(), wait_until=s.now)
     return plan
 
 

@@ -137,8 +137,9 @@ class Verifications:
             is_wanted = request.policy.num_draft_tokens != 0 and request.room > 0
             is_missing = is_wanted and self._pool.names != () and not self._has_drafter(request)
             step.skip("drafter_unavailable" if is_missing else None)
-            with self._learner.attempt("learning from a step without a draft"):
-                request.acceptance.observe_no_draft()
+            if is_wanted:
+                with self._learner.attempt("learning from a step without a draft"):
+                    request.acceptance.observe_no_draft()
         elif request.request_id in plan.num_nodes:
             with self._learner.attempt("cutting a draft"):
                 request.keep_nodes(plan.num_nodes[request.request_id])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, repeat
 from operator import mul
 from typing import NamedTuple
@@ -49,8 +51,9 @@ class Choices(NamedTuple):
     rows: Sequence[float]  # verified nodes of each
 
 
-class Prospects(NamedTuple):
-    """What a request's next draft is expected to bring; a frozen value."""
+@dataclass(frozen=True)
+class Prospects:
+    """What a request's next draft is expected to bring."""
 
     lengths: tuple[int, ...]
     tokens: Sequence[float]  # accepted tokens of a draft of each length that is verified whole
@@ -58,7 +61,11 @@ class Prospects(NamedTuple):
     # How likely drafts have changed since the latest one; 1: nothing is known of them. It rises
     # with the steps without a draft.
     chance_of_change: float
-    choices: Choices  # without a limit on the length
+
+    @cached_property
+    def choices(self) -> Choices:
+        """How far to draft at each price, without a limit on the length."""
+        return _choices(self.lengths, self.tokens, self.kept)
 
     def at(self, length: int) -> float:
         """Expected accepted tokens of a draft of this length that is verified whole."""
@@ -76,9 +83,9 @@ class Prospects(NamedTuple):
 
     def choices_within(self, room: int) -> Choices:
         """Return how far to draft at each price, for at most `room` tokens."""
-        lengths, tokens, rows = self.choices
+        choices = lengths, tokens, rows = self.choices
         if lengths[-1] <= room:
-            return self.choices
+            return choices
         most, nodes = self.verified_at(room)
         return Choices(
             [min(length, room) for length in lengths],
@@ -125,9 +132,8 @@ class Acceptance:
     def prospects(self) -> Prospects:
         """What the next draft is expected to bring."""
         if self._prospects is None:
-            choices = _choices(self._shared.lengths, self._tokens, self._kept)
             self._prospects = Prospects(
-                self._shared.lengths, self._tokens, self._kept, self._chance_of_change, choices
+                self._shared.lengths, self._tokens, self._kept, self._chance_of_change
             )
         return self._prospects
 

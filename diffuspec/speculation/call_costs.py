@@ -121,10 +121,22 @@ class CallCosts:
     curve: CostCurve = field(default_factory=CostCurve)
     _term: _RequestTerm = field(default_factory=_RequestTerm)
 
-    def seconds_of(self, sizes: Iterable[float], num_requests: float) -> list[float]:
-        """Expected seconds of calls of several sizes for `num_requests` requests."""
-        each, others = self._term.seconds, max(num_requests - 1, 0)
-        return [seconds + others * min(each, seconds) for seconds in self.curve.at_each(sizes)]
+    def seconds_of(
+        self,
+        sizes: Iterable[float],
+        num_requests: Iterable[float],
+        factor: float = 1.0,
+        each: float = 0.0,
+    ) -> list[float]:
+        """Expected seconds of several calls, given their sizes and their numbers of requests.
+
+        factor: of the machine. each: seconds of a request that are not in these costs.
+        """
+        further = self._term.seconds
+        return [
+            factor * (seconds + max(number - 1, 0) * min(further, seconds) + number * each)
+            for seconds, number in zip(self.curve.at_each(sizes), num_requests, strict=False)
+        ]
 
     def observe(
         self, size: int, num_requests: int, seconds: float, share: float, *, reads: bool

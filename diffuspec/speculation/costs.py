@@ -14,6 +14,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 
 from diffuspec.speculation.call_costs import CallCosts, Interference, SlowDown
 from diffuspec.speculation.curve import MIN_SECONDS, SMOOTHING, CostCurve
@@ -41,21 +42,20 @@ class DraftCosts:
     def is_known(self) -> bool:
         return self._calls.curve.is_known
 
-    def seconds_of(self, sizes: Iterable[float], num_requests: float) -> list[float]:
-        """Expected seconds of calls of several numbers of positions, which read no prompts.
+    def seconds_of(
+        self, num_positions: Iterable[float], num_requests: Iterable[float]
+    ) -> list[float]:
+        """Expected seconds of several calls, which read no prompts.
 
         They include the mean cost of cached tokens that are computed again.
         """
-        refreshing = self.factor * self._refreshing * num_requests
-        return [refreshing + seconds for seconds in self._alone(sizes, num_requests)]
-
-    def _alone(self, sizes: Iterable[float], num_requests: float) -> list[float]:
-        """Expected seconds of calls that read nothing."""
-        return [self.factor * seconds for seconds in self._calls.seconds_of(sizes, num_requests)]
+        return self._calls.seconds_of(
+            num_positions, num_requests, self.factor, each=self._refreshing
+        )
 
     def seconds(self, num_positions: float, num_requests: float, num_unread: int = 0) -> float:
         """Expected seconds of a call that also reads `num_unread` prompt tokens."""
-        [seconds] = self.seconds_of([num_positions], num_requests)
+        [seconds] = self.seconds_of((num_positions,), (num_requests,))
         return seconds + self.reading_seconds(num_unread, num_positions, num_requests)
 
     def reading_seconds(
@@ -67,7 +67,7 @@ class DraftCosts:
         if self._reading.is_known:
             return self.factor * self._reading.at(num_unread)
         sizes = num_positions, num_positions + num_unread
-        without, whole = self._alone(sizes, num_requests)
+        without, whole = self._calls.seconds_of(sizes, repeat(num_requests), self.factor)
         return whole - without
 
     def observe(
@@ -85,7 +85,7 @@ class DraftCosts:
         reads = num_unread > 0 or num_refreshed > 0
         if reads and not self.is_known:
             return self
-        [alone] = self._alone([num_positions], num_requests)
+        [alone] = self._calls.seconds_of((num_positions,), (num_requests,), self.factor)
         added = max(seconds - alone, 0.0) / self.factor if reads else 0.0
         if num_unread:
             reading, _ = self._reading.observe(num_unread + num_refreshed, added)
@@ -124,13 +124,13 @@ class CostModel:
 
     def verify_seconds(self, num_rows: float, num_requests: float) -> float:
         """Expected seconds of a verification without a concurrent draft call."""
-        [seconds] = self.verify_seconds_of([num_rows], num_requests)
+        [seconds] = self.verify_seconds_of((num_rows,), num_requests)
         return seconds
 
     def verify_seconds_of(self, sizes: Iterable[float], num_requests: float) -> list[float]:
         """Expected seconds of verifications of several sizes."""
-        factor = self._slow_down.factor
-        return [factor * seconds for seconds in self._verification.seconds_of(sizes, num_requests)]
+        number, factor = repeat(num_requests), self._slow_down.factor
+        return self._verification.seconds_of(sizes, number, factor)
 
     def num_rows_within(self, seconds: float, most: int) -> int:
         """Return the largest number of rows, up to `most`, that adds `seconds` to a verification.
@@ -156,12 +156,8 @@ class CostModel:
     ) -> float:
         """Return the log ratio of a verification's actual to expected seconds; see below."""
         expected = self.verify_seconds(num_rows, num_requests)
-        alone = max(seconds - self._lost_seconds(beside), MIN_SECONDS)
+        alone = max(seconds - _lost_seconds(self.drafters, beside), MIN_SECONDS)
         return math.log(alone / expected) if expected > 0 else 0.0
-
-    def _lost_seconds(self, beside: Mapping[str, float]) -> float:
-        """Seconds by which concurrent draft calls lengthen a verification, by drafter."""
-        return sum([self.drafters[name].interference.lost_seconds(t) for name, t in beside.items()])
 
     def observe_draft(
         self,
@@ -190,15 +186,8 @@ class CostModel:
 
         beside: its seconds with a draft call, by drafter. reads: whether it reads prompts.
         """
-        expected = self.verify_seconds(num_rows, num_requests)
-        without = seconds - self._lost_seconds(beside)
-        drafters = dict(self.drafters)
-        for name, together in beside.items():
-            own = drafters[name].interference
-            new = own.observe(without + own.lost_seconds(together), expected, together)
-            drafters[name] = replace(drafters[name], interference=new)
-        model = replace(self, drafters=drafters)
-        seconds = max(seconds - model._lost_seconds(beside), 0.0)  # by what has just been learnt
+        drafters = self._beside(num_rows, num_requests, seconds, beside)
+        seconds = max(seconds - _lost_seconds(drafters, beside), 0.0)  # by what was just learnt
         slow_down = replace(self._slow_down, num_unmeasured=self._slow_down.num_unmeasured + 1)
         if num_rows == num_requests and not beside:
             slow_down = slow_down.expect(num_requests, seconds, _MEASURED_COUNT)
@@ -208,7 +197,22 @@ class CostModel:
         )
         if share < 1:
             slow_down = slow_down.follow((1 - share) * surprise)
-        return model._with(slow_down, verification)
+        return self._with(drafters, slow_down, verification, self._plain)
+
+    def _beside(
+        self, num_rows: int, num_requests: int, seconds: float, beside: Mapping[str, float]
+    ) -> Mapping[str, DraftCosts]:
+        """Return the drafters after learning how they slowed a verification of `seconds` down."""
+        if not beside:
+            return self.drafters
+        expected = self.verify_seconds(num_rows, num_requests)
+        without = seconds - _lost_seconds(self.drafters, beside)
+        drafters = dict(self.drafters)
+        for name, together in beside.items():
+            own = drafters[name].interference
+            new = own.observe(without + own.lost_seconds(together), expected, together)
+            drafters[name] = replace(drafters[name], interference=new)
+        return drafters
 
     def observe_plain(self, num_requests: int, seconds: float, interval: float) -> CostModel:
         """Learn from a plain step, which reveals the machine's slow-down.
@@ -226,13 +230,23 @@ class CostModel:
         )
         # after the machine's speed, which explains most of a surprise
         plain, _ = self._plain.observe(num_requests, interval / slow_down.factor)
-        return replace(self._with(slow_down, verification), _plain=plain)
+        return self._with(self.drafters, slow_down, verification, plain)
 
-    def _with(self, slow_down: SlowDown, verification: CallCosts) -> CostModel:
-        """Return the model with another speed of the machine, which its drafters share."""
-        drafters: Mapping[str, DraftCosts] = self.drafters
+    def _with(
+        self,
+        drafters: Mapping[str, DraftCosts],
+        slow_down: SlowDown,
+        verification: CallCosts,
+        plain: CostCurve,
+    ) -> CostModel:
+        """Return the model after an observation. Its drafters share the machine's speed."""
         if slow_down.factor != self._slow_down.factor:
             drafters = {
                 name: replace(costs, factor=slow_down.factor) for name, costs in drafters.items()
             }
-        return replace(self, drafters=drafters, _slow_down=slow_down, _verification=verification)
+        return CostModel(drafters, self.same_speed_steps, slow_down, verification, plain)
+
+
+def _lost_seconds(drafters: Mapping[str, DraftCosts], beside: Mapping[str, float]) -> float:
+    """Seconds by which concurrent draft calls lengthen a verification. beside: by drafter."""
+    return sum([drafters[name].interference.lost_seconds(t) for name, t in beside.items()])

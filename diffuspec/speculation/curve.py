@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -81,7 +81,7 @@ class CostCurve:
 
     def at(self, size: float) -> float:
         """Seconds of one size; 0 before any measurement."""
-        [seconds] = self._lines.at_each([size])
+        [seconds] = self._lines.at_each((size,))
         return seconds
 
     def at_each(self, sizes: Iterable[float]) -> list[float]:
@@ -120,7 +120,7 @@ class CostCurve:
         """Return the curve with another point. is_drawn: its lines are still good for it."""
         points = {**self._points, bucket: point}
         if is_drawn:
-            return replace(self, _points=points)
+            return CostCurve(points, self._sizes, self._lines)
         ordered = {key: points[key] for key in sorted(points)}
         points = {key: point._replace(drawn=point.seconds) for key, point in ordered.items()}
         sizes = tuple([point.size for point in points.values()])

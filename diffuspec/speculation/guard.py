@@ -126,27 +126,29 @@ class SpeculationGuard:
 
     def skip(self, num_running: int) -> SpeculationGuard:
         """Count a step from which nothing can be learnt, so that the wait for a plain one ends."""
-        plain = self._plain_of(num_running)
-        waits = plain.num_waits + self.wants_plain(num_running)
-        return replace(self._with_plain(num_running, plain._replace(num_waits=waits)), _num_plain=0)
+        plain = {**self._plain, _bucket(num_running): self._waited(num_running)}
+        return replace(self, _plain=plain, _num_plain=0)
 
     def observe(self, interval: Interval) -> tuple[SpeculationGuard, bool]:
         """Account for an interval; also return whether it has measured plain decoding."""
         number = interval.num_running
-        plain = self._plain_of(number)
-        plain = plain._replace(num_waits=plain.num_waits + self.wants_plain(number))
+        plain, num_plain = self._waited(number), 0
         if interval.cost_seconds:
-            guard = replace(self._with_plain(number, _after_draft(plain, interval)), _num_plain=0)
-            return replace(guard, _accounts=guard._compared(interval)), False
-        num_plain = self._num_plain + interval.num_steps if interval.is_whole else 0
+            accounts, plain = self._compared(interval), _after_draft(plain, interval)
+        else:
+            accounts = self._saved(interval)
+            num_plain = self._num_plain + interval.num_steps if interval.is_whole else 0
         is_measured = num_plain >= NUM_PLAIN
         if is_measured:
             plain = _Plain(plain.num_measured + 1)
-        guard = replace(self._with_plain(number, plain), _num_plain=num_plain)
-        return replace(guard, _accounts=guard._saved(interval)), is_measured
+        known = {**self._plain, _bucket(number): plain}
+        guard = SpeculationGuard(self.drafters, self.first_after, accounts, known, num_plain)
+        return guard, is_measured
 
-    def _with_plain(self, num_running: int, plain: _Plain) -> SpeculationGuard:
-        return replace(self, _plain={**self._plain, _bucket(num_running): plain})
+    def _waited(self, num_running: int) -> _Plain:
+        """Return the measurement of plain decoding, after another step if that waits for it."""
+        plain = self._plain_of(num_running)
+        return plain._replace(num_waits=plain.num_waits + self.wants_plain(num_running))
 
     def _compared(self, interval: Interval) -> Mapping[tuple[str, int], _Account]:
         """Return the accounts after comparing the gain of drafts with their cost."""

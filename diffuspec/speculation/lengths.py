@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, count, repeat
 from typing import NamedTuple, Protocol
 
 from diffuspec.speculation.acceptance import Choices, Prospects
@@ -67,7 +67,7 @@ class Load:
         """Seconds of steps that draft `positions` and verify `rows` besides the requests' own."""
         each = 1 / self.num_drafters
         sizes = [each * number for number in positions]
-        drafting = self.own.seconds_of(sizes, each * self.num_drafting)
+        drafting = self.own.seconds_of(sizes, repeat(each * self.num_drafting))
         sizes = [self.num_running + number for number in rows]
         verifying = self.costs.verify_seconds_of(sizes, self.num_running)
         share, more = self.exposed_share, self.overhead_seconds
@@ -230,15 +230,18 @@ def num_ahead(
     takes beyond the end of the verification, and for slowing it down; the waiting ones pay for the
     longer call.
     """
-    sizes = [*accumulate([outcome.length for outcome in outcomes], initial=sum(awaited))]
-    takes = [costs.seconds(size, len(awaited) + n) for n, size in enumerate(sizes)]
-    alone = takes[0] if awaited else 0.0
+    lengths = [outcome.length for outcome in outcomes]
+    num_awaited, interference = len(awaited), costs.interference.value
+    alone, *takes = costs.seconds_of(accumulate(lengths, initial=sum(awaited)), count(num_awaited))
+    if not awaited:
+        alone = 0.0
+    later = costs.seconds_of(lengths, repeat(1))  # each, if it is drafted after the verdict
     best, most, saved = 0, 0.0, 0.0
-    for number, (probability, length) in enumerate(outcomes, start=1):
-        saved += probability * costs.seconds(length, 1)
-        late = max(takes[number] - seconds_left, 0.0) - max(alone - seconds_left, 0.0)
-        slower = costs.interference.value * min(takes[number] - alone, seconds_left)
-        spent = num_verifying * (late + slower) + len(awaited) * (takes[number] - alone)
+    for number, (outcome, seconds, once) in enumerate(zip(outcomes, takes, later, strict=True), 1):
+        saved += outcome.probability * once
+        late = max(seconds - seconds_left, 0.0) - max(alone - seconds_left, 0.0)
+        slower = interference * min(seconds - alone, seconds_left)
+        spent = num_verifying * (late + slower) + num_awaited * (seconds - alone)
         if saved - spent > most:
             best, most = number, saved - spent
     return best

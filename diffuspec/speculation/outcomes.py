@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from diffuspec.algorithm.calibration import Calibration, FadingCounts
 from diffuspec.algorithm.draft_tree import path_to
@@ -33,8 +33,7 @@ _PRIORS = ((0.4, 0.1, 0.07), (0.65, 0.2, 0.1), (0.6, 0.2, 0.1), (0.85, 0.25, 0.2
 _PRIOR_WEIGHT = 6.0  # in repeats
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat:
+class Repeat(NamedTuple):
     """A token that followed the same context earlier."""
 
     token_id: int
@@ -98,8 +97,7 @@ class RepeatRates:
         self._counts.count(repeat.cell, is_right)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The last accepted node (-1: the root) and the target's own token there."""
 
     node: int
@@ -107,7 +105,7 @@ class Outcome:
 
     def committed(self, tree: DraftTree) -> tuple[int, ...]:
         """Return the tokens that this outcome commits."""
-        return (*(tree.token_ids[node] for node in path_to(tree, self.node)), self.token_id)
+        return (*[tree.token_ids[node] for node in path_to(tree, self.node)], self.token_id)
 
 
 def outcome_of(verdict: Verdict) -> Outcome:
@@ -116,8 +114,7 @@ def outcome_of(verdict: Verdict) -> Outcome:
     return Outcome(last, verdict.token_ids[-1])
 
 
-@dataclass(frozen=True, slots=True)
-class RankedOutcome:
+class RankedOutcome(NamedTuple):
     outcome: Outcome
     score: float  # orders the ranking
     probability: float  # measured share of outcomes with similar scores that happened

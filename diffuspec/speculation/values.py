@@ -167,16 +167,15 @@ class DraftPlan(NamedTuple):
     num_unread: int  # prompt tokens that the drafter reads
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """The calls to start now, and the time until which to wait for the next event."""
 
     verify: Sequence[str] = ()  # requests of one call; those without a draft go without
     # nodes to verify, likeliest first, of drafts that are cut
-    num_nodes: Mapping[str, int] = field(default_factory=dict)
-    max_read: Mapping[str, int] = field(default_factory=dict)  # most tokens to read of long prompts
+    num_nodes: Mapping[str, int] = {}
+    max_read: Mapping[str, int] = {}  # most tokens to read of long prompts
     drafts: Sequence[DraftPlan] = ()
-    homes: Mapping[str, int] = field(default_factory=dict)  # requests placed with another drafter
+    homes: Mapping[str, int] = {}  # requests placed with another drafter
     # failed drafters to try, each with a request whose draft request is copied
     health_checks: Sequence[tuple[int, str]] = ()
     # requests that lose their pages before the verification: they are read again later
@@ -187,7 +186,7 @@ class Plan:
     wait_until: float = math.inf
     rate: float = 0.0  # best expected tokens per second of any plan
     considered: Sequence[Score] = ()  # candidates, the winner first
-    reasons: Mapping[str, str] = field(default_factory=dict)  # why requests are not drafted for
+    reasons: Mapping[str, str] = {}  # why requests are not drafted for
 
     def __str__(self) -> str:
         """Describe the calls, the candidates' scores, and the reasons for missing drafts."""

@@ -141,7 +141,7 @@ def test_drafts_that_do_not_pay_are_explored_in_one_percent_of_the_time(num_plai
     ("least", "most"),
     [
         ({"room": 20}, {"room": 100}),
-        ({"prospects": decoding(0.01).prospects._replace(chance_of_change=0.0)}, {}),
+        ({"prospects": replace(decoding(0.01).prospects, chance_of_change=0.0)}, {}),
     ],
 )
 def test_explored_is_the_request_of_which_a_draft_reveals_most(least, most):

@@ -114,14 +114,14 @@ def test_what_rows_do_not_explain_is_the_cost_of_the_requests_of_a_batch():
     for _ in range(100):
         costs, _ = costs.observe(8, 5, 0.01 + 0.008 + 4 * 0.002, 1.0, reads=False)
     assert costs._term.seconds == pytest.approx(0.002, rel=0.05)
-    assert costs.seconds_of([8], 5)[0] == pytest.approx(0.026, rel=0.05)
-    assert costs.seconds_of([8], 1)[0] == pytest.approx(0.018, rel=0.05)
+    assert costs.seconds_of([8], [5])[0] == pytest.approx(0.026, rel=0.05)
+    assert costs.seconds_of([8], [1])[0] == pytest.approx(0.018, rel=0.05)
 
 
 def test_batches_alone_give_a_curve_and_no_term_for_their_requests():
     costs = CallCosts()
     costs, _ = costs.observe(64, 8, 0.1, 1.0, reads=False)
-    assert costs.seconds_of([64], 8)[0] == pytest.approx(0.1) and costs._term.seconds == 0
+    assert costs.seconds_of([64], [8])[0] == pytest.approx(0.1) and costs._term.seconds == 0
 
 
 # ---- verifications and the drafts beside them
@@ -294,7 +294,7 @@ def test_one_slow_batch_hardly_changes_what_a_request_in_a_batch_costs():
         costs, _ = costs.observe(8, 1, 0.01, 1.0, reads=False)
         costs, _ = costs.observe(8, 8, 0.01, 1.0, reads=False)
     costs, _ = costs.observe(8, 8, 10.0, 1.0, reads=False)
-    assert costs.seconds_of([8], 8)[0] < 0.015
+    assert costs.seconds_of([8], [8])[0] < 0.015
 
 
 def test_a_batch_that_reads_prompts_says_nothing_of_what_a_request_costs():

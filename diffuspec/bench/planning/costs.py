@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Self, TypeAlias
 
-import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from diffuspec.bench.planning.machines import CallSize, Machine
@@ -41,11 +42,13 @@ class Curve(Section):
 
     def at(self, size: float) -> float:
         """Seconds of a size."""
-        sizes, seconds = zip(*self.points, strict=True)
-        if size <= sizes[-1]:
-            return float(np.interp(size, sizes, seconds))
-        slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
-        return float(seconds[-1] + max(slope, 0.0) * (size - sizes[-1]))
+        points = self.points
+        place = min(bisect_right(points, (size, math.inf)), len(points) - 1)
+        (low, first), (high, second) = points[max(place - 1, 0)], points[max(place, 1)]
+        slope = (second - first) / (high - low)
+        if size > high:
+            slope = max(slope, 0.0)
+        return first + slope * (max(size, low) - low)
 
 
 class CallCosts(Section):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import selectors
 import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -16,11 +17,18 @@ from unittest.mock import patch
 T = TypeVar("T")
 
 
+class _NoFiles(selectors.SelectSelector):
+    """Files on which nothing ever happens."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        return []
+
+
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """Advances its clock to the next timer when no callback is ready."""
 
     def __init__(self, start: float = 1000.0) -> None:
-        super().__init__()
+        super().__init__(_NoFiles())
         self._now = start
 
     def time(self) -> float:

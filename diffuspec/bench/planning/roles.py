@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from diffuspec.algorithm.draft_tree import follow, is_chain
@@ -140,11 +139,9 @@ class SimulatedDrafter:
         await self.worker.run(seconds * self._machine.slowness(started))
         spent = time.monotonic() - started
         await self._cross_network()
+        made: dict[tuple[int, ...], Draft] = {}  # outcomes of one length have the same draft
         return [
-            replace(
-                self._draft(request, spent),
-                num_refreshed=reading.num_tokens if reading.is_refresh else 0,
-            )
+            self._draft(request, spent, reading.num_tokens if reading.is_refresh else 0, made)
             for request, reading in zip(requests, readings, strict=True)
         ]
 
@@ -167,15 +164,26 @@ class SimulatedDrafter:
         if self._machine.network_seconds:
             await asyncio.sleep(self._machine.network_seconds)
 
-    def _draft(self, request: DraftRequest, seconds: float) -> Draft:
+    def _draft(
+        self,
+        request: DraftRequest,
+        seconds: float,
+        num_refreshed: int,
+        made: dict[tuple[int, ...], Draft],
+    ) -> Draft:
         answer = _answer_to(request.prefix, self._answers)
         first = answer.position(len(request.prefix), request.num_prompt_tokens)
-        guess = answer.guess(first, request.num_draft_tokens, request.max_nodes)
-        return Draft(
-            guess.tree,
-            guess.confidences,
-            min(request.num_draft_tokens, request.max_nodes),
-            draft_seconds=seconds,
-            alternatives=guess.alternatives if request.num_alternatives else (),
-            transport_seconds=2 * self._machine.network_seconds,
-        )
+        size = request.num_draft_tokens, request.max_nodes
+        key = (answer.number, first, *size, request.num_alternatives, num_refreshed)
+        if key not in made:
+            guess = answer.guess(first, *size)
+            made[key] = Draft(
+                guess.tree,
+                guess.confidences,
+                min(size),
+                draft_seconds=seconds,
+                alternatives=guess.alternatives if request.num_alternatives else (),
+                transport_seconds=2 * self._machine.network_seconds,
+                num_refreshed=num_refreshed,
+            )
+        return made[key]
