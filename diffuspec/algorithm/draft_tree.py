@@ -102,6 +102,8 @@ def ancestor_mask(parents: Sequence[int]) -> NDArray[np.bool_]:
 
 def path_to(tree: DraftTree, node: int) -> list[int]:
     """Return the nodes from the root's child down to `node`; none for the root (-1)."""
+    if is_chain(tree):
+        return list(range(node + 1))
     path: list[int] = []
     while node >= 0:
         path.append(node)

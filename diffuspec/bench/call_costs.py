@@ -1,8 +1,8 @@
 """Costs measured here: a target's verifications and a drafter's drafts by size, for plans.
 
 Calls go through the roles' interfaces, with no request running. Sizes take turns over several
-rounds, so that a slowdown of the machine affects all of them; the least of each counts, since other
-programs only add to it. What the coordinator adds to a step is measured by decoding without drafts.
+rounds, so that a slowdown of the machine affects all of them; the median of each counts. What a
+step takes besides its calls is measured by decoding without drafts, then with them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import asyncio
 import os
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ from diffuspec.bench.planning.costs import (
     Figure,
     ModelCosts,
 )
-from diffuspec.bench.planning.estimates import find_sizes
+from diffuspec.bench.planning.machines import CallSize
 from diffuspec.core.interfaces import Drafter, Verifier
 from diffuspec.core.params import PLAIN, SamplingParams, SpeculationParams
 from diffuspec.core.types import DraftRequest, TokenIds, VerifyRequest
@@ -36,9 +37,10 @@ from diffuspec.engine.engine import Engine
 _SHORT, _LONG = 64, 448  # tokens of prefixes
 _ROWS = (1, 2, 4, 8, 16, 32, 64)  # of one request
 _POSITIONS = (1, 4, 8, 16, 32)
-_MANY = 4  # requests
+_MANY = 8  # requests
 _ROUNDS = 20
-_DECODED = 48  # tokens
+_DECODED = 32  # tokens of an answer
+_DRAFTED = SpeculationParams(policy="fixed", num_draft_tokens=8, num_outcomes=0, tree_shape="path")
 
 
 class _Size(NamedTuple):
@@ -52,9 +54,12 @@ class _Size(NamedTuple):
         return self.num_requests * self.num_rows
 
 
-def costs_of(engine: Engine, name: str, source: str, device: str) -> DeviceCosts:
-    """Measure an engine's calls, and return them as those of a model `name` on a device."""
-    costs, interference = asyncio.run(_measure(engine, source))
+async def measure_costs(engine: Engine, name: str, source: str, device: str) -> DeviceCosts:
+    """Measure an engine's calls, and return them as those of a model `name` on a device.
+
+    The engine must have room for eight sequences, and no requests.
+    """
+    costs, interference = await _measure(engine, source)
     return DeviceCosts(
         device=device,
         memory_bytes=_figure(memory_bytes(device)),
@@ -72,22 +77,21 @@ def memory_bytes(device: str) -> float:
 
 async def _measure(engine: Engine, source: str) -> tuple[ModelCosts, float]:
     calls, draft, interference = _Calls(engine), None, 0.0
-    verify = _costs(await calls.verifications(), _ROWS)
+    engine.reset_prefix_cache()  # prompts are read again if they were measured before
+    alone = _costs(await calls.verifications(), _ROWS)
+    verify = _with_overhead(alone, await _overhead(engine, PLAIN, alone))
     if engine.drafter is not None:
-        seconds = await calls.drafts(engine.drafter)
-        draft = _costs(seconds, _POSITIONS)
-        unread = seconds[_Size(1, 1, _LONG, is_read=False)] - seconds[_Size(1, 1, _LONG)]
-        draft = draft.model_copy(update={"reading": _figure(unread / _LONG)})
-        interference = await calls.interference(engine.drafter, verify, draft)
-    path = engine.config.target.path
-    sizes = find_sizes(str(path)) if path.is_dir() else None
-    width = torch.finfo(engine.runners[0].cache.dtype).bits / 16  # over that of estimates
+        draft = _costs(await calls.drafts(engine.drafter), _POSITIONS)
+        interference = await calls.interference(engine.drafter, alone, draft)
+        draft = _with_overhead(draft, await _overhead(engine, _DRAFTED, verify, draft))
+    await engine.stop()
+    path, store = engine.config.target.path, engine.runners[0].cache.store
     costs = ModelCosts(
         source=source,
-        verify=_with_overhead(verify, await _overhead(engine, verify)),
+        verify=verify,
         draft=draft,
         weight_bytes=_figure(sum(one.stat().st_size for one in path.parent.glob(_weights(path)))),
-        cache_bytes=_figure(width * sizes.cache_bytes if sizes else 0.0),
+        cache_bytes=_figure(store.shape.num_bytes(1, store.dtype)),
     )
     return costs, interference
 
@@ -101,7 +105,7 @@ def _figure(value: float) -> Figure:
     return Figure(value=max(value, 0.0), origin="measured here")
 
 
-def _costs(seconds: Mapping[_Size, float], sizes: tuple[int, ...]) -> CallCosts:
+def _costs(seconds: Mapping[_Size, float], sizes: Sequence[int]) -> CallCosts:
     """Return the costs that explain the measured seconds. Curves are made to rise."""
     highest, points = 0.0, []
     for size in sizes:
@@ -116,33 +120,68 @@ def _costs(seconds: Mapping[_Size, float], sizes: tuple[int, ...]) -> CallCosts:
         (seconds[one] - curve.at(one.total)) / (_MANY - 1)
         for one in (_Size(_MANY, 1), _Size(_MANY, 8))
     ]
+    reading = seconds[_Size(1, 1, _LONG, is_read=False)] - seconds[_Size(1, 1, _LONG)]
     return CallCosts(
         rows=curve,
         request=_figure(sum(several) / len(several)),
         context=_figure(seen / (_LONG - _SHORT) - row_context),
         row_context=_figure(row_context),
+        reading=_figure(reading / _LONG - row_context * _LONG / 2),
     )
 
 
-def _with_overhead(costs: CallCosts, overhead: float) -> CallCosts:
-    """Return the costs with what the coordinator takes for each request of a step."""
-    points = tuple((rows, seconds + overhead) for rows, seconds in costs.rows.points)
+class _Overhead(NamedTuple):
+    """Seconds of a step besides its calls."""
+
+    first: float  # of one request
+    further: float  # for each further one
+
+
+def _with_overhead(costs: CallCosts, overhead: _Overhead) -> CallCosts:
+    points = tuple((rows, seconds + overhead.first) for rows, seconds in costs.rows.points)
     rows = costs.rows.model_copy(update={"points": points})
-    return costs.model_copy(
-        update={"rows": rows, "request": _figure(costs.request.value + overhead)}
-    )
+    request = _figure(costs.request.value + overhead.further)
+    return costs.model_copy(update={"rows": rows, "request": request})
 
 
-async def _overhead(engine: Engine, costs: CallCosts) -> float:
-    """Return the seconds of a plain step outside the verification."""
-    prompt = _prompt(engine, _SHORT, 0).tolist()
-    sampling = SamplingParams(max_tokens=_DECODED, ignore_eos=True)
-    paces = []
-    async with engine:
-        for _ in range(_ROUNDS):
-            times = [time.monotonic() async for _ in engine.stream(prompt, sampling, PLAIN)]
-            paces += [after - before for before, after in pairwise(times)]
-    return max(min(paces) - costs.rows.at(1), 0.0)
+async def _overhead(
+    engine: Engine,
+    speculation: SpeculationParams,
+    verify: CallCosts,
+    draft: CallCosts | None = None,
+) -> _Overhead:
+    """Decode, and return what steps take besides calls at these costs."""
+    one, many = [
+        await _unexplained(engine, number, speculation, verify, draft) for number in (1, _MANY)
+    ]
+    return _Overhead(max(one, 0.0), (many - one) / (_MANY - 1))
+
+
+async def _unexplained(
+    engine: Engine,
+    number: int,
+    speculation: SpeculationParams,
+    verify: CallCosts,
+    draft: CallCosts | None,
+) -> float:
+    """Return the median seconds of the steps of `number` requests that the costs do not explain."""
+    sampling, found = SamplingParams(max_tokens=_DECODED, ignore_eos=True), list[float]()
+
+    async def decode(request: int) -> list[tuple[float, int]]:
+        prompt = _prompt(engine, _SHORT, request).tolist()
+        stream = engine.stream(prompt, sampling, speculation)
+        return [(time.monotonic(), output.step.num_tree_nodes) async for output in stream]
+
+    for _ in range(_ROUNDS):
+        steps, *_ = await asyncio.gather(*[decode(request) for request in range(number)])
+        for (before, _), (after, num_nodes) in pairwise(steps[1:]):  # after the prompts
+            size = CallSize(number, number * (1 + num_nodes), 0, number * _SHORT)
+            explained = verify.seconds(size)
+            if draft is not None:
+                positions = number * speculation.num_draft_tokens
+                explained += draft.seconds(size._replace(num_rows=positions))
+            found.append(after - before - explained)
+    return median(found)
 
 
 def _prompt(engine: Engine, size: int, number: int) -> TokenIds:
@@ -158,31 +197,31 @@ class _Calls:
         self._number = 0  # of the next prefix that nobody has read
 
     async def verifications(self) -> dict[_Size, float]:
-        """Return the least seconds of verifications."""
-        sizes = [_Size(1, rows) for rows in _ROWS]
-        sizes += [_Size(_MANY, 1), _Size(_MANY, 8), _Size(1, 1, _LONG), _Size(1, _ROWS[-1], _LONG)]
+        """Return the median seconds of verifications."""
         verifier: Verifier = self._engine.verifier
-        return await self._least(sizes, lambda size: verifier.verify(self._trees(size)), verifier)
+        return await self._medians(_ROWS, lambda size: verifier.verify(self._trees(size)), verifier)
+
+    def _prefix(self, size: _Size) -> TokenIds:
+        """Return a prefix; one that has never been read if the size wants that."""
+        self._number += not size.is_read
+        number = 0 if size.is_read else self._number
+        return _prompt(self._engine, size.num_prefix_tokens, number)
 
     def _trees(self, size: _Size) -> list[VerifyRequest]:
-        tree = chain([1] * (size.num_rows - 1))
-        prompt = _prompt(self._engine, size.num_prefix_tokens, 0)
+        tree, prompt = chain([1] * (size.num_rows - 1)), self._prefix(size)
         return [
             VerifyRequest(self._name(size, n), prompt, len(prompt), tree, SamplingParams())
             for n in range(size.num_requests)
         ]
 
     async def drafts(self, drafter: Drafter) -> dict[_Size, float]:
-        """Return the least seconds of draft calls."""
-        sizes = [_Size(1, positions) for positions in _POSITIONS]
-        sizes += [_Size(_MANY, 1), _Size(_MANY, 8), _Size(1, 1, _LONG)]
-        sizes += [_Size(1, _POSITIONS[-1], _LONG), _Size(1, 1, _LONG, is_read=False)]
-        return await self._least(sizes, lambda size: drafter.draft(self._wanted(size)), drafter)
+        """Return the median seconds of draft calls."""
+        return await self._medians(
+            _POSITIONS, lambda size: drafter.draft(self._wanted(size)), drafter
+        )
 
     def _wanted(self, size: _Size) -> list[DraftRequest]:
-        self._number += not size.is_read
-        usual, number = SpeculationParams(), 0 if size.is_read else self._number
-        prompt = _prompt(self._engine, size.num_prefix_tokens, number)
+        usual, prompt = SpeculationParams(), self._prefix(size)
         how = usual.tree_shape, usual.max_nodes, 0.5, SamplingParams()
         return [
             DraftRequest(
@@ -215,17 +254,19 @@ class _Calls:
                 run(one, 4 * others, lambda: self._engine.verifier.verify(trees)),
                 run(drafted, 4 * count, lambda: drafter.draft(wanted)),
             )
-        slower = [min(times[one]) / alone[0], min(times[drafted]) / alone[1]]
+        slower = [median(times[one]) / alone[0], median(times[drafted]) / alone[1]]
         await self._engine.verifier.release(trees[0].request_id)
         await drafter.release(wanted[0].request_id)
         return min(max(sum(slower) / 2 - 1, 0.0), 1.0)
 
-    async def _least(
+    async def _medians(
         self,
-        sizes: list[_Size],
+        rows: Sequence[int],
         call: Callable[[_Size], Awaitable[Any]],
         role: Verifier | Drafter,
     ) -> dict[_Size, float]:
+        sizes = [*(_Size(1, number) for number in rows), _Size(_MANY, 1), _Size(_MANY, 8)]
+        sizes += [_Size(1, 1, _LONG), _Size(1, rows[-1], _LONG), _Size(1, 1, _LONG, is_read=False)]
         seconds: dict[_Size, list[float]] = defaultdict(list)
         for round_number in range(1 + _ROUNDS):  # the first reads the prefixes
             for size in sizes[:: 1 if round_number % 2 else -1]:
@@ -238,4 +279,4 @@ class _Calls:
         for size in sizes:
             for number in range(size.num_requests):
                 await role.release(self._name(size, number))
-        return {size: min(own) for size, own in seconds.items()}
+        return {size: median(own) for size, own in seconds.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -11,7 +12,7 @@ import torch
 from rich.console import Console
 
 from diffuspec.bench import plots
-from diffuspec.bench.call_costs import costs_of
+from diffuspec.bench.call_costs import measure_costs
 from diffuspec.bench.comparison import (
     describe,
     describe_configured,
@@ -146,7 +147,7 @@ def _run_costs(options: BenchOptions, config: EngineConfig, console: Console) ->
     with Engine.from_config(config) as engine:
         machine = describe(engine)
         source = f"{machine.command_line}, {machine.cpu}, {machine.device}, {machine.date}"
-        costs = costs_of(engine, name, source, machine.device)
+        costs = asyncio.run(measure_costs(engine, name, source, machine.device))
     write_costs(options.out / "costs.json", costs)
     console.print(f"Written to {options.out / 'costs.json'}", highlight=False)
     return 0

@@ -185,7 +185,7 @@ def engine_config(options: BenchOptions) -> EngineConfig:
         data["target"]["max_tree_nodes"] = WHOLE_DRAFT_NODES
     if options.dtype is not None:
         data["target"]["dtype"] = options.dtype
-    num_sequences = max(CONCURRENCIES) if options.load else 4 if options.costs else 1
+    num_sequences = max(CONCURRENCIES) if options.load else 8 if options.costs else 1
     data["target"]["max_sequences"] = num_sequences
     config = parse_config(data)
     if not _makes_lattices(config):

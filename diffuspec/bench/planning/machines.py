@@ -13,9 +13,14 @@ class CallSize(NamedTuple):
     """The work of a verification or of a draft call."""
 
     num_requests: int
-    num_rows: int  # rows of a verification, prompt tokens included, or positions of drafts
-    num_unread: int = 0  # prefix tokens that a drafter reads before it drafts
+    num_rows: int  # roots and nodes of a verification, or positions of drafts
+    num_unread: int = 0  # prefix tokens that are read before
     num_context: int = 0  # cached tokens that the rows see, over all requests
+
+    @property
+    def num_all(self) -> int:
+        """Rows and tokens that are read."""
+        return self.num_rows + self.num_unread
 
 
 class Machine(ABC):
@@ -51,7 +56,7 @@ class TwoCores(Machine):
     interference = 0.45
 
     def verify_seconds(self, size: CallSize) -> float:
-        return 0.005 + 0.0012 * size.num_requests + 0.0002 * size.num_rows
+        return 0.005 + 0.0012 * size.num_requests + 0.0002 * size.num_all
 
     def draft_seconds(self, size: CallSize) -> float:
         return (
@@ -71,7 +76,7 @@ class BusyCores(Machine):
         return 4.0 if now % 4 < 1 else 1.0
 
     def verify_seconds(self, size: CallSize) -> float:
-        return 0.0018 + 0.0004 * size.num_requests + 0.0001 * size.num_rows
+        return 0.0018 + 0.0004 * size.num_requests + 0.0001 * size.num_all
 
     def draft_seconds(self, size: CallSize) -> float:
         return (
@@ -97,8 +102,8 @@ class SlowCpu(Machine):
     _FURTHER_ROW = 0.6
 
     def verify_seconds(self, size: CallSize) -> float:
-        few = self._IN_ROWS[min(size.num_rows, 4)]
-        return self._ONE_ROW * (few + self._FURTHER_ROW * max(size.num_rows - 4, 0))
+        few = self._IN_ROWS[min(size.num_all, 4)]
+        return self._ONE_ROW * (few + self._FURTHER_ROW * max(size.num_all - 4, 0))
 
     def draft_seconds(self, size: CallSize) -> float:
         return 0.055 + 0.003 * size.num_rows + 0.0015 * size.num_unread
@@ -122,7 +127,7 @@ class NoisyCpu(Machine):
         return jitter * burst
 
     def verify_seconds(self, size: CallSize) -> float:
-        return float(np.interp(size.num_rows, self._ROWS, self._SECONDS))
+        return float(np.interp(size.num_all, self._ROWS, self._SECONDS))
 
     def draft_seconds(self, size: CallSize) -> float:
         return (
@@ -142,10 +147,10 @@ class OneGpu(Machine):
     interference = 0.9
 
     def verify_seconds(self, size: CallSize) -> float:
-        return 0.020 + 0.00015 * max(size.num_rows - 64, 0)
+        return 0.020 + 0.00015 * max(size.num_all - 64, 0)
 
     def draft_seconds(self, size: CallSize) -> float:
-        return 0.009 + 0.00005 * max(size.num_rows + size.num_unread - 128, 0)
+        return 0.009 + 0.00005 * max(size.num_all - 128, 0)
 
 
 class OwnGpu(OneGpu):
@@ -169,10 +174,10 @@ class EightGpus(Machine):
     overlap = True
 
     def verify_seconds(self, size: CallSize) -> float:
-        return 0.015 + 0.00003 * max(size.num_rows - 256, 0)
+        return 0.015 + 0.00003 * max(size.num_all - 256, 0)
 
     def draft_seconds(self, size: CallSize) -> float:
-        return 0.012 + 0.00006 * max(size.num_rows + size.num_unread - 64, 0)
+        return 0.012 + 0.00006 * max(size.num_all - 64, 0)
 
 
 MACHINES: dict[str, Machine] = {

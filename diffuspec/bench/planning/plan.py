@@ -26,7 +26,7 @@ OFF, SHARED, APART = "off", "shared", "apart"  # the drafter: none, on the targe
 BUSY = 0.85  # utilisation above which times to the first token depend on chance
 PAYS = 1.02  # least ratio of tokens/s that counts as a gain
 
-_NUM_TOKENS, _NUM_PLAIN_TOKENS = 8_000, 4_000  # of a point at least, with drafts and without
+_NUM_REQUESTS, _MOST_TOKENS = 120, 60_000  # of a point: fewer requests if answers are long
 MOST_REQUESTS = 900  # of a point: below the vocabulary of simulated traffic
 _LEAST_REQUESTS = 16
 _ROUNDS = 2.5  # answers for each client
@@ -50,6 +50,7 @@ class Traffic:
     recording: Recording | None = None
     num_shared_tokens: int = 0  # of all prompts
     trace: tuple[Arrival, ...] = ()  # lengths and times, in place of the regime's
+    num_requests: int | None = None  # None: as many as give sound figures, or those of the trace
 
     def answers(self, num_requests: int) -> tuple[Answer, ...]:
         """Return requests by number."""
@@ -126,7 +127,7 @@ def simulate(placement: Placement, traffic: Traffic, load: Load) -> Point:
 
 
 async def _simulate(placement: Placement, traffic: Traffic, load: Load) -> Point:
-    count = len(traffic.trace) if load == Load() else _num_requests(placement, traffic, load)
+    count = traffic.num_requests or _num_requests(traffic, load)
     info = replace(INFO, max_sequences=placement.max_sequences, max_model_len=2**17)
     simulation = Simulation(
         placement.machine, traffic.answers(count), info, traffic.num_shared_tokens
@@ -155,9 +156,11 @@ def _roles(simulation: Simulation) -> list[SimulatedVerifier | SimulatedDrafter]
     return [simulation.verifier, *simulation.drafters]
 
 
-def _num_requests(placement: Placement, traffic: Traffic, load: Load) -> int:
-    num_tokens = _NUM_TOKENS if placement.has_drafts else _NUM_PLAIN_TOKENS
-    wanted = max(num_tokens / traffic.mean_tokens[1], _ROUNDS * (load.at_a_time or 0))
+def _num_requests(traffic: Traffic, load: Load) -> int:
+    if load == Load():
+        return len(traffic.trace)
+    sound = min(_NUM_REQUESTS, _MOST_TOKENS / traffic.mean_tokens[1])
+    wanted = max(sound, _ROUNDS * (load.at_a_time or 0))
     return min(max(math.ceil(wanted), _LEAST_REQUESTS), MOST_REQUESTS)
 
 

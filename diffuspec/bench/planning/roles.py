@@ -49,11 +49,8 @@ class SimulatedVerifier:
         self._num_read: dict[str, int] = {}  # prefix tokens in the cache, by request id
 
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
-        num_rows = sum([self._num_rows(request) for request in requests])
-        num_cached = sum([len(request.prefix) - self._num_unread(request) for request in requests])
         started = time.monotonic()
-        size = CallSize(len(requests), num_rows, num_context=num_cached)
-        alone = self._machine.verify_seconds(size)
+        alone = self._machine.verify_seconds(self._size(requests))
         await self.worker.run(alone * self._machine.slowness(started))
         seconds = time.monotonic() - started
         return [self._verdict(request, seconds) for request in requests]
@@ -72,12 +69,15 @@ class SimulatedVerifier:
         num_read = self._num_read.get(request.request_id, self._num_shared_tokens)
         return max(len(request.prefix) - num_read, 1)
 
-    def _num_rows(self, request: VerifyRequest) -> int:
-        num_left = self._num_left_unread(request)
-        return self._num_unread(request) - num_left if num_left else self._num_decoded(request)
-
-    def _num_decoded(self, request: VerifyRequest) -> int:
-        return self._num_unread(request) + request.tree.num_nodes
+    def _size(self, requests: Sequence[VerifyRequest]) -> CallSize:
+        num_rows = num_read = num_cached = 0
+        for request in requests:
+            num_unread, num_left = self._num_unread(request), self._num_left_unread(request)
+            is_read = not num_left
+            num_rows += is_read and 1 + request.tree.num_nodes
+            num_read += num_unread - num_left - is_read
+            num_cached += len(request.prefix) - num_unread
+        return CallSize(len(requests), num_rows, num_read, num_cached)
 
     def _verdict(self, request: VerifyRequest, seconds: float) -> Verdict:
         num_tokens = len(request.prefix)

@@ -43,10 +43,8 @@ H200 = Hardware("h200")
 
 
 @pytest.fixture(autouse=True)
-def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a point decode 16 short answers."""
-    monkeypatch.setattr(plan, "_NUM_TOKENS", 320)
-    monkeypatch.setattr(plan, "_NUM_PLAIN_TOKENS", 320)
+def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_NUM_REQUESTS", 16)
 
 
 class Here(Executor):
