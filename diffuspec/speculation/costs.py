@@ -91,12 +91,12 @@ class DraftCosts:
             reading, _ = self._reading.observe(num_unread + num_refreshed, added)
             return replace(self, _reading=reading)
         change = SMOOTHING * (added / num_requests - self._refreshing)
-        costs = replace(self, _refreshing=self._refreshing + change)
+        refreshing = self._refreshing + change
         if num_refreshed:
-            return costs
+            return replace(self, _refreshing=refreshing)
         alone = seconds / self.factor
         calls, _ = self._calls.observe(num_positions, num_requests, alone, 1.0, reads=False)
-        return replace(costs, _calls=calls)
+        return replace(self, _calls=calls, _refreshing=refreshing)
 
 
 @dataclass(frozen=True, slots=True)
