@@ -41,7 +41,8 @@ class CacheSettings:
 
     num_pages: int
     shares_prefixes: bool = True
-    preempts: bool = True
+    # no request loses pages to another, and those that windows hide are given back
+    is_target: bool = False
 
 
 class ModelRunner:
@@ -97,10 +98,17 @@ class ModelRunner:
             and shape.has_plain_scoring
             and transposes_keys(parameter.dtype, self.device),
             shares_prefixes=cache.shares_prefixes,
-            preempts=cache.preempts,
+            preempts=not cache.is_target,
+            window=self._window(shape.window) if cache.is_target else None,
         )
         self._graphs: StepGraphs | None = None
         self.reset_counts()
+
+    def _window(self, window: int | None) -> int | None:
+        """Return how many rows before it a forward reads; None: all of up to max_len."""
+        if window is None or window + self.row_multiple > self.max_len:
+            return None
+        return window + self.row_multiple - 1  # it may compute rows before its first one again
 
     def reset_counts(self) -> None:
         """Count the model's forwards from now on."""

@@ -488,6 +488,20 @@ async def test_a_request_without_pages_is_held_until_others_are_released(
     assert (verdict.is_held, verdict.pages) == (False, (0, 0))
 
 
+@pytest.mark.parametrize("exact", [False, True])
+async def test_rows_that_every_layers_window_hides_take_no_pages(loaded: Load, exact: bool) -> None:
+    target = loaded("mistral", exact)
+    token_ids = [7] * 200
+    for _ in range(10):
+        [verdict] = await target.verify([request(token_ids)])
+        token_ids += verdict.token_ids
+    assert target.info.num_pages is not None and verdict.pages is not None
+    assert target.info.num_pages - verdict.pages.num_free == 1
+    [fresh] = await target.verify([request(token_ids[:-1], request_id="fresh")])
+    assert (fresh.token_ids[0], fresh.num_cached_tokens) == (token_ids[-1], 0)
+    await target.release("fresh")
+
+
 async def test_a_device_without_memory_is_told_with_what_to_do(
     qwen2: CausalTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:

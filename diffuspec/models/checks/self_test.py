@@ -36,6 +36,7 @@ class ModelShape:
     num_heads: int  # query heads in this process
     num_columns: int  # columns of the logits
     has_plain_scoring: bool  # whether every layer has plain scoring; see `Scoring`
+    window: int | None  # of the layer that sees most; None: some layer sees all rows
 
 
 @torch.inference_mode()
@@ -67,7 +68,8 @@ def run_self_test(model: Any, device: torch.device) -> ModelShape:
     ((num_kv_heads, head_dim),) = kinds
     cache = CacheShape(len(layers), num_kv_heads, head_dim)
     plain = recorder.has_plain_scoring
-    return ModelShape(cache, recorder.num_heads, logits.shape[-1], plain)
+    window = None if None in recorder.windows else max(filter(None, recorder.windows))
+    return ModelShape(cache, recorder.num_heads, logits.shape[-1], plain, window)
 
 
 class _Recorder(Attention):
@@ -82,6 +84,7 @@ class _Recorder(Attention):
         self.distance_of_far = 0.0
         self.distance_of_repeat = 0.0
         self.has_plain_scoring = True
+        self.windows = set[int | None]()
         self.num_heads = 0
 
     def attend(self, layer: int, rows: Projections, scoring: Scoring) -> Tensor:
@@ -89,6 +92,7 @@ class _Recorder(Attention):
         if key.shape != value.shape:
             raise ModelLoadError(f"layer {layer} has keys and values of different shapes")
         self.has_plain_scoring &= scoring.is_plain
+        self.windows.add(scoring.window)
         self.num_heads = query.shape[0]
         self.shapes.append((layer, key.shape[0], key.shape[2]))
         first, far, repeat = key.float().chunk(3, dim=1)

@@ -117,7 +117,7 @@ def load_model(
         if num_ranks > 1:
             num_pages = least_of_ranks(num_pages, backend.device)
     _check_fits(checkpoint, backend, num_pages * page_bytes, num_ranks)
-    cache = CacheSettings(num_pages, shares_prefixes, preempts=not is_target)
+    cache = CacheSettings(num_pages, shares_prefixes, is_target)
     if (num_bytes := checkpoint.weight_bytes(backend.dtype)) > _QUICK_BYTES:
         stages.info("loading %s (%d MB)", path, num_bytes // 1_000_000)
     model = _read_model(checkpoint, config, backend, num_ranks)

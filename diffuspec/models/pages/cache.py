@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -26,7 +27,8 @@ class KVCache:
     read again when it is acquired the next time; without `preempts`, the step has to go without.
 
     Where rows depend on later tokens, shares_prefixes must be off: pages are then private, may be
-    overwritten, and are free when a request ends.
+    overwritten, and are free when a request ends. With a window, a row sees only that many rows,
+    itself included: pages that no later row will see are given back, and no page is shared.
     """
 
     def __init__(
@@ -39,9 +41,11 @@ class KVCache:
         transposes_keys: bool = False,
         shares_prefixes: bool = True,
         preempts: bool = True,
+        window: int | None = None,
     ) -> None:
         self.store = PageStore(shape, num_pages, dtype, device, transposes_keys)
-        self._shares_prefixes, self._preempts = shares_prefixes, preempts
+        self._shares_prefixes = shares_prefixes and window is None
+        self._preempts, self._window = preempts, window
         self._pool = PagePool(num_pages)
         self._tables: dict[str, PageTable] = {}
         self._spoilt = set[int]()  # pages to be zeroed when they are free
@@ -133,14 +137,18 @@ class KVCache:
         table.token_ids = np.concatenate([table.token_ids, token_ids], dtype=np.int32)
         self._publish_whole_pages(table)
         self._keep_pages(table, num_pages_of(table.length))
+        self._drop_unseen_pages(table)
 
     def truncate(self, table: PageTable, length: int) -> None:
         """Shorten a table to at most `length` rows.
 
-        A page that is then partial becomes the table's own: others may use its old rows.
+        A page that is then partial becomes the table's own: others may use its old rows. If pages
+        that its next row would see have been given back, nothing is left.
         """
         if length >= table.length:
             return
+        if self._num_unseen_pages(length) < table.num_dropped:
+            length = 0
         num_whole = length // PAGE_SIZE
         self._keep_pages(table, num_pages_of(length))
         table.token_ids = table.token_ids[:length]
@@ -235,9 +243,25 @@ class KVCache:
             page = int(table.pages[index])
             table.nodes.append(self._pool.publish(table.node, token_ids, page))
 
+    def _num_unseen_pages(self, length: int) -> int:
+        """Return how many pages no row will see from row `length` on."""
+        return 0 if self._window is None else max(length + 1 - self._window, 0) // PAGE_SIZE
+
+    def _drop_unseen_pages(self, table: PageTable) -> None:
+        """Give back pages that windows hide; others of the table stand in for them."""
+        count = min(self._num_unseen_pages(table.length), len(table.pages) - 1)
+        if count > table.num_dropped:
+            kept = table.pages[count:]
+            dropped = replace(table, pages=table.pages[:count])
+            self._keep_pages(dropped, 0)
+            table.pages = np.concatenate([np.full(count, kept[0]), kept], dtype=np.int32)
+            table.num_dropped = count
+
     def _keep_pages(self, table: PageTable, count: int) -> None:
         """Drop the pages of a table after the first `count`, the last one first."""
-        for page in table.pages[count:].tolist()[::-1]:
+        first = max(count, table.num_dropped)
+        table.num_dropped = min(count, table.num_dropped)
+        for page in table.pages[first:].tolist()[::-1]:
             if self._pool.drop(page) and page in self._spoilt:
                 self._spoilt.remove(page)
                 self.store.zero_page(page)

@@ -26,6 +26,7 @@ class PageTable:
     # committed tokens; row i holds token_ids[i] at position i
     token_ids: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
     nodes: list[Node] = field(default_factory=list)  # what the leading whole pages hold
+    num_dropped: int = 0  # leading pages that were given back, because windows hide their rows
     last_step: int = -1
 
     @property

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from diffuspec.core.types import TokenIds
+from diffuspec.core.types import NO_TOKENS, TokenIds
 from diffuspec.models.pages.cache import KVCache
 from diffuspec.models.pages.pool import OutOfPagesError
 from diffuspec.models.pages.store import CacheShape
@@ -212,6 +212,24 @@ def test_clearing_zeroes_rows_with_nans_once_nobody_uses_them() -> None:
     cache.clear("b")
     assert not cache.store.layer(0)[0].isnan().any()
     assert cache.use.num_free == 4
+
+
+def test_pages_that_windows_hide_are_given_back() -> None:
+    cache = make_cache(num_pages=5, window=40)
+    table = cache.acquire("a", NO_TOKENS)
+    for first in range(0, 600, 30):
+        token_ids = np.arange(first, first + 30, dtype=np.int32)
+        write(cache, table, first, token_ids)
+        cache.commit(table, token_ids, 30)
+        seen = cache.store.rows(table.pages, table.length)[0, 0, -40:, 0]
+        assert seen.int().tolist() == list(range(max(first - 10, 0), first + 30))
+        assert cache.use.num_free >= 5 - 2
+    assert cache.acquire("a", tokens(table.token_ids, [1])).length == 600
+    assert cache.acquire("b", table.token_ids).length == 0, "no page is shared"
+    cache.truncate(table, 590)
+    assert (table.length, cache.use.num_free) == (590, 5 - 2)
+    cache.truncate(table, 500)
+    assert (table.length, cache.use.num_free) == (0, 5)
 
 
 def test_ending_an_unknown_request_does_nothing() -> None:
