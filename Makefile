@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscop
 TOOLS := $(PYTHON) -m venv build/tools && build/tools/bin/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve check test quick-tests all-tests serve-test soak abuse schemas chaos cluster gpu gpu-kit models-test vllm engines-test peers lint format matrix release changelog release-notes sdist wheels proto docs bench smollm2 clean
+.PHONY: help setup demo serve check test quick-tests all-tests serve-test soak abuse schemas chaos cluster gpu gpu-kit models-test vllm engines-test peers lint format matrix release first-day changelog release-notes sdist wheels proto docs bench smollm2 clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -110,6 +110,9 @@ sdist: ## Build the sdist, and the client's sdist and wheel, in dist/
 
 changelog: $(STAMP) ## Gather newsfragments/ in CHANGELOG.md as the part of the version in pyproject.toml
 	$(BIN)/towncrier build --yes --version "$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)"
+
+first-day: release ## Type what README, tutorial, usage.md and serving.md say: with the wheel alone, and in a checkout
+	$(BIN)/python -m benchmarks.first_day dist $(ARGS)
 
 release-notes: ## Check TAG=v1.2.3 against pyproject.toml, and write its part of the changelog to build/notes.md
 	@mkdir -p build
