@@ -2,8 +2,9 @@
 
 import json
 import sys
+from typing import Literal
 
-from anthropic import Anthropic, BadRequestError
+from anthropic import Anthropic, BadRequestError, beta_tool
 
 url, question = sys.argv[1], [{"role": "user", "content": "What is the capital of France?"}]
 client = Anthropic(base_url=url, api_key="none")
@@ -19,6 +20,21 @@ with client.messages.stream(**usual) as stream:
 tool = {"name": "look_up", "input_schema": schema}
 reply = client.messages.create(**usual, tools=[tool], tool_choice={"type": "any"})
 seen["tools"] = any("city" in part.input for part in reply.content if part.type == "tool_use")
+called = []
+
+
+@beta_tool
+def look_up(city: Literal["Paris", "Rome"]) -> str:
+    """Look up a city."""
+    called.append(city)
+    return city
+
+
+forced = {"type": "any", "disable_parallel_tool_use": True}
+runner = client.beta.messages.tool_runner(
+    **usual, tools=[look_up], tool_choice=forced, max_iterations=2
+)
+seen["tools"] = seen["tools"] and len(list(runner)) == 2 and bool(called)
 try:
     client.messages.create(**usual | {"max_tokens": -1})
 except BadRequestError as error:
