@@ -74,6 +74,7 @@ def rows(target: str) -> list[Row]:
         Row("model import", ("tiny.gguf", "--out", "imported"), needs="gguf"),
         Row("ngram build", ("text.txt", "--out", "text.arpa")),
         Row("keys add", ("keys.yaml", "alice")),
+        Row("drafter answers", ("--target", target, "--out", "answers", "--num-answers", "4")),
         Row("drafter train", ("--target", target, "--out", "drafter", *training)),
         Row("drafter evaluate", ("drafter", "--answers", "drafter/training/answers.jsonl")),
         Row("plan", ("--pair", "tiny", "--answer-tokens", "16", "--at-a-time", "1"), needs="bench"),
@@ -191,7 +192,7 @@ def check_commands(python: Path, directory: Path, env: Mapping[str, str]) -> Non
     wheel.prepare()
     for extra in (None, *EXTRAS):
         wheel.check(extra)
-        for made in ("drafter", "runs", "data", "imported"):
+        for made in ("answers", "drafter", "runs", "data", "imported"):
             subprocess.run(("rm", "-rf", directory / made), check=True)
         for made in ("keys.yaml", "process.jsonl", "pipeline.jsonl"):
             (directory / made).unlink(missing_ok=True)
