@@ -27,6 +27,7 @@ MAX_SECONDS = 470
 LEFT_OUT = ("diffuspec/pairs/smollm2/weights/", "docs/", "benchmarks/", "recipes/")
 TESTS = (
     "tests/models/kernels/triton",
+    "tests/models/attention/test_cpu.py",
     "tests/models/attention/test_triton.py",
     "tests/models/test_graphs.py",
     "tests/models/loading/test_quantized_on_gpu.py",

@@ -12,7 +12,11 @@ import torch
 
 from diffuspec.models.attention import triton as triton_attention
 from diffuspec.models.attention.interface import run_packed
-from diffuspec.models.kernels.triton.table import MAX_STEP_ROWS, SPLIT, ColumnTable
+from diffuspec.models.kernels.triton.table import (
+    MAX_STEP_ROWS,
+    ColumnTable,
+    next_num_columns,
+)
 from diffuspec.models.pages.store import PageStore
 
 _NUM_ROWS = (16, 32, 64, 128, 192, MAX_STEP_ROWS)  # rows of the captured steps, including padding
@@ -62,7 +66,7 @@ class StepGraphs:
                 graph = self._capture(*self._empty_step(num_rows, num_columns))
                 num_splits = graph.table.num_splits
                 self._graphs[_Shape(num_rows, num_splits)] = graph
-                num_columns = num_splits * SPLIT + 1
+                num_columns = next_num_columns(num_splits)
 
     @torch.inference_mode()
     def forward(self, rows: torch.Tensor, table: ColumnTable | None) -> torch.Tensor | None:

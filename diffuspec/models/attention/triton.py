@@ -23,9 +23,9 @@ from diffuspec.models.kernels.triton.table import (
     ALL,
     MAX_STEP_ROWS,
     PADDING,
-    SPLIT,
     ColumnTable,
-    rows_per_tile,
+    tile_size,
+    whole_splits,
 )
 from diffuspec.models.kernels.visible_columns import VisibleColumns
 from diffuspec.models.pages.store import Pages, PageStore
@@ -33,8 +33,6 @@ from diffuspec.models.pages.table import PageTable
 
 with contextlib.suppress(ImportError):  # torch without Triton: see `can_attend`
     from diffuspec.models.kernels.triton import attention as gpu_attention
-
-_FEW_ROWS = 64  # up to this number each row has its own tile, to occupy more multiprocessors
 
 
 def can_attend(like: Tensor) -> bool:
@@ -107,7 +105,7 @@ class _Wave:
             ends: dict[PageTable, int] = {}
             for segment in self._segments:
                 ends[segment.table] = max(segment.seen_end, ends.get(segment.table, 0))
-            layout = _Layout(rows_per_tile(group), self.num_rows <= _FEW_ROWS, ends)
+            layout = _Layout(tile_size(group, self._store.dtype) // group, ends)
             for segment in self._segments:
                 layout.add(segment)
             self._tables[group] = layout.table(self._num_padding, self._store.device)
@@ -129,16 +127,14 @@ def _waves(segments: Sequence[Segment]) -> Iterator[Sequence[Segment]]:
 class _Layout:
     """Arranges the rows of segments in tiles.
 
-    Chained rows share tiles. Rows of trees have a tile each, and so do all rows if there are few.
-    In each group of such rows that would fit into one tile, the first row's tile computes the
+    Chained rows share tiles, so that keys are read once for all of them. Rows of trees have a tile
+    each. In each group of such rows that would fit into one tile, the first row's tile computes the
     columns that all rows of the group see, for the whole group.
     """
 
-    def __init__(
-        self, rows_per_tile: int, has_few_rows: bool, ends: Mapping[PageTable, int]
-    ) -> None:
+    def __init__(self, rows_per_tile: int, ends: Mapping[PageTable, int]) -> None:
         """ends: for each table of pages, the end of the rows that may be seen."""
-        self._rows_per_tile, self._has_few_rows = rows_per_tile, has_few_rows
+        self._rows_per_tile = rows_per_tile
         lists = [table.pages[: num_pages_of(end)] for table, end in ends.items()]
         starts = accumulate((len(pages) for pages in lists), initial=0)
         self._page_lists = dict(zip(ends, starts, strict=False))  # where a table's pages begin
@@ -159,12 +155,9 @@ class _Layout:
         else:
             limits[count:] = segment.seen_end
             count = num_rows
-        if self._has_few_rows:
-            self._add_tiles(limits[:count], start)
-        else:
-            self._add_chain(limits[:count])
+        self._add_chain(limits[:count])
         if seen is not None:
-            self._add_tiles(limits[count:], min(start, seen.base), seen)
+            self._add_tree(limits[count:], min(start, seen.base), seen)
             self._columns.append(_cache_rows(pages, seen.columns))
             self._num_listed += len(seen.columns)
         lists = np.full(num_rows, self._page_lists[segment.table])
@@ -178,15 +171,13 @@ class _Layout:
         self._append(first, end - first, ALL, 0, limits[end - 1], ALL)
         self._num_rows += len(limits)
 
-    def _add_tiles(
-        self, limits: NDArray[np.integer], num_common: int, seen: VisibleColumns | None = None
-    ) -> None:
+    def _add_tree(self, limits: NDArray[np.integer], num_common: int, seen: VisibleColumns) -> None:
         """Add a tile for each row; all rows see the first num_common columns."""
         rows = np.arange(len(limits))
         sizes = np.minimum(self._rows_per_tile, len(limits) - rows)
         sizes[rows % self._rows_per_tile != 0] = 0
-        base, starts = (ALL, 0) if seen is None else (seen.base, self._num_listed + seen.starts)
-        self._append(rows, sizes, base, starts, limits, num_common // SPLIT * SPLIT)
+        starts = self._num_listed + seen.starts
+        self._append(rows, sizes, seen.base, starts, limits, whole_splits(num_common))
         self._num_rows += len(limits)
 
     def _append(self, first: NDArray[np.integer], *fields: NDArray[np.integer] | int) -> None:

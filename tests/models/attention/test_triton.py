@@ -7,7 +7,7 @@ import numpy as np
 from diffuspec.core import pages
 from diffuspec.models.attention.segment import Segment, Visible
 from diffuspec.models.attention.triton import TritonAttention
-from diffuspec.models.kernels.triton.table import MAX_STEP_ROWS, PAGE_SIZE, SPLIT
+from diffuspec.models.kernels.triton.table import ALL, MAX_STEP_ROWS, PAGE_SIZE, SPLIT
 from diffuspec.models.pages.store import CacheShape, PageStore
 from diffuspec.models.pages.table import PageTable
 
@@ -43,15 +43,16 @@ def test_a_tree_lists_the_columns_of_its_branches() -> None:
     assert table.columns[3:5].tolist() == [7, 9]  # seen as columns 7 and 8
 
 
-def test_rows_of_a_step_share_whole_splits_of_what_all_of_them_see() -> None:
+def test_chained_rows_share_tiles_and_rows_of_a_tree_whole_splits() -> None:
     start = SPLIT + 9
     shape = CacheShape(1, 2, 8)
     segments = segment(0, start, 3), segment(1, start, 4, np.eye(4, dtype=np.bool_))
     table = TritonAttention(segments, PageStore(shape, 40)).step_table(group=8)
     assert table is not None
     first_rows, sizes, *_, num_shared = table.tiles.view(7, 6).T.tolist()
-    assert first_rows == [*range(7)] and set(num_shared) == {SPLIT}
-    assert sizes == [2, 0, 1, 2, 0, 2, 0]  # 16 queries a tile
+    assert first_rows == [0, 2, 3, 4, 5, 6, 0]  # the chain has two tiles, each row of the tree one
+    assert num_shared == [ALL, ALL, *[SPLIT] * 4, 0]
+    assert sizes == [2, 1, 2, 0, 2, 0, 0]  # 16 queries a tile
 
 
 def test_many_rows_are_no_step() -> None:

@@ -6,7 +6,21 @@ import torch
 import triton
 
 from diffuspec.models.kernels.triton import kernels
-from diffuspec.models.kernels.triton.table import MIN_TILE, PAGE_SIZE, SPLIT, Chunk, ColumnTable
+from diffuspec.models.kernels.triton.table import (
+    LONG_SPLIT,
+    MIN_TILE,
+    NUM_SHORT_SPLITS,
+    PAGE_SIZE,
+    SPLIT,
+    Chunk,
+    ColumnTable,
+    tile_size,
+)
+
+_SLOTS, _TILES_OF_SLOT = 8, 8  # programs for the tiles of a step, most of which are empty
+
+
+_SPLITS = {"SPLIT_SIZE": SPLIT, "LONG_SIZE": LONG_SPLIT, "NUM_SHORT": NUM_SHORT_SPLITS}
 
 
 def write_cache(
@@ -43,12 +57,13 @@ def attend(
     if query.stride(2) != 1:
         query = query.contiguous()
     num_heads, num_rows, dim = query.shape
-    output = query.new_zeros(num_rows, num_heads, dim)
+    make = query.new_empty if table.is_step else query.new_zeros  # prompts may have padding
+    output = make(num_rows, num_heads, dim)
     for chunk in table.chunks:
         sums, partial = _attend_splits(query, keys, values, table, chunk, scaling, window)
         rows, to = table.rows_from(chunk), output[chunk.rows]
         kernels.join_splits[(chunk.num_rows, num_heads)](
-            sums, partial, to, rows, chunk.num_splits, **_sizes(dim)
+            sums, partial, to, rows, chunk.num_splits, **_SPLITS, **_sizes(dim)
         )
     return output
 
@@ -70,15 +85,20 @@ def _attend_splits(
     tables = table.tiles_from(chunk), table.rows, table.columns, table.pages
     strides = *query.stride()[:2], *keys.stride()[:2]
     group = num_heads // num_kv_heads
-    kernels.attend[(chunk.num_tiles, num_kv_heads, chunk.num_splits)](
+    num_slots = chunk.num_tiles
+    if table.is_step:
+        num_slots = max(triton.cdiv(num_slots, _TILES_OF_SLOT), min(num_slots, _SLOTS))
+    kernels.attend[(num_slots, num_kv_heads, chunk.num_splits)](
         *(query, keys, values, sums, partial),
         *tables,
+        chunk.num_tiles,
         chunk.rows.start,
         *strides,
         scaling,
         window or 0,
+        **_SPLITS,
         GROUP=group,
-        TILE=max(MIN_TILE, triton.next_power_of_2(group)),
+        TILE=tile_size(group, query.dtype),
         BLOCK_SIZE=PAGE_SIZE,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         **_sizes(dim),
@@ -88,4 +108,4 @@ def _attend_splits(
 
 def _sizes(dim: int) -> dict[str, int]:
     padded = max(triton.next_power_of_2(dim), MIN_TILE)
-    return {"DIM": dim, "DIM_PADDED": padded, "SPLIT_SIZE": SPLIT}
+    return {"DIM": dim, "DIM_PADDED": padded}

@@ -81,7 +81,7 @@ def write_cache(
     mask = at < DIM
     row, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     to = tl.load(rows + 4 * row + 1)
-    mask &= to >= 0  # otherwise it is padding
+    mask &= to + tl.zeros_like(at) >= 0  # otherwise it is padding
     source = head * head_stride + row.to(tl.int64) * row_stride + at
     page = (to // PAGE).to(tl.int64)
     target = page * page_stride + head * cache_head_stride + to % PAGE * DIM + at
@@ -131,15 +131,15 @@ def _attend_columns(
     lowest,
     below,
     begin,
+    end,
     base,
     most,
     scaling,
     DIM: tl.constexpr,
-    SPLIT_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Return the running softmax of some queries over a split of columns, page by page.
+    """Return the running softmax of some queries over columns from `begin` to `end`, page by page.
 
     keys and values are those of a head in page 0; pages are the sequence's, of BLOCK_SIZE rows.
     A query sees columns above its `lowest` and below its `limit`. No query sees columns up to
@@ -152,7 +152,7 @@ def _attend_columns(
     highest = tl.full([TILE], _LOWEST, tl.float32)
     total = tl.zeros([TILE], tl.float32)
     output = tl.zeros([TILE, DIM_PADDED], tl.float32)
-    for start in range(begin, tl.minimum(begin + SPLIT_SIZE, most), BLOCK_SIZE):
+    for start in range(begin, tl.minimum(end, most), BLOCK_SIZE):
         stand = start + tl.arange(0, BLOCK_SIZE)  # positions of the columns
         is_listed = (stand >= base) & (stand < most)
         first = tl.load(pages + start // BLOCK_SIZE) * BLOCK_SIZE - start
@@ -176,8 +176,78 @@ def _attend_columns(
     return highest, total, output
 
 
+@triton.jit
+def _attend_tile(
+    query,
+    keys,
+    values,
+    sums,
+    partial,
+    tiles,
+    rows,
+    columns,
+    pages,
+    begin,
+    end,
+    first_kept,
+    head_stride,
+    row_stride,
+    page_stride,
+    cache_head_stride,
+    scaling,
+    window,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Attend from the rows of one tile; see `attend`. `tiles` points to it."""
+    first_row, base, listed_at = tl.load(tiles), tl.load(tiles + 2), tl.load(tiles + 3)
+    most, num_shared = tl.load(tiles + 4), tl.load(tiles + 5)
+    num_rows = tl.where(begin < num_shared, tl.load(tiles + 1), 1)
+    if (begin < most) & (num_rows > 0):
+        kv_head, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
+        place = tl.arange(0, TILE)
+        row = first_row + place // GROUP
+        is_row = place < num_rows * GROUP
+        head = kv_head * GROUP + place % GROUP
+        limit = tl.load(rows + 4 * row + 2, is_row, 0)
+        lowest = tl.where(window > 0, tl.load(rows + 4 * row + 3, is_row, 0) - window, -1)
+        below = tl.min(tl.where(is_row, lowest, most), 0)  # columns that no row of the tile sees
+        at = tl.arange(0, DIM_PADDED)[None, :]
+        in_dim = at < DIM
+        from_query = (head * head_stride + row.to(tl.int64) * row_stride)[:, None] + at
+        queries = tl.load(query + from_query, is_row[:, None] & in_dim, 0.0)
+        highest, total, output = _attend_columns(
+            queries,
+            keys + kv_head * cache_head_stride,
+            values + kv_head * cache_head_stride,
+            pages + tl.load(rows + 4 * first_row),
+            page_stride,
+            columns + listed_at,
+            limit,
+            lowest,
+            below,
+            begin,
+            end,
+            base,
+            most,
+            scaling,
+            DIM,
+            BLOCK_SIZE,
+            PRECISION,
+        )
+        num_heads, num_splits = tl.num_programs(1) * GROUP, tl.num_programs(2)
+        to = ((row - first_kept).to(tl.int64) * num_heads + head) * num_splits + split
+        tl.store(sums + 2 * to, highest, is_row)
+        tl.store(sums + 2 * to + 1, total, is_row)
+        tl.store(partial + to[:, None] * DIM + at, output, is_row[:, None] & in_dim)
+
+
 @triton.jit(
-    do_not_specialize=["first_kept", "window"],
+    do_not_specialize=["num_tiles", "first_kept", "window"],
     do_not_specialize_on_alignment=["tiles", "rows", "columns", "pages"],  # parts of one tensor
 )
 def attend(
@@ -190,6 +260,7 @@ def attend(
     rows,
     columns,
     pages,
+    num_tiles,
     first_kept,
     head_stride,
     row_stride,
@@ -197,62 +268,54 @@ def attend(
     cache_head_stride,
     scaling,
     window,
+    SPLIT_SIZE: tl.constexpr,
+    LONG_SIZE: tl.constexpr,
+    NUM_SHORT: tl.constexpr,
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
-    SPLIT_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Attend from the rows of a tile, for all query heads of one key head, over one split.
+    """Attend from the rows of tiles, for all query heads of one key head, over one split.
 
-    Columns are at their positions in a chain: those from a tile's `base` on are listed. Writes the
-    unscaled output, the largest score and the sum of weights of the rows from first_kept on.
+    The first NUM_SHORT splits have SPLIT_SIZE columns, the others LONG_SIZE. Columns are at their
+    positions in a chain: those from a tile's `base` on are listed. Writes the unscaled output, the
+    largest score and the sum of weights of the rows from first_kept on. A program takes every n-th
+    tile if there are n for a split and head.
     """
-    tile, kv_head, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    tiles += 6 * tile
-    first_row, base, listed_at = tl.load(tiles), tl.load(tiles + 2), tl.load(tiles + 3)
-    most, num_shared = tl.load(tiles + 4), tl.load(tiles + 5)
-    begin = split * SPLIT_SIZE
-    num_rows = tl.where(begin < num_shared, tl.load(tiles + 1), 1)
-    if (begin < most) & (num_rows > 0):
-        place = tl.arange(0, TILE)
-        row = first_row + place // GROUP
-        is_row = place < num_rows * GROUP
-        head = kv_head * GROUP + place % GROUP
-        limit = tl.load(rows + 4 * row + 2, is_row, 0)
-        lowest = tl.where(window > 0, tl.load(rows + 4 * row + 3, is_row, 0) - window, -1)
-        below = tl.min(tl.where(is_row, lowest, most), 0)  # columns that no row of the tile sees
-        at = tl.arange(0, DIM_PADDED)[None, :]
-        in_dim = at < DIM
-        from_query = (head * head_stride + row.to(tl.int64) * row_stride)[:, None] + at
-        queries = tl.load(query + from_query, is_row[:, None] & in_dim, 0.0)
-        pages += tl.load(rows + 4 * first_row)
-        highest, total, output = _attend_columns(
-            queries,
-            keys + kv_head * cache_head_stride,
-            values + kv_head * cache_head_stride,
+    split = tl.program_id(2)
+    begin = tl.minimum(split, NUM_SHORT) * SPLIT_SIZE
+    begin += tl.maximum(split - NUM_SHORT, 0) * LONG_SIZE
+    end = begin + tl.where(split < NUM_SHORT, SPLIT_SIZE, LONG_SIZE)
+    for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
+        _attend_tile(
+            query,
+            keys,
+            values,
+            sums,
+            partial,
+            tiles + 6 * tile,
+            rows,
+            columns,
             pages,
-            page_stride,
-            columns + listed_at,
-            limit,
-            lowest,
-            below,
             begin,
-            base,
-            most,
+            end,
+            first_kept,
+            head_stride,
+            row_stride,
+            page_stride,
+            cache_head_stride,
             scaling,
+            window,
+            GROUP,
+            TILE,
             DIM,
-            SPLIT_SIZE,
+            DIM_PADDED,
             BLOCK_SIZE,
             PRECISION,
         )
-        num_heads, num_splits = tl.num_programs(1) * GROUP, tl.num_programs(2)
-        to = ((row - first_kept).to(tl.int64) * num_heads + head) * num_splits + split
-        tl.store(sums + 2 * to, highest, is_row)
-        tl.store(sums + 2 * to + 1, total, is_row)
-        tl.store(partial + to[:, None] * DIM + at, output, is_row[:, None] & in_dim)
 
 
 @triton.jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=["rows"])
@@ -262,9 +325,11 @@ def join_splits(
     outputs,
     rows,
     num_splits,
+    SPLIT_SIZE: tl.constexpr,
+    LONG_SIZE: tl.constexpr,
+    NUM_SHORT: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
-    SPLIT_SIZE: tl.constexpr,
 ):
     """Join the results of all splits for one row and head, one after another."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -272,10 +337,13 @@ def join_splits(
     in_dim = at < DIM
     limit = tl.load(rows + 4 * row + 2)
     to = row * tl.num_programs(1) + head
+    num_short = (limit + SPLIT_SIZE - 1) // SPLIT_SIZE
+    num_long = (limit - NUM_SHORT * SPLIT_SIZE + LONG_SIZE - 1) // LONG_SIZE
+    num_seen = tl.minimum(num_short, NUM_SHORT) + tl.maximum(num_long, 0)
     highest = tl.full([1], _LOWEST, tl.float32)
     total = tl.zeros([1], tl.float32)
     output = tl.zeros([DIM_PADDED], tl.float32)
-    for split in range((limit + SPLIT_SIZE - 1) // SPLIT_SIZE):
+    for split in range(num_seen):
         place = to * num_splits + split
         of_split = tl.load(sums + 2 * place)
         previous = highest

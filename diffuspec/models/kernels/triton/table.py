@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-SPLIT = 512  # columns of attention per program
+SPLIT, LONG_SPLIT = 256, 1024  # columns of attention per program
+NUM_SHORT_SPLITS = 8  # the first ones, which occupy all of a GPU where there are few columns
 MIN_TILE = 16  # rows of the smallest matrix product
+_TILE = 64  # queries in 16 bits that are multiplied at a time
 ALL = 2**31 - 1  # all columns
 MAX_STEP_ROWS = 256  # rows of the largest forward that counts as a step
 PAGE_SIZE = 64  # rows of a page of the cache; see models/pages/store.py
@@ -60,7 +62,7 @@ class ColumnTable:
         self.num_rows = len(rows)
         is_short = self.num_rows <= MAX_STEP_ROWS
         num_splits = _num_splits_for(int(tiles[:, 4].max()))
-        max_pages = self.num_rows * num_splits * SPLIT // PAGE_SIZE
+        max_pages = self.num_rows * _num_columns_of(num_splits) // PAGE_SIZE
         is_small = len(columns) <= self.num_rows**2 and len(pages) <= max_pages
         self.is_step = is_short and is_small
         if self.is_step:
@@ -99,9 +101,31 @@ class ColumnTable:
         return max(chunk.num_splits for chunk in self.chunks)
 
 
-def rows_per_tile(group: int) -> int:
-    """Return how many rows a tile may have if `group` query heads share a key head."""
-    return max(1, MIN_TILE // group)
+def tile_size(group: int, dtype: torch.dtype) -> int:
+    """Return the queries of a tile, if `group` query heads share a key head.
+
+    It is the same for any number of rows, since other tiles may add in another order.
+    """
+    least = MIN_TILE if dtype == torch.float32 else _TILE  # of float32 there are registers for few
+    return max(least, 1 << (group - 1).bit_length())
+
+
+def whole_splits(num_columns: int) -> int:
+    """Return how many of the first columns are in whole splits."""
+    short = NUM_SHORT_SPLITS * SPLIT
+    if num_columns < short:
+        return num_columns // SPLIT * SPLIT
+    return short + (num_columns - short) // LONG_SPLIT * LONG_SPLIT
+
+
+def next_num_columns(num_splits: int) -> int:
+    """Return the least number of columns that need more than num_splits splits."""
+    return _num_columns_of(num_splits) + 1
+
+
+def _num_columns_of(num_splits: int) -> int:
+    num_long = max(num_splits - NUM_SHORT_SPLITS, 0)
+    return (num_splits - num_long) * SPLIT + num_long * LONG_SPLIT
 
 
 def _chunks(tiles: NDArray[np.integer]) -> Iterator[Chunk]:
@@ -117,8 +141,8 @@ def _chunks(tiles: NDArray[np.integer]) -> Iterator[Chunk]:
 
 
 def _num_splits_for(num_columns: int) -> int:
-    """Return a number of splits that is a power of four, so that steps have few shapes."""
-    num_splits = 1
-    while num_splits * SPLIT < num_columns:
+    """Return a number of splits: twice a power of four, so that steps have few shapes."""
+    num_splits = 2
+    while _num_columns_of(num_splits) < num_columns:
         num_splits *= 4
     return num_splits
