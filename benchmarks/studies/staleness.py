@@ -140,9 +140,9 @@ def print_acceptance(
     drafter: Annotated[Path, typer.Argument(help="A drafter with full attention.")],
     pair: Annotated[str, typer.Option(help="The pair whose target answers.")] = "tiny",
     limit: Annotated[int | None, typer.Option(help="Questions of each family.")] = None,
-    window: Annotated[int, typer.Option(help="Rows computed again with a draft.")] = 64,
-    rows: Annotated[int, typer.Option(help="Older rows renewed after each draft.")] = 32,
-    long: Annotated[int, typer.Option(help="Tokens of a long prompt.")] = 160,
+    window: Annotated[int, typer.Option(help="Rows computed again with a draft.")] = 32,
+    rows: Annotated[int, typer.Option(help="Older rows renewed after each draft.")] = 16,
+    long: Annotated[int, typer.Option(help="Tokens of a long prompt.")] = 100,
 ) -> None:
     """Print committed tokens per step, of all questions and of those with long prompts."""
     texts, info = recorded(pair, limit)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from diffuspec.core import pages
@@ -33,6 +35,15 @@ def test_segments_of_few_rows_are_a_step() -> None:
     assert written == [9, 10, 11, PAGE_SIZE + 5, PAGE_SIZE + 6]
     assert (limits, positions) == ([10, 11, 12, 7, 7], [9, 10, 11, 5, 6])
     assert (table.rows.view(16, 4)[5:, 1] == -1).all()  # padding is not written
+
+
+def test_rows_in_the_middle_see_rows_after_them() -> None:
+    middle = replace(segment(1, 5, 2, "full"), num_after=PAGE_SIZE)
+    table = batch(middle).step_table(1)
+    assert table is not None
+    _, written, limits, _ = table.rows.view(2, 4).T.tolist()
+    assert written == [PAGE_SIZE + 5, PAGE_SIZE + 6] and set(limits) == {7 + PAGE_SIZE}
+    assert table.pages[:2].tolist() == [1, 3]
 
 
 def test_a_tree_lists_the_columns_of_its_branches() -> None:
