@@ -23,7 +23,12 @@ HOME = "/tmp/home"  # in each machine's own /tmp
 _BRIDGE, _NETWORK = "dsbridge", "10.77.0"
 BRIDGE_ADDRESS = f"{_NETWORK}.254"  # of this process
 _START_SECONDS = 60.0
-_PROGRAMS = {"ip": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}  # and packages
+_PROGRAMS = {  # and their packages
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+    "curl": "curl",
+}
 
 # what process 1 of a machine does: its own disk, /tmp, /dev/shm, host name and names of machines
 _INIT = f"""
