@@ -24,17 +24,21 @@ class Room:
 
 
 def share_pages(s: Snapshot, alone: str | None = None) -> Room:
-    """Share the pages among the requests, the oldest first. `alone`: a suspect, served before them.
+    """Share the pages among the requests, the oldest first; suspects that may not run come last.
 
     Drafts give way before requests do: if not every request that has pages can go on with the
     widest tree, they get shorter drafts or none. If not all can go on even so, the youngest are
     preempted, those that wait for their readers before others. A request without pages starts once
-    there are enough for its whole prefix and the widest trees of all.
+    there are enough for its whole prefix and the widest trees of all. `alone`: a suspect that runs
+    alone.
     """
     if s.num_free_pages >= sum([_widest(s, one) - one.num_pages for one in s.requests]):
         return Room()
-    requests = sorted(s.requests, key=lambda one: one.request_id != alone)
-    return _Sharing(s, requests).room()
+    may_not_run = [
+        one.is_suspect if alone is None else one.request_id != alone for one in s.requests
+    ]
+    order = sorted(range(len(s.requests)), key=may_not_run.__getitem__)
+    return _Sharing(s, [s.requests[index] for index in order]).room()
 
 
 def _widest(s: Snapshot, request: RequestView) -> int:
@@ -80,9 +84,10 @@ class _Sharing:
     def _claim(self, place: int, request: RequestView, num_rows: int) -> bool:
         """Give a request the pages that it lacks, if need be those of later ones."""
         missing = _padded(self._s, num_rows) - request.num_pages
-        later = sum([number for other, _, number in self._victims if other > place])
-        if missing > self._num_free + later:
-            return False
+        if missing > self._num_free:
+            later = sum([number for other, _, number in self._victims if other > place])
+            if missing > self._num_free + later:
+                return False
         while missing > self._num_free:
             _, name, number = self._victims.pop()
             self._preempted.append(name)

@@ -94,6 +94,13 @@ def test_a_suspect_that_runs_alone_is_served_before_older_ones() -> None:
     assert room.preempted == [old.request_id]
 
 
+def test_a_suspect_that_may_not_run_keeps_no_pages_from_others() -> None:
+    suspect, other = reading(300, is_suspect=True), reading(200)
+    state = snapshot([suspect, other], num_free_pages=5)
+    assert share_pages(state).waiting == {suspect.request_id}
+    assert schedule(state).verify == [other.request_id]
+
+
 def test_requests_without_drafts_need_no_pages_for_trees() -> None:
     assert not room_of(with_slack(0, fixed_length=0, max_nodes=0), num_free_pages=0).max_nodes
 
