@@ -70,7 +70,11 @@ WHEELS = (
     "sortedcontainers",
     "coverage",
     "annotated-doc",
+    "gguf",
+    "compressed-tensors",
+    "loguru",
 )
+PYTEST = ("-m", "pytest", "-q", "-rfEs", "--color=no", "--continue-on-collection-errors")
 PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{n}_x86_64" for n in range(17, 40)))
 LARGE_GPU = 120_000  # MiB: Qwen2.5-32B and Dream-7B with their caches fit
 
@@ -148,7 +152,7 @@ class Run:
         megabytes = gpu_megabytes()
         print(f"the GPU has {megabytes} MiB" if megabytes else "there is no GPU", flush=True)
         self._part("environment", 40, "-m", "diffuspec", "env")
-        codes = [self._part("tests", 200, "-m", "pytest", "-q", "-rfE", "--color=no", *TESTS)]
+        codes = [self._part("tests", 200, *PYTEST, *TESTS)]
         large = megabytes > LARGE_GPU
         pair = ("Qwen2.5-32B", "Dream-7B") if large else ("Qwen2.5-7B", "Fast_dLLM_v2_1.5B")
         if megabytes:

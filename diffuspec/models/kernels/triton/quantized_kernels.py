@@ -43,6 +43,43 @@ def _of_span(
     return found
 
 
+@triton.jit
+def _multiply_span(
+    packed,
+    from_row,
+    is_row,
+    zeros,
+    first_of_chunk,
+    num_inputs,
+    part: tl.constexpr,
+    BITS: tl.constexpr,
+    ZERO: tl.constexpr,
+    UNIT: tl.constexpr,
+    SPAN: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Return the sums of a chunk's part-th span, [OUTPUTS, ROWS], without scales."""
+    UNITS: tl.constexpr = SPAN // UNIT
+    KIND: tl.constexpr = from_row.dtype.element_ty
+    at = tl.arange(0, UNIT)
+    sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    for unit in tl.static_range(UNITS):
+        first = first_of_chunk + (part * UNITS + unit) * UNIT
+        there = is_row[None, :]
+        if not IS_WHOLE:
+            there &= (first + at < num_inputs)[:, None]
+        rows = tl.load(from_row + first, there, 0.0)
+        numbers = _numbers(packed, part * UNITS + unit, BITS, ZERO, KIND)
+        if HAS_ZEROS:
+            numbers -= tl.load(zeros).to(tl.float32).to(KIND)[:, None]
+        sums = tl.dot(numbers, rows, sums, input_precision=PRECISION)
+    return sums
+
+
 @triton.jit(do_not_specialize=["num_rows", "num_chunks", "chunks_per_split", "num_supers"])
 def multiply_groups(
     inputs,
@@ -84,10 +121,8 @@ def multiply_groups(
     inputs. With IS_WHOLE, no chunk extends beyond the inputs.
     """
     tile, block, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    KIND: tl.constexpr = inputs.dtype.element_ty
     PLACES: tl.constexpr = 32 // BITS
     SPANS: tl.constexpr = UNIT * PLACES // SPAN  # spans in a chunk
-    UNITS: tl.constexpr = SPAN // UNIT
     row = tile * ROWS + tl.arange(0, ROWS)
     is_row = row < num_rows
     place, at = tl.arange(0, OUTPUTS), tl.arange(0, UNIT)
@@ -105,18 +140,24 @@ def multiply_groups(
         packed = tl.load(words + chunk * (OUTPUTS * UNIT))
         for part in tl.static_range(SPANS):
             span = chunk * SPANS + part
-            sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
-            for unit in tl.static_range(UNITS):
-                first = (chunk * PLACES + part * UNITS + unit) * UNIT
-                there = is_row[None, :]
-                if not IS_WHOLE:
-                    there &= (first + at < num_inputs)[:, None]
-                rows = tl.load(from_row + first, there, 0.0)
-                numbers = _numbers(packed, part * UNITS + unit, BITS, ZERO, KIND)
-                if HAS_ZEROS:
-                    zero = tl.load(zeros + span * OUTPUTS + place).to(tl.float32).to(KIND)
-                    numbers -= zero[:, None]
-                sums = tl.dot(numbers, rows, sums, input_precision=PRECISION)
+            sums = _multiply_span(
+                packed,
+                from_row,
+                is_row,
+                zeros + span * OUTPUTS + place,
+                chunk * PLACES * UNIT,
+                num_inputs,
+                part,
+                BITS,
+                ZERO,
+                UNIT,
+                SPAN,
+                HAS_ZEROS,
+                IS_WHOLE,
+                ROWS,
+                OUTPUTS,
+                PRECISION,
+            )
             scale = _of_span(supers, codes, span, place, OUTPUTS, RATIO, HAS_CODES)
             total += sums * scale[:, None]
             if HAS_OFFSETS:
