@@ -289,8 +289,10 @@ def _ratio(one: Compared, other: Compared, which: str) -> float:
     return float(getattr(one, which).tokens_per_second / getattr(other, which).tokens_per_second)
 
 
-async def study(pair: str, limit: int, max_tokens: int, threads: int, out: Path) -> list[Compared]:
-    """Compare both ways to place the roles of a pair."""
+async def study(
+    pair: str, limit: int, max_tokens: int, threads: int, out: Path
+) -> AsyncGenerator[list[Compared]]:
+    """Compare both ways to place the roles of a pair; yield the rows of each."""
     torch.set_num_threads(threads)
     config = find_pair(pair, "--pair").load_config()
     target = config.target.model_copy(update={"max_sequences": max(LOADS)})
@@ -298,11 +300,11 @@ async def study(pair: str, limit: int, max_tokens: int, threads: int, out: Path)
     overlap = config.coordinator.model_copy(update={"overlap": True})
     with Engine.from_config(config) as engine:
         known = await _recorded(engine, PAIRS[pair], limit, max_tokens)
-        rows = await _compare(engine, _TOGETHER, pair, known, out)
+        yield await _compare(engine, _TOGETHER, pair, known, out)
         async with _remote_drafter(config, engine.info) as drafter:
             apart = config.model_copy(update={"coordinator": overlap})
             with Engine(apart, engine.verifier, drafter, engine.tokenizer) as other:
-                return [*rows, *await _compare(other, _APART, pair, known, out)]
+                yield await _compare(other, _APART, pair, known, out)
 
 
 @app.command(cls=Command)
@@ -317,9 +319,16 @@ def main(
 ) -> None:
     """Compare a plan's figures with those of this machine; print a table."""
     make_folder(out)
-    rows = uvloop.run(study(pair, limit, max_tokens, threads, out))
-    data = {"pair": pair, "rows": [asdict(row) for row in rows]}
-    write_report(out, "predicted", data, [compared_table(rows)], [*summary(rows)], Console())
+
+    async def report() -> None:
+        rows: list[Compared] = []
+        async for found in study(pair, limit, max_tokens, threads, out):
+            rows += found
+            data = {"pair": pair, "rows": [asdict(row) for row in rows]}
+            tables, lines = [compared_table(rows)], [*summary(rows)]
+            write_report(out, "predicted", data, tables, lines, Console())
+
+    uvloop.run(report())
 
 
 if __name__ == "__main__":

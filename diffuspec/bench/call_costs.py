@@ -38,7 +38,7 @@ _SHORT, _LONG = 64, 448  # tokens of prefixes
 _ROWS = (1, 2, 4, 8, 16, 32, 64)  # of one request
 _POSITIONS = (1, 4, 8, 16, 32)
 _MANY = 8  # requests
-_ROUNDS = 20
+_ROUNDS = 10
 _DECODED = 32  # tokens of an answer
 _DRAFTED = SpeculationParams(policy="fixed", num_draft_tokens=8, num_outcomes=0, tree_shape="path")
 

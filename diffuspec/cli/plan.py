@@ -29,6 +29,7 @@ EXAMPLES = """[bold]Examples[/bold]
   diffuspec plan --pair smollm2 --acceptance acceptance.jsonl
 """
 
+_GARBAGE_OBJECTS = 100_000  # of a simulation, until they are collected
 _MODELS, _LOAD, _HARDWARE = "Models", "Load", "Hardware"
 
 
@@ -210,6 +211,7 @@ def _read_trace(path: Path) -> tuple[Arrival, ...]:
 
 
 def _simulated(chosen: Chosen, hardware: Hardware, models: Models, traffic: Traffic) -> Plan:
+    import gc
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
@@ -227,7 +229,12 @@ def _simulated(chosen: Chosen, hardware: Hardware, models: Models, traffic: Traf
     num_points = len(placements) * (len(loads) + bool(has_opened))
     with (
         progress(num_points) as advance,
-        ProcessPoolExecutor(chosen.threads, mp_context=get_context("spawn")) as executor,
+        ProcessPoolExecutor(
+            chosen.threads,
+            get_context("spawn"),
+            gc.set_threshold,  # the usual one costs a tenth of a simulation's time
+            (_GARBAGE_OBJECTS,),
+        ) as executor,
     ):
         return make_plan(placements, traffic, loads, chosen.requests_per_second, executor, advance)
 
