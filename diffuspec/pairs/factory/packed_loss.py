@@ -49,7 +49,7 @@ class PackedExamples:
 
     def __init__(self, shape: PackedShape, seed: int, device: torch.device) -> None:
         self.shape = shape
-        self._seed, self._device = seed, device
+        self._seed, self.device = seed, device
         self._num_examples = 0
         self._ahead: dict[int, Future[Packed]] = {}
         self._pool = ThreadPoolExecutor(1)
@@ -69,13 +69,13 @@ class PackedExamples:
         self._ahead.clear()
         self._num_examples = len(examples)
         self.texts = Texts.of(examples)
-        self.token_ids = torch.from_numpy(self.texts.token_ids).to(self._device)
-        self._likely = _likely_of(examples, self.texts, self._device)
+        self.token_ids = torch.from_numpy(self.texts.token_ids).to(self.device)
+        self._likely = _likely_of(examples, self.texts, self.device)
 
     def _pack(self, number: int) -> Packed:
         texts, rng = self.texts, np.random.default_rng([self._seed, number])
         chosen = examples_of_batch(texts, self._seed, number, self.shape.num_clean)
-        return pack(texts, chosen, self.shape, rng).to(self._device)
+        return pack(texts, chosen, self.shape, rng).to(self.device)
 
     def likely(self, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the target's likeliest ids and their probabilities at places, if known."""
@@ -132,6 +132,7 @@ class PackedLoss:
     ) -> None:
         self._model, self.examples = model, examples
         self._config, self._head = config, head
+        self.is_flex = examples.device.type == "cuda"  # else masks are dense
         self._masks: list[SightMask] = []  # made with the first batch
 
     def __call__(self, batch: Packed) -> torch.Tensor:
@@ -149,34 +150,33 @@ class PackedLoss:
     def states(self, batch: Packed) -> torch.Tensor:
         """Return the hidden states of all rows, [R, H]."""
         model, decoder = self._model, self._model.get_decoder()
-        is_flex = batch.places.is_cuda
         token_ids = self.examples.token_ids[batch.places.clamp(min=0)].long()
         if (mask := self._config.mask_token_id) is not None:
             token_ids = torch.where(batch.places >= 0, token_ids, mask)
         embedded = model.get_input_embeddings()(token_ids[None])
-        if is_flex:  # all further states have the type of the first ones
+        if torch.is_autocast_enabled(embedded.device.type):  # further states have the same type
             embedded = embedded.bfloat16()
-        with attention(model, PACKED) if is_flex else nullcontext():
+        with attention(model, PACKED) if self.is_flex else nullcontext():
             hidden: torch.Tensor = decoder(
                 # with a gradient, so that the first layer is compiled like the others
                 inputs_embeds=embedded.requires_grad_(),
                 position_ids=batch.positions[None].long(),
-                attention_mask=self._attention_masks(batch, is_flex=is_flex),
+                attention_mask=self._attention_masks(batch),
                 use_cache=False,
             ).last_hidden_state
         return hidden[0]
 
-    def _attention_masks(self, batch: Packed, *, is_flex: bool) -> Any:
+    def _attention_masks(self, batch: Packed) -> Any:
         """Return the mask of all layers, or one for each type of layer if types differ."""
         window, sights = window_of(self._model.config), [batch.sight]
         if window is not None:
             sights.append(narrowed(batch.sight, batch.positions, window))
-        masks = [self._mask(sight, place, is_flex=is_flex) for place, sight in enumerate(sights)]
+        masks = [self._mask(sight, place) for place, sight in enumerate(sights)]
         return masks[0] if window is None else by_layer_type(*masks)
 
-    def _mask(self, sight: torch.Tensor, place: int, *, is_flex: bool) -> torch.Tensor | BlockMask:
+    def _mask(self, sight: torch.Tensor, place: int) -> torch.Tensor | BlockMask:
         """place: number of the type of layer, each of which has a mask of its own."""
-        if not is_flex:
+        if not self.is_flex:
             return scores(dense_mask(sight)[None])
         if place == len(self._masks):
             self._masks.append(SightMask(sight.shape[1], sight.device))

@@ -175,6 +175,15 @@ def test_states_labels_and_weights_are_those_of_padded_batches(model, answers, b
         assert torch.allclose(weights * decayed.max(), decayed * weights.max(), atol=1e-6)
 
 
+def test_layers_of_transformers_take_the_block_mask(model, answers, monkeypatch):
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    loss, packed = make_loss(model, read_examples(answers), make_config(None))
+    with torch.no_grad():  # there is no gradient of FlexAttention on a CPU
+        dense = loss.states(packed)
+        loss.is_flex = True
+        assert torch.allclose(loss.states(packed), dense, atol=1e-4)
+
+
 def test_the_loss_is_the_cross_entropy_of_answers_and_of_the_targets_probabilities(model, answers):
     loss, packed = make_loss(model, read_examples(answers), make_config(None))
     head = Head(model)
