@@ -13,8 +13,8 @@ ALIASES = {  # our options by vLLM's names; a command has the aliases of its opt
 }
 
 _CACHE = (
-    "the cache holds --max-sequences requests of --max-model-len tokens: choose these to make it"
-    " larger or smaller"
+    "the key target.cache_memory of --config FILE.yaml sizes the cache: up to 1 the share of the"
+    " memory that weights and cache take together, above 1 bytes"
 )
 _RANKS = (
     "`diffuspec ray serve --config FILE.yaml` runs the target on several GPUs, as many as the key"
