@@ -145,7 +145,9 @@ async def study(engine: Engine, jobs: Sequence[Job]) -> Study:
     return found
 
 
-async def share(engine: Engine, text: Sequence[int], number: int, num_shared: int) -> TextTable:
+async def share(
+    engine: Engine, text: Sequence[int], number: int, num_shared: int
+) -> tuple[TextTable, str]:
     """Let requests with different questions share a system prompt: one, a second, then the rest."""
     system, sampling = list(text[:num_shared]), replace(_GREEDY, max_tokens=32)
     questions = [list(text[-20 * (index + 1) :][:20]) for index in range(number)]
@@ -168,8 +170,9 @@ async def share(engine: Engine, text: Sequence[int], number: int, num_shared: in
         )
         for index, (job, one) in enumerate(zip(jobs, answers, strict=True))
     ]
-    title = f"{number - 2} at once: {most_used:.0f} pages in use, {most_shared:.0f} of them shared"
-    return TextTable(title, ("request", "tokens", "cached", "first token, s"), tuple(rows))
+    note = f"{number - 2} at once: {most_used:.0f} pages in use, {most_shared:.0f} of them shared"
+    heads = "request", "tokens", "cached", "first token, s"
+    return TextTable("A shared system prompt", heads, tuple(rows)), note
 
 
 def make_engine(model: Path, cache_memory: float, number: int) -> Engine:
@@ -194,19 +197,21 @@ def main(
     engine = make_engine(model, cache_memory, requests)
     token_ids = engine.tokenizer.encode(text.read_text(encoding="utf-8"))
     if shared:
-        print_tables([asyncio.run(share(engine, token_ids, requests, shared))], [], Console())
+        table, note = asyncio.run(share(engine, token_ids, requests, shared))
+        print_tables([table], [note], Console())
         return
     jobs = make_jobs(token_ids, requests, longest, answered)
     found = asyncio.run(study(engine, jobs))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     num_tokens = sum(len(job.prompt) for job in jobs)
     pages = _value(engine, "kv_cache_pages")
-    title = (
+    note = (
         f"{requests} requests, {num_tokens:,} tokens of prompts, {pages:.0f} pages of 64 tokens; "
         f"peak memory {peak:.2f} GiB"
     )
     heads = "run", "s", "preemptions", "tokens read again", "answers that differ"
-    print_tables([TextTable(title, heads, tuple(found.rows))], [], Console())
+    table = TextTable("Many requests in a small cache", heads, tuple(found.rows))
+    print_tables([table], [note], Console())
     raise typer.Exit(int(found.num_different > 0))
 
 
