@@ -27,14 +27,14 @@ MAX_SECONDS = 470
 LEFT_OUT = ("diffuspec/pairs/smollm2/weights/", "docs/", "benchmarks/", "recipes/")
 TESTS = (
     "tests/models/kernels/triton",
-    "tests/models/attention/test_cpu.py",
     "tests/models/attention/test_triton.py",
     "tests/models/test_graphs.py",
     "tests/models/loading/test_quantized_on_gpu.py",
-    "tests/models/layers/test_linear.py",
     "tests/lossless/test_on_gpu.py",
     "tests/lossless/test_quantized_on_gpu.py",
 )
+# Of these only what runs on a GPU.
+TESTS_OF_DEVICES = ("tests/models/attention/test_cpu.py", "tests/models/layers/test_linear.py")
 # Not numpy, tokenizers, safetensors, accelerate and huggingface-hub: they come with transformers,
 # an older one of which is usually there.
 WHEELS = (
@@ -153,6 +153,7 @@ class Run:
         print(f"the GPU has {megabytes} MiB" if megabytes else "there is no GPU", flush=True)
         self._part("environment", 40, "-m", "diffuspec", "env")
         codes = [self._part("tests", 200, *PYTEST, *TESTS)]
+        codes.append(self._part("devices", 60, *PYTEST, "-k", "cuda", *TESTS_OF_DEVICES))
         large = megabytes > LARGE_GPU
         pair = ("Qwen2.5-32B", "Dream-7B") if large else ("Qwen2.5-7B", "Fast_dLLM_v2_1.5B")
         if megabytes:
