@@ -38,7 +38,7 @@ class Figure:
 FIGURES = [
     Figure(
         RESULTS,
-        "| EPYC of Zen 4, 719bc690 | 24,",
+        "| EPYC of Zen 4, 2e8ad809 | 24,",
         5,
         (
             (README, r"SmolLM2-135M \(not trained by us\).*?\*\*([\d.]+)x\*\*"),
@@ -47,9 +47,9 @@ FIGURES = [
     ),
     Figure(
         RESULTS,
-        "| EPYC of Zen 4, 719bc690 | 24,",
+        "| EPYC of Zen 4, 2e8ad809 | 24,",
         7,
-        ((README, r"95 %: [\d.]+ to [\d.]+\) \| ([\d.]+) \| AMD EPYC of Zen 4 \| 719bc69 "),),
+        ((README, r"95 %: [\d.]+ to [\d.]+\) \| ([\d.]+) \| AMD EPYC of Zen 4 \| 2e8ad80 "),),
     ),
     Figure(
         RESULTS,
