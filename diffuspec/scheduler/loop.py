@@ -196,8 +196,8 @@ class Loop:
         request.step = step or self.next_step()
         self.requests[request.request_id] = request
         if self._paused.pop(request.request_id, None):
-            by_age = sorted(self.requests.values(), key=lambda one: one.timeline.admitted_at)
-            self.requests = {one.request_id: one for one in by_age}
+            by_age = sorted(self.requests.values(), key=lambda other: other.timeline.admitted_at)
+            self.requests = {other.request_id: other for other in by_age}
         self.drafting.seek(request)
 
     def hold(self, request: Request) -> None:

@@ -32,10 +32,11 @@ def share_pages(s: Snapshot, alone: str | None = None) -> Room:
     there are enough for its whole prefix and the widest trees of all. `alone`: a suspect that runs
     alone.
     """
-    if s.num_free_pages >= sum([_widest(s, one) - one.num_pages for one in s.requests]):
+    if s.num_free_pages >= sum([_widest(s, request) - request.num_pages for request in s.requests]):
         return Room()
     may_not_run = [
-        one.is_suspect if alone is None else one.request_id != alone for one in s.requests
+        request.is_suspect if alone is None else request.request_id != alone
+        for request in s.requests
     ]
     order = sorted(range(len(s.requests)), key=may_not_run.__getitem__)
     return _Sharing(s, [s.requests[index] for index in order]).room()
@@ -58,9 +59,9 @@ class _Sharing:
         self._s, self._requests = s, requests
         self._num_free = s.num_free_pages
         # pages of those that may be preempted, with their places in the order; the last goes first
-        holders = [(place, one) for place, one in enumerate(requests) if one.num_pages]
+        holders = [(place, request) for place, request in enumerate(requests) if request.num_pages]
         self._num_started = holders[-1][0] + 1 if holders else 0
-        self._victims = [(place, one.request_id, one.num_pages) for place, one in holders]
+        self._victims = [(place, holder.request_id, holder.num_pages) for place, holder in holders]
         self._victims += [(len(requests), name, number) for name, number in s.paused.items()]
         self._preempted: list[str] = []
         self._fitting: list[RequestView] = []
@@ -78,7 +79,7 @@ class _Sharing:
         if not self._fitting:  # what is known of the pages is out of date: the verifier knows
             self._fitting.append(self._requests[0])
         fitting = {request.request_id for request in self._fitting}
-        waiting = [one.request_id for one in self._requests if one.request_id not in fitting]
+        waiting = {request.request_id for request in self._requests} - fitting
         return Room(frozenset(waiting), max_nodes, self._preempted)
 
     def _claim(self, place: int, request: RequestView, num_rows: int) -> bool:
