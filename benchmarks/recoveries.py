@@ -26,7 +26,7 @@ class Tokens:
     def __init__(self) -> None:
         self.is_over = False  # whether every answer has ended
         self._answers: list[list[float]] = []
-        self.number = 0  # of all tokens so far
+        self.number = 0  # tokens received so far
 
     def asked(self) -> list[float]:
         """Return the list of times of a new answer, to be passed to came()."""

@@ -15,7 +15,7 @@ from diffuspec.text.directory import cache_directory
 from diffuspec.text.gguf_directory import model_directory
 
 _PATTERNS = ("*.json", "*.jinja", "*/*.jinja")
-_WEIGHTS = ".index.json"  # of weights in several files
+_WEIGHTS = ".index.json"  # the suffix of an index of weights in several files
 _PAUSE_SECONDS = 0.5
 
 

@@ -32,8 +32,8 @@ class Way:
     start: str  # the beginning of the command
     needs_cluster: bool = False
     wanted: str = ""  # a part of its output
-    until: str = ""  # of a server: a command that succeeds once it answers; it is ended then
-    given: Mapping[str, str] = field(default_factory=dict)  # in place of what the reader fills in
+    until: str = ""  # for a server: a command that succeeds once it answers; then it is ended
+    given: Mapping[str, str] = field(default_factory=dict)  # values for what the reader fills in
     after: str = ""  # more to run, in the same language; its output counts as well
 
 

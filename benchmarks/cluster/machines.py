@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 HOME = "/tmp/home"  # in each machine's own /tmp
 
 _BRIDGE, _NETWORK = "dsbridge", "10.77.0"
-BRIDGE_ADDRESS = f"{_NETWORK}.254"  # of this process
+BRIDGE_ADDRESS = f"{_NETWORK}.254"  # the address of this process
 _START_SECONDS = 60.0
 _PROGRAMS = {  # and their packages
     "ip": "iproute2",

@@ -17,8 +17,8 @@ from diffuspec.core.errors import WorkerError
 
 _MAX_TOKENS = 200
 _NUM_STREAMS = 2
-_NUM_ANSWERS = 12  # of the verifier of two ranks, which are slow on two cores
-_FEW_TOKENS = 60  # in each
+_NUM_ANSWERS = 12  # asked of the verifier of two ranks, which are slow on two cores
+_FEW_TOKENS = 60  # tokens of each such answer
 _BLIP_SECONDS = 10.0
 _AWAY_SECONDS = 20.0  # until a machine that was lost is started again
 _HEADLESS_SECONDS = 75.0  # longer than raylets wait for a head

@@ -17,7 +17,7 @@ class Block:
     """A fenced block of code."""
 
     path: Path
-    line: int  # of its first line of code, from 1
+    line: int  # number of its first line of code, from 1
     language: str  # "" if the fence names none
     text: str
     note: str  # the comment in the line before the fence, which readers do not see

@@ -1,4 +1,4 @@
-"""Types everything that the pages say in a place, and tables what came of it."""
+"""Types the commands and programs of the pages in one place; makes a table of the results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN = 60  # letters of a command in the table
 
 
 class Outcome(NamedTuple):
-    """What came of something typed."""
+    """The result of one command or program."""
 
     typed: Typed
     text: str

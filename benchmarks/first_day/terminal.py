@@ -39,7 +39,7 @@ class Terminal:
     """A terminal in a place, with the variables and services that were left by what was typed."""
 
     place: Place
-    _services: dict[int, _Service] = field(default_factory=dict)  # by port
+    _services: dict[int, _Service] = field(default_factory=dict)  # keys: ports
     _num_services: int = 0
 
     def __post_init__(self) -> None:

@@ -52,8 +52,8 @@ from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import DrafterServicer
 
 LOADS = (1, 2, 4, 8, 16)  # requests at a time
-_RATES = (0.3, 0.5, 0.7)  # of what the target without drafts can do
-_LEAST_REQUESTS, _ROUNDS = 8, 2  # of a run; answers of each client
+_RATES = (0.3, 0.5, 0.7)  # arrivals, as shares of the most requests per second without drafts
+_LEAST_REQUESTS, _ROUNDS = 8, 2  # requests of a run at the least; answers to each client
 _NUM_AT_RATE = 16
 _OFF, _ON = "off", "on"
 _TOGETHER, _APART = "one process", "apart"

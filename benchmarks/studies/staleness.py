@@ -48,7 +48,7 @@ class Variant:
     """What is computed again, and when."""
 
     name: str
-    settings: Mapping[str, Any]  # of the drafter's section
+    settings: Mapping[str, Any]  # keys of the drafter's section
     renewed_rows: int = 0  # rows before the window renewed after each draft
 
 
@@ -129,10 +129,11 @@ async def replay_all(
         drafter.close()
 
 
-def acceptance(found: Sequence[Replayed]) -> str:
+def acceptance(replays: Sequence[Replayed]) -> str:
     """Return committed tokens per step."""
-    num_steps = sum(one.num_steps for one in found)
-    return f"{sum(one.num_tokens for one in found) / num_steps:.2f}" if num_steps else "-"
+    num_steps = sum(replay.num_steps for replay in replays)
+    num_tokens = sum(replay.num_tokens for replay in replays)
+    return f"{num_tokens / num_steps:.2f}" if num_steps else "-"
 
 
 @app.command("acceptance")

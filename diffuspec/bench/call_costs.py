@@ -133,8 +133,8 @@ def _costs(seconds: Mapping[_Size, float], sizes: Sequence[int]) -> CallCosts:
 class _Overhead(NamedTuple):
     """Seconds of a step besides its calls."""
 
-    first: float  # of one request
-    further: float  # for each further one
+    first: float  # seconds for one request
+    further: float  # more seconds for each further request
 
 
 def _with_overhead(costs: CallCosts, overhead: _Overhead) -> CallCosts:

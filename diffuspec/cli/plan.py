@@ -29,7 +29,7 @@ EXAMPLES = """[bold]Examples[/bold]
   diffuspec plan --pair smollm2 --acceptance acceptance.jsonl
 """
 
-_GARBAGE_OBJECTS = 100_000  # of a simulation, until they are collected
+_GARBAGE_OBJECTS = 100_000  # objects that a simulation makes between two garbage collections
 _MODELS, _LOAD, _HARDWARE = "Models", "Load", "Hardware"
 
 

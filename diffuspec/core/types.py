@@ -208,7 +208,7 @@ class Verdict:
     # nothing was verified because the grammar's masks are not ready, or pages are missing: send it
     # again
     is_held: bool = False
-    pages: PageUse | None = None  # of the target's cache after the batch; None: it has no limit
+    pages: PageUse | None = None  # pages of the target's cache after the batch; None: no limit
 
     @property
     def num_accepted_tokens(self) -> int:

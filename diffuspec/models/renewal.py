@@ -132,7 +132,7 @@ class IdleRenewal:
         return True
 
     def _resize(self, num_rows: int, layer_seconds: float) -> None:
-        """Choose the size of the next piece, given the time of a layer over so many rows."""
+        """Choose the size of the next piece, given the seconds of a layer for num_rows rows."""
         if layer_seconds > MAX_LAYER_SECONDS:
             self._max_rows = max(self._max_rows // 2, MIN_PIECE_ROWS)
         elif 2 * layer_seconds < MAX_LAYER_SECONDS and num_rows >= self._max_rows:

@@ -216,7 +216,7 @@ class CausalTarget:
         """Return a plan for each request except held ones, and prefill long prefixes.
 
         A request that finds no free page for its draft goes without, and one that finds none for
-        its prefix is held: whoever calls makes room by releasing requests.
+        its prefix is held: the caller makes room by releasing requests.
         """
         self.runner.cache.begin_step()
         plans: list[VerifyPlan] = []

@@ -14,7 +14,7 @@ class Room:
     """The result of sharing pages among requests."""
 
     waiting: frozenset[str] = frozenset()  # without pages for their next step
-    max_nodes: Mapping[str, int] = field(default_factory=dict)  # of drafts that must be shorter
+    max_nodes: Mapping[str, int] = field(default_factory=dict)  # limits of shorter drafts
     preempted: Sequence[str] = ()  # must be released at the verifier before the next verification
 
     def limited(self, request: RequestView) -> RequestView:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +36,31 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def assert_drafts_change_no_answer(
+    target: Path,
+    drafter: Mapping[str, Any],
+    max_len: int,
+    prompt_lengths: Iterable[int],
+    seed: int | str,
+) -> None:
+    section = {"path": target, "device": "cpu", "max_sequences": 3, "max_model_len": max_len}
+    coordinator = {"overlap": True, "profile_seconds": 0}
+    config = parse_config({"target": section, "drafter": drafter, "coordinator": coordinator})
+    rng = random.Random(seed)
+    prompts = [[rng.randrange(3, NUM_KNOWN_IDS) for _ in range(n)] for n in prompt_lengths]
+    with Engine.from_config(config) as engine:
+        for sampling in SAMPLINGS:
+            plain = engine.generate(prompts, sampling, PLAIN)
+            for speculation in SPECULATIONS:
+                drafted = engine.generate(prompts, sampling, speculation)
+                assert [answer.token_ids for answer in drafted] == [
+                    answer.token_ids for answer in plain
+                ]
+                assert all(
+                    any(step.num_draft_tokens for step in answer.steps) for answer in drafted
+                )
+
+
 def test_no_draft_on_a_stale_prefix_changes_an_answer(target: Path, tmp_path: Path) -> None:
     """Behind a long prompt: a window is computed again, and the rows before it in idle time."""
     drafter = {
@@ -43,18 +70,7 @@ def test_no_draft_on_a_stale_prefix_changes_an_answer(target: Path, tmp_path: Pa
         "refresh_tokens": 16,
         "renew_when_idle": True,
     }
-    section = {"path": target, "device": "cpu", "max_sequences": 3, "max_model_len": 240}
-    coordinator = {"overlap": True, "profile_seconds": 0}
-    config = parse_config({"target": section, "drafter": drafter, "coordinator": coordinator})
-    rng = random.Random(0)
-    prompts = [[rng.randrange(3, NUM_KNOWN_IDS) for _ in range(n)] for n in (200, 90)]
-    with Engine.from_config(config) as engine:
-        for sampling in SAMPLINGS:
-            plain = engine.generate(prompts, sampling, PLAIN)
-            for speculation in SPECULATIONS:
-                drafted = engine.generate(prompts, sampling, speculation)
-                assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
-                assert all(any(step.num_draft_tokens for step in one.steps) for one in drafted)
+    assert_drafts_change_no_answer(target, drafter, 240, (200, 90), 0)
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
@@ -64,20 +80,4 @@ def test_no_draft_of_a_family_changes_an_answer(target: Path, tmp_path: Path, na
         "device": "cpu",
         "block_size": FAMILIES[name].configured,
     }
-    section = {"path": target, "device": "cpu", "max_sequences": 3, "max_model_len": 160}
-    config = parse_config(
-        {
-            "target": section,
-            "drafter": drafter,
-            "coordinator": {"overlap": True, "profile_seconds": 0},
-        }
-    )
-    rng = random.Random(name)
-    prompts = [[rng.randrange(3, NUM_KNOWN_IDS) for _ in range(n)] for n in (1, 33)]
-    with Engine.from_config(config) as engine:
-        for sampling in SAMPLINGS:
-            plain = engine.generate(prompts, sampling, PLAIN)
-            for speculation in SPECULATIONS:
-                drafted = engine.generate(prompts, sampling, speculation)
-                assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
-                assert all(any(step.num_draft_tokens for step in one.steps) for one in drafted)
+    assert_drafts_change_no_answer(target, drafter, 160, (1, 33), name)

@@ -73,7 +73,7 @@ class FakeVerifier:
         self.release_error: Exception | None = None
         self.batches: list[list[VerifyRequest]] = []  # as far as prefixes were read
         self.num_read: dict[str, int] = {}  # tokens of requests' prefixes
-        self._num_calls = 0  # in progress
+        self._num_calls = 0  # calls in progress
         self._unread: set[str] = set()  # ids of requests that are released after the call
         self.held: set[str] = set()  # ids of requests verified and not released yet
         self.released: list[str] = []  # ids, one for each call

@@ -26,7 +26,7 @@ OFF, SHARED, APART = "off", "shared", "apart"  # the drafter: none, on the targe
 BUSY = 0.85  # utilisation above which times to the first token depend on chance
 PAYS = 1.02  # least ratio of tokens/s that counts as a gain
 
-_NUM_REQUESTS, _MOST_TOKENS = 120, 60_000  # of a point: fewer requests if answers are long
+_NUM_REQUESTS, _MOST_TOKENS = 120, 60_000  # limits of a point: fewer requests if answers are long
 MOST_REQUESTS = 900  # of a point: below the vocabulary of simulated traffic
 _LEAST_REQUESTS = 16
 _ROUNDS = 2.5  # answers for each client

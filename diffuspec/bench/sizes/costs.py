@@ -20,7 +20,7 @@ from diffuspec.bench.sizes.models import Sized
 from diffuspec.bench.sizes.results import Results
 from diffuspec.core.drafter_config import REFRESH_TOKENS
 
-_INTERFERENCE = 0.9  # of two roles on one device, not measured
+_INTERFERENCE = 0.9  # assumed for two roles on one device, not measured
 
 
 def costs_of(results: Results) -> DeviceCosts:

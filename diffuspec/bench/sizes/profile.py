@@ -43,16 +43,16 @@ def kernels_of(call: Callable[[], object], device: torch.device) -> list[KernelT
         for name, (total, launches) in totals.items()
         if total > 0
     ]
-    return sorted(times, key=lambda one: -one.seconds)
+    return sorted(times, key=lambda kernel: -kernel.seconds)
 
 
 def kernel_table(title: str, kernels: list[KernelTime]) -> TextTable:
     """Return the longest kernels of a call, and their sum."""
-    total = sum(one.seconds for one in kernels)
-    launches = sum(one.num_launches for one in kernels)
+    total = sum(kernel.seconds for kernel in kernels)
+    launches = sum(kernel.num_launches for kernel in kernels)
     cells = [
-        (one.name[:_MAX_NAME], f"{1e3 * one.seconds:.3f}", f"{one.num_launches:g}")
-        for one in kernels[:_MOST]
+        (kernel.name[:_MAX_NAME], f"{1e3 * kernel.seconds:.3f}", f"{kernel.num_launches:g}")
+        for kernel in kernels[:_MOST]
     ]
     cells.append(("all", f"{1e3 * total:.3f}", f"{launches:g}"))
     return TextTable(title, ("kernel", "ms", "launches"), tuple(cells))

@@ -34,7 +34,7 @@ class Results:
     drafter: Sized | None
     refresh_every: int | None
     rows: list[Timed] = field(default_factory=list)
-    peak_bytes: dict[str, int] = field(default_factory=dict)  # by part of the run
+    peak_bytes: dict[str, int] = field(default_factory=dict)  # keys: parts of the run
 
     def find(self, kind: Kind, prefix: int, drafted: int = 0, requests: int = 1) -> Timed | None:
         """Return a measured call; None if it was not measured."""
@@ -51,7 +51,7 @@ class Results:
             "drafter": None if self.drafter is None else _facts(self.drafter),
             "peak_bytes": self.peak_bytes,
             "calls": [asdict(row) for row in self.rows],
-            "speed_ups": [asdict(one) for one in speed_ups(self)],
+            "speed_ups": [asdict(speed_up) for speed_up in speed_ups(self)],
         }
         path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 

@@ -40,7 +40,7 @@ class Plan:
     requests: tuple[int, ...] = (8, 32)  # at a time, besides one
     several_prefix: int = 2000  # tokens of each of several requests
     several_drafted: int = 8
-    seconds: float = 0.3  # to repeat a call
+    seconds: float = 0.3  # time for which each call is repeated
 
 
 def run_sizes(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 _COPIED = {"cuda": 1 << 30, "cpu": 1 << 27}  # bytes, more than caches hold
-_SIDE = {"cuda": 8192, "cpu": 1024}  # of the multiplied matrices
+_SIDE = {"cuda": 8192, "cpu": 1024}  # rows and columns of the multiplied matrices
 _ROUNDS = 5
 _MAX_CALLS = 40
 

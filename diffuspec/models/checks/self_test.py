@@ -36,7 +36,7 @@ class ModelShape:
     num_heads: int  # query heads in this process
     num_columns: int  # columns of the logits
     has_plain_scoring: bool  # whether every layer has plain scoring; see `Scoring`
-    window: int | None  # of the layer that sees most; None: some layer sees all rows
+    window: int | None  # rows seen by the layer that sees most; None: some layer sees all rows
 
 
 @torch.inference_mode()

@@ -21,7 +21,7 @@ from diffuspec.models.loading.checkpoint import (
 from diffuspec.models.loading.transformers_model import transformers_config
 from diffuspec.models.pages.store import describe_size
 
-_SHARE = 0.9  # of the device's memory, for weights and cache
+_SHARE = 0.9  # share of the device's memory that weights and cache may take
 
 
 def describe_room(

@@ -22,7 +22,7 @@ class Progress:
     num_rounds: int = 0
     num_answers: int = 0
     num_files: int = 0
-    num_bytes: int = 0  # of the last file
+    num_bytes: int = 0  # size of the last file
 
 
 class AnswerFiles:

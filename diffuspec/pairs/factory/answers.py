@@ -79,9 +79,9 @@ def write_rounds(
             answers = zip(prompts, engine.generate(prompts, sampling), strict=True)
         else:
             rounds = rounds or Rounds(engine, size, passages, seed)
-            found = rounds.answers(number - num_given, sampling)
-            answers = ((one.chat, one.answer) for one in found)
-        files.add_round(_line(engine.encode(prompt).tolist(), one) for prompt, one in answers)
+            pairs = rounds.answers(number - num_given, sampling)
+            answers = ((pair.chat, pair.answer) for pair in pairs)
+        files.add_round(_line(engine.encode(prompt).tolist(), answer) for prompt, answer in answers)
     on_progress(files.progress.num_answers)
 
 

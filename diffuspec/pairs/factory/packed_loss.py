@@ -91,19 +91,19 @@ def _likely_of(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
     """Return for each place its row in the tables of the target's likeliest tokens, and these."""
     likely = [example.likely for example in examples]
-    found = [one for one in likely if one is not None]
-    if len(found) < len(likely):
+    tops = [top for top in likely if top is not None]
+    if len(tops) < len(likely):
         return None
-    num_top = min(one.token_ids.shape[1] for one in found)
-    counts = np.array([len(one.token_ids) for one in found])
+    num_top = min(top.token_ids.shape[1] for top in tops)
+    counts = np.array([len(top.token_ids) for top in tops])
     firsts = np.repeat(texts.starts[1:] - counts, counts)  # they are of an example's last tokens
     offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     rows = np.zeros(len(texts.token_ids), np.int32)
     rows[firsts + offsets] = np.arange(counts.sum())
     tables = (
         rows,
-        np.concatenate([one.token_ids[:, :num_top] for one in found]),
-        np.concatenate([one.probabilities[:, :num_top] for one in found]),
+        np.concatenate([top.token_ids[:, :num_top] for top in tops]),
+        np.concatenate([top.probabilities[:, :num_top] for top in tops]),
     )
     first, second, third = (torch.from_numpy(table).to(device) for table in tables)
     return first, second, third

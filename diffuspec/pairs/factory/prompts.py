@@ -28,11 +28,11 @@ from diffuspec.pairs.factory.openings import (
 
 MAX_QUESTION_TOKENS = 96
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
-TEXTS_SHARE = 0.3  # of the questions of a round, if there are texts
-SECOND_SHARE = 0.25  # of the answers that a second question follows
-MAX_FIRST_CHARACTERS = 2000  # of the first turn, if a second one follows
-_FREE_SHARE = 0.15  # of the questions without first words
-_WORDS = (60, 100, 160, 240, 320)  # of a passage
+TEXTS_SHARE = 0.3  # share of a round's questions that are about texts, if there are any
+SECOND_SHARE = 0.25  # share of the answers that a second question follows
+MAX_FIRST_CHARACTERS = 2000  # length of a first turn that a second one follows
+_FREE_SHARE = 0.15  # share of the questions without first words
+_WORDS = (60, 100, 160, 240, 320)  # words of a passage
 _QUESTION_PLACE = "0123456789"  # no template contains this text
 
 Chat: TypeAlias = list[dict[str, str]]
@@ -95,15 +95,15 @@ class Rounds:
         rng = random.Random(f"{self._seed}/{number}")
         first = self._answer(self._questions(rng), sampling)
         yield from first
-        followed = [one for one in first if _can_follow(one)]
+        followed = [answered for answered in first if _can_be_followed(answered)]
         count = round(SECOND_SHARE * len(first))
         chosen = rng.sample(followed, min(count, len(followed)))
         beginnings = [
             (
-                [*one.chat, _message("assistant", one.answer.text)],
+                [*answered.chat, _message("assistant", answered.answer.text)],
                 _first_words(rng, SECOND_OPENINGS),
             )
-            for one in chosen
+            for answered in chosen
         ]
         yield from self._answer(self._complete(beginnings, rng), sampling)
 
@@ -169,7 +169,8 @@ def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def _can_follow(one: Answered) -> bool:
-    size = sum(len(message["content"]) for message in one.chat) + len(one.answer.text)
-    ended = one.answer.finish_reason is FinishReason.STOP
-    return ended and bool(one.answer.text.strip()) and size <= MAX_FIRST_CHARACTERS
+def _can_be_followed(answered: Answered) -> bool:
+    answer = answered.answer
+    size = sum(len(message["content"]) for message in answered.chat) + len(answer.text)
+    ended = answer.finish_reason is FinishReason.STOP
+    return ended and bool(answer.text.strip()) and size <= MAX_FIRST_CHARACTERS

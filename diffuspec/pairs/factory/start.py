@@ -164,7 +164,9 @@ def begin_with(drafter: Path, target: Any, attention: str | None) -> tuple[Start
             f"--start: {drafter} is {found or 'a causal LM'}, and the training is for "
             f"{attention or 'a causal LM'}"
         )
-    own, wanted = ((one.config.hidden_size, one.config.vocab_size) for one in (model, target))
+    own, wanted = (
+        (config.hidden_size, config.vocab_size) for config in (model.config, target.config)
+    )
     if own != wanted:
         raise ConfigError(
             f"--start: {drafter} has hidden size and vocabulary {own}, the target {wanted}"

@@ -106,7 +106,7 @@ def tile_size(group: int, dtype: torch.dtype) -> int:
 
     It is the same for any number of rows, since other tiles may add in another order.
     """
-    least = MIN_TILE if dtype == torch.float32 else _TILE  # of float32 there are registers for few
+    least = MIN_TILE if dtype == torch.float32 else _TILE  # registers hold few queries in float32
     return max(least, 1 << (group - 1).bit_length())
 
 
