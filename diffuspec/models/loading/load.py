@@ -111,11 +111,7 @@ def load_model(
     if cache_memory is None:
         num_pages = default_num_pages(max_sequences, max_len, num_rows - max_len + num_scratch_rows)
     else:
-        weight_bytes = checkpoint.weight_bytes(backend.dtype)
-        cache_bytes = _cache_bytes(cache_memory, backend.device, weight_bytes // num_ranks)
-        num_pages = max(1, cache_bytes * num_ranks // page_bytes)
-        if num_ranks > 1:
-            num_pages = least_of_ranks(num_pages, backend.device)
+        num_pages = _pages_within(cache_memory, checkpoint, backend, page_bytes, num_ranks)
     _check_fits(checkpoint, backend, num_pages * page_bytes, num_ranks)
     cache = CacheSettings(num_pages, shares_prefixes, is_target)
     if (num_bytes := checkpoint.weight_bytes(backend.dtype)) > _QUICK_BYTES:
@@ -140,11 +136,20 @@ def load_model(
     return LoadedModel(runner, checkpoint.max_positions, backend)
 
 
-def _cache_bytes(cache_memory: float, device: torch.device, weight_bytes: int) -> int:
-    """Return the size of a device's cache: bytes, or a share of its memory less the weights."""
-    if cache_memory > 1:
-        return int(cache_memory)
-    return max(0, int(cache_memory * memory_bytes(device)) - weight_bytes)
+def _pages_within(
+    cache_memory: float, checkpoint: Checkpoint, backend: Backend, page_bytes: int, num_ranks: int
+) -> int:
+    """Return the number of pages for which every rank has room.
+
+    cache_memory: bytes on each device, or a share of its memory, which includes the weights.
+    page_bytes: size of a page on all ranks together.
+    """
+    num_bytes = int(cache_memory)
+    if cache_memory <= 1:
+        weight_bytes = checkpoint.weight_bytes(backend.dtype) // num_ranks
+        num_bytes = max(0, int(cache_memory * memory_bytes(backend.device)) - weight_bytes)
+    num_pages = max(1, num_bytes * num_ranks // page_bytes)
+    return least_of_ranks(num_pages, backend.device) if num_ranks > 1 else num_pages
 
 
 def _checked_length(checkpoint: Checkpoint, max_len: int | None) -> int:
