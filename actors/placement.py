@@ -267,6 +267,7 @@ def _remote_role(
 def _threads(role: RoleSettings) -> dict[str, str]:
     return {
         "OMP_NUM_THREADS": str(role.num_threads),
+        "OMP_WAIT_POLICY": os.environ["OMP_WAIT_POLICY"],  # see diffuspec/__init__.py
         "TOKENIZERS_PARALLELISM": "false",
         # With these a message wakes two gRPC threads on its way; otherwise four.
         "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",

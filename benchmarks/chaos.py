@@ -87,6 +87,7 @@ class Answers:
     wrong: list[str] = field(default_factory=list)
     # broken streams, by the kind of process killed last
     broken: Counter[str] = field(default_factory=Counter)
+    silences: list[float] = field(default_factory=list)  # of each, before its error: seconds
 
 
 class Load:
@@ -122,7 +123,7 @@ class Load:
 
     async def _ask(self, prompt: Prompt, expected: str, times: list[float]) -> bool:
         """Stream one answer; return whether it is complete."""
-        text = ""
+        text, began = "", time.monotonic()
         try:
             async for part in self._client.stream(prompt, self._max_tokens):
                 text += part.text
@@ -130,6 +131,7 @@ class Load:
                     self.tokens.came(times, part.num_tokens)
         except DiffuspecError:
             self.answers.broken[self.last_fault] += 1
+            self.answers.silences.append(time.monotonic() - max(began, times[-1]))
             if not expected.startswith(text):
                 self.answers.wrong.append(text)
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,10 @@ __all__ = [
     "load_config",
     "parse_config",
 ]
+
+# OpenMP reads this when torch is imported. By default a thread that waits for the others spins for
+# milliseconds, and on a busy machine keeps the processor from the one that it waits for.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Names are imported on first use: `diffuspec --help` needs none of them, nor torch.
 _MODULES = {

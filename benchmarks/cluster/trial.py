@@ -73,10 +73,10 @@ class Trial:
     def tell(self, what: str, wait: str, whole: str, seen: str) -> None:
         """Print a row, with what was broken and wrong since the last one."""
         answers = self._load.answers
-        broken, wrong = answers.broken.total(), len(answers.wrong)
-        numbers = f"{broken - self._num_broken} | {wrong - self._num_wrong}"
-        self._num_broken, self._num_wrong = broken, wrong
-        typer.echo(f"| {what} | {wait} | {whole} | {numbers} | {seen} |")
+        silences, wrong = answers.silences[self._num_broken :], len(answers.wrong)
+        broken = f"{len(silences)}, after {max(silences):.1f} s at most" if silences else "0"
+        typer.echo(f"| {what} | {wait} | {whole} | {broken} | {wrong - self._num_wrong} | {seen} |")
+        self._num_broken, self._num_wrong = len(answers.silences), wrong
 
     def blip(self, role: str) -> str:
         """Take the link of a role's machine down for ten seconds."""

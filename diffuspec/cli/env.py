@@ -22,6 +22,7 @@ _PACKAGES = (
 )  # fmt: skip
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "DIFFUSPEC_CPU_LEVEL", "HF_HUB_OFFLINE", "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
 )  # fmt: skip  # none contains a secret
 _GIB = 2**30
 
