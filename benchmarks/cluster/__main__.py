@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Annotated
 
 import typer
 
@@ -19,19 +20,37 @@ from benchmarks.cluster.documents import run_alone, run_on_head
 from benchmarks.cluster.machines import machines
 from benchmarks.cluster.redis import redis
 from benchmarks.cluster.service import ROLES, Cluster
-from benchmarks.cluster.trial import HEAD, two_ranks, under_load
+from benchmarks.cluster.trial import HEAD, two_ranks, under_load, without_redis
 from diffuspec.cli.command import Command
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command(cls=Command)
-def main() -> None:
+def main(
+    with_redis: Annotated[
+        bool,
+        typer.Option("--redis/--no-redis", help="Without: only lose a head that has no Redis."),
+    ] = True,
+) -> None:
     """Cut machines of a cluster off, and print what it cost."""
-    began, is_right = time.monotonic(), True
+    began = time.monotonic()
 
     def tell(what: str) -> None:
         typer.echo(f"{time.monotonic() - began:.0f} s: {what}", err=True)
+
+    with machines([*ROLES]) as made:
+        if with_redis:
+            with redis() as store:
+                is_right = _lose_all(Cluster(made, store), tell)
+        else:
+            is_right = _lose_head(Cluster(made, None), tell)
+    tell("done")
+    raise typer.Exit(int(not is_right))
+
+
+def _lose_all(cluster: Cluster, tell: Callable[[str], None]) -> bool:
+    """Run the page's commands, and lose links and machines; return whether all was right."""
 
     def follow(ran: Iterator[tuple[str, str]]) -> bool:
         problems = []
@@ -40,22 +59,25 @@ def main() -> None:
             problems.append(problem)
         return not any(problems)
 
-    with machines([*ROLES]) as made, redis() as store:
-        is_right &= follow(run_alone(made["front1"]))
-        cluster = Cluster(made, store)
-        cluster.start()
-        tell("all machines run Ray")
-        cluster.deploy(ranks=2)
-        tell("a verifier of two ranks, each on a machine of its own, serves")
-        typer.echo(HEAD)
-        is_right &= asyncio.run(two_ranks(cluster))
-        cluster.deploy(ranks=1)
-        tell("a verifier of one rank serves")
-        is_right &= follow(run_on_head(made["head"]))
-        is_right &= asyncio.run(under_load(cluster))
-    tell("done")
-    if not is_right:
-        raise typer.Exit(1)
+    is_right = follow(run_alone(cluster.machines["front1"]))
+    cluster.start()
+    tell("all machines run Ray")
+    cluster.deploy(ranks=2)
+    tell("a verifier of two ranks, each on a machine of its own, serves")
+    typer.echo(HEAD)
+    is_right &= asyncio.run(two_ranks(cluster))
+    cluster.deploy(ranks=1)
+    tell("a verifier of one rank serves")
+    is_right &= follow(run_on_head(cluster.machines["head"]))
+    return asyncio.run(under_load(cluster)) and is_right
+
+
+def _lose_head(cluster: Cluster, tell: Callable[[str], None]) -> bool:
+    cluster.start()
+    cluster.deploy(ranks=1)
+    tell("a verifier of one rank serves")
+    typer.echo(HEAD)
+    return asyncio.run(without_redis(cluster))
 
 
 if __name__ == "__main__":

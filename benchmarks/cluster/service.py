@@ -45,7 +45,8 @@ FRONTS = ("front1", "front2")
 class Cluster:
     """The machines as a Ray cluster with the service of the embedded pair."""
 
-    def __init__(self, machines: Mapping[str, Machine], redis: Redis) -> None:
+    def __init__(self, machines: Mapping[str, Machine], redis: Redis | None) -> None:
+        """`redis`: keeps the state of the head; None: the head keeps it itself."""
         self.machines = machines
         self._redis = redis
         self._token = secrets.token_hex(32)
@@ -97,7 +98,7 @@ class Cluster:
         """Start Ray; once more if it does not come up, which happens where cores are busy."""
         command = command.replace("--autoscaling-config=~/ray_bootstrap_config.yaml", "")
         variables = [f"RAY_HEAD_IP={self._head.address}", _PATIENT]
-        if machine is self._head:
+        if machine is self._head and self._redis is not None:
             variables += [f"RAY_REDIS_ADDRESS={self._redis.address}"]
             variables += ["RAY_external_storage_namespace=diffuspec"]
             command += f" --redis-password={self._redis.password}"

@@ -137,15 +137,25 @@ class Trial:
         self.cluster.join_all(names)
         return ""
 
-    def lose_head(self) -> str:
+    def isolate_head(self) -> str:
         """Take the head's link down for longer than the others go on, and start them again."""
         head = self.machines["head"]
         head.cut()
         seconds = self._seconds_of_tokens(_HEADLESS_SECONDS)
         head.mend()
-        up = [name for name, machine in self.machines.items() if machine.is_up]
-        self._rejoin([name for name in up if name != "head"])
+        self._rejoin([name for name in self.machines if name != "head"])
         return f"tokens came for {seconds:.0f} s; then all nodes were started again"
+
+    def forget(self) -> str:
+        """Lose the head with all that it knew; start all machines and the service again."""
+        self.machines["head"].end()
+        seconds = self._seconds_of_tokens(_HEADLESS_SECONDS)
+        for name in self.machines:
+            self.machines[name].end()
+            self.machines[name].start()
+        self.cluster.start()
+        self.cluster.deploy(ranks=1)
+        return f"tokens came for {seconds:.0f} s; then all was started and deployed again"
 
     def _seconds_of_tokens(self, seconds: float) -> float:
         """Wait; return until when tokens came."""
@@ -185,7 +195,15 @@ async def under_load(cluster: Cluster) -> bool:
         await trial.fault(what, trial.restart_head)
         await trial.isolate(cluster.machine_of("coordinator").name)
         what = f"link of the head down for {_HEADLESS_SECONDS:.0f} s"
-        await trial.fault(what, trial.lose_head)
+        await trial.fault(what, trial.isolate_head)
+    return _is_right(load) and not trial.num_failed
+
+
+async def without_redis(cluster: Cluster) -> bool:
+    """Lose a head that keeps its state itself; return whether all answers are right."""
+    async with _loaded(cluster) as (trial, load):
+        what = f"head without a Redis lost; all started again after {_HEADLESS_SECONDS:.0f} s"
+        await trial.fault(what, trial.forget)
     return _is_right(load) and not trial.num_failed
 
 

@@ -36,7 +36,7 @@ _KINDS = (
     replace(_GREEDY, temperature=0.9, top_p=0.95, seed=5),
     replace(_GREEDY, ignore_eos=False, structured_output=StructuredOutput(regex="[a-z ]{8,40}")),
 )
-_PLAIN, _DRAFTED = SpeculationParams(policy="off"), SpeculationParams()
+PLAIN, DRAFTED = SpeculationParams(policy="off"), SpeculationParams()
 _STEPS_PER_LOSS = 50  # verifications after which the verifier loses its cache
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -58,7 +58,7 @@ class Job:
     sampling: SamplingParams
 
 
-async def _answer(engine: Engine, job: Job, speculation: SpeculationParams) -> Answer:
+async def answer(engine: Engine, job: Job, speculation: SpeculationParams) -> Answer:
     started, first_token_at = time.monotonic(), 0.0
     outputs: list[RequestOutput] = []
     async for output in engine.stream(job.prompt, job.sampling, speculation):
@@ -103,7 +103,7 @@ def lose_cache(engine: Engine, steps_per_loss: int) -> None:
     verifier.verify = losing
 
 
-def _value(engine: Engine, name: str) -> float:
+def value(engine: Engine, name: str) -> float:
     return engine.metrics.registry.get_sample_value(f"diffuspec_{name}") or 0.0
 
 
@@ -118,8 +118,8 @@ class Study:
 
     async def run(self, name: str, speculation: SpeculationParams, *, at_once: bool) -> None:
         engine, started = self._engine, time.monotonic()
-        before = [_value(engine, f"{name}_total") for name in ("num_preemptions", "reread_tokens")]
-        calls = [_answer(engine, job, speculation) for job in _salted(self._jobs, name)]
+        before = [value(engine, f"{name}_total") for name in ("num_preemptions", "reread_tokens")]
+        calls = [answer(engine, job, speculation) for job in _salted(self._jobs, name)]
         answers = await asyncio.gather(*calls) if at_once else [await call for call in calls]
         seconds = time.monotonic() - started
         self._expected = self._expected or answers
@@ -128,7 +128,7 @@ class Study:
             for one, other in zip(answers, self._expected, strict=True)
         )
         self.num_different += different
-        after = [_value(engine, f"{name}_total") for name in ("num_preemptions", "reread_tokens")]
+        after = [value(engine, f"{name}_total") for name in ("num_preemptions", "reread_tokens")]
         counts = [f"{new - old:,.0f}" for new, old in zip(after, before, strict=True)]
         self.rows.append((name, f"{seconds:.1f}", *counts, str(different)))
 
@@ -137,11 +137,11 @@ async def study(engine: Engine, jobs: Sequence[Job]) -> Study:
     """Answer the jobs one at a time, then at once in three ways."""
     found = Study(engine, jobs)
     async with engine:
-        await found.run("one at a time", _PLAIN, at_once=False)
-        await found.run("at once", _PLAIN, at_once=True)
-        await found.run("at once, with drafts", _DRAFTED, at_once=True)
+        await found.run("one at a time", PLAIN, at_once=False)
+        await found.run("at once", PLAIN, at_once=True)
+        await found.run("at once, with drafts", DRAFTED, at_once=True)
         lose_cache(engine, _STEPS_PER_LOSS)
-        await found.run("the same, cache lost", _DRAFTED, at_once=True)
+        await found.run("the same, cache lost", DRAFTED, at_once=True)
     return found
 
 
@@ -153,12 +153,12 @@ async def share(
     questions = [list(text[-20 * (index + 1) :][:20]) for index in range(number)]
     jobs = [Job(system + question, sampling) for question in questions]
     async with engine:
-        alone = [await _answer(engine, job, _PLAIN) for job in jobs[:2]]
-        rest = asyncio.gather(*[_answer(engine, job, _PLAIN) for job in jobs[2:]])
+        alone = [await answer(engine, job, PLAIN) for job in jobs[:2]]
+        rest = asyncio.gather(*[answer(engine, job, PLAIN) for job in jobs[2:]])
         most_shared = most_used = 0.0
         while not rest.done():
-            most_shared = max(most_shared, _value(engine, "kv_cache_pages_shared"))
-            most_used = max(most_used, _value(engine, "kv_cache_pages_used"))
+            most_shared = max(most_shared, value(engine, "kv_cache_pages_shared"))
+            most_used = max(most_used, value(engine, "kv_cache_pages_used"))
             await asyncio.sleep(0.01)
         answers = [*alone, *await rest]
     rows = [
@@ -204,7 +204,7 @@ def main(
     found = asyncio.run(study(engine, jobs))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     num_tokens = sum(len(job.prompt) for job in jobs)
-    pages = _value(engine, "kv_cache_pages")
+    pages = value(engine, "kv_cache_pages")
     note = (
         f"{requests} requests, {num_tokens:,} tokens of prompts, {pages:.0f} pages of 64 tokens; "
         f"peak memory {peak:.2f} GiB"
