@@ -2,7 +2,8 @@
 
 An engine with both roles in this process, and one whose drafter has a process of its own, answer a
 pair's questions with drafts and without. For each of them the costs of calls are measured first,
-then the figures are predicted, then they are measured.
+then the figures are predicted, then they are measured. The folder of results keeps answers, costs
+and rows, so that the study can be run in parts.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import multiprocessing
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -21,25 +23,30 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Annotated
 
-import numpy as np
 import torch
 import typer
 import uvloop
 from rich.console import Console
 
+from benchmarks.studies.predicted_rows import Compared, Figures, compared_table, merged, summary
 from diffuspec.bench.call_costs import measure_costs
 from diffuspec.bench.load import LoadAnswer, TimedTokens, ask_all, ask_at_rate
 from diffuspec.bench.machine import cpu_model
 from diffuspec.bench.output import make_folder
-from diffuspec.bench.planning.acceptance import Recording, typed_regime
-from diffuspec.bench.planning.costs import CostedMachine, DeviceCosts, write_costs
+from diffuspec.bench.planning.acceptance import (
+    Recording,
+    read_recording,
+    typed_regime,
+    write_recording,
+)
+from diffuspec.bench.planning.costs import CostedMachine, DeviceCosts, read_costs, write_costs
 from diffuspec.bench.planning.plan import Arrival, Load, Placement, Traffic, simulate
 from diffuspec.bench.questions import first_per_family, load_questions
-from diffuspec.bench.record import RecordedText, record_texts
+from diffuspec.bench.record import RecordedText, read_texts, record_texts
 from diffuspec.bench.report import write_report
-from diffuspec.bench.text_table import TextTable
-from diffuspec.cli.command import Command
+from diffuspec.cli.command import Command, parse_numbers
 from diffuspec.core.config import EngineConfig
+from diffuspec.core.errors import ConfigError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import PLAIN, SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt
@@ -51,38 +58,16 @@ from diffuspec.rpc.security import Security, new_token
 from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import DrafterServicer
 
-LOADS = (1, 2, 4, 8, 16)  # requests at a time
-_RATES = (0.3, 0.5, 0.7)  # arrivals, as shares of the most requests per second without drafts
+LOADS = "1,2,4,8,16"  # requests at a time
+RATES = "0.3,0.5,0.7"  # arrivals, as shares of the most requests per second without drafts
+_MOST = 16  # requests at a time
 _LEAST_REQUESTS, _ROUNDS = 8, 2  # requests of a run at the least; answers to each client
 _NUM_AT_RATE = 16
 _OFF, _ON = "off", "on"
-_TOGETHER, _APART = "one process", "apart"
-_SAME = 0.03  # tokens/s that differ by less may be in either order
+_TOGETHER, _APART = WAYS = "together", "apart"
+
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What a load gets; medians over its requests, in seconds."""
-
-    tokens_per_second: float
-    per_token: float
-    first_token: float
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """A system under a load."""
-
-    system: str
-    load: str
-    predicted: Figures
-    measured: Figures
-
-    def error(self, name: str) -> float:
-        """Return the relative error of a predicted figure."""
-        return float(getattr(self.predicted, name) / getattr(self.measured, name) - 1)
 
 
 class _Client:
@@ -148,20 +133,31 @@ async def _predicted(
     return Figures(point.tokens_per_second, point.per_token_p50, point.first_token_p50)
 
 
-async def _recorded(engine: Engine, pair: Pair, limit: int, max_tokens: int) -> _Study:
-    """Let the target answer the pair's questions, and its drafter draft at each token."""
-    texts = []
-    for question in first_per_family(load_questions(pair.questions), limit):
-        prompt = engine.encode([{"role": "user", "content": question.turns[0]}])
-        stream = engine.stream(prompt.tolist(), SamplingParams(max_tokens=max_tokens), PLAIN)
-        token_ids = [token async for output in stream for token in output.token_ids]
-        texts.append(RecordedText(question.family, prompt, np.array(token_ids, np.int32)))
-    await engine.stop()
+async def _recorded(engine: Engine, pair: Pair, limit: int, max_tokens: int, out: Path) -> _Study:
+    """Return the target's answers to the pair's questions, and the drafts at each token of them.
+
+    Those of an earlier part are used again.
+    """
+    answers, drafts = out / "answers.jsonl", out / "drafts.jsonl"
+    if not drafts.exists():
+        rows = []
+        for question in first_per_family(load_questions(pair.questions), limit):
+            prompt = engine.encode([{"role": "user", "content": question.turns[0]}]).tolist()
+            stream = engine.stream(prompt, SamplingParams(max_tokens=max_tokens), PLAIN)
+            token_ids = [token async for output in stream for token in output.token_ids]
+            row = {"prompt_token_ids": prompt, "token_ids": token_ids, "family": question.family}
+            rows.append(json.dumps(row))
+        await engine.stop()
+        answers.write_text("\n".join(rows) + "\n", encoding="utf-8")
+        write_recording(drafts, await _drafted(engine, read_texts(answers, None, None)))
+    return _Study(read_texts(answers, None, None), read_recording(drafts), max_tokens)
+
+
+async def _drafted(engine: Engine, texts: Sequence[RecordedText]) -> Recording:
     assert engine.drafter is not None, "pairs have one"
     weight = engine.default_speculation.drafter_weight
     drafts = await record_texts(engine.drafter, texts, 0.5 if weight == "adaptive" else weight)
-    families = tuple(text.family for text in texts)
-    return _Study(texts, Recording("", "", families, drafts), max_tokens)
+    return Recording("", "", tuple(text.family for text in texts), drafts)
 
 
 def _placements(costs: DeviceCosts, pair: str, roles: str) -> list[Placement]:
@@ -170,25 +166,37 @@ def _placements(costs: DeviceCosts, pair: str, roles: str) -> list[Placement]:
     drafted = CostedMachine(
         model.verify, model.draft, costs.interference.value, overlap=roles == _APART
     )
-    size = max(LOADS)
     return [
-        Placement(_OFF, CostedMachine(model.verify, None), 1, size, has_drafts=False),
-        Placement(_ON, drafted, 1, size),
+        Placement(_OFF, CostedMachine(model.verify, None), 1, _MOST, has_drafts=False),
+        Placement(_ON, drafted, 1, _MOST),
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class _Loads:
+    """The loads of a run: requests at a time, and shares of the most requests per second."""
+
+    at_a_time: Sequence[int]
+    rates: Sequence[float]
+
+
 async def _compare(
-    engine: Engine, roles: str, pair: str, study: _Study, out: Path
+    engine: Engine, roles: str, pair: str, study: _Study, loads: _Loads, out: Path
 ) -> list[Compared]:
-    """Measure the costs of an engine, predict its figures, and measure them."""
-    costs = await measure_costs(engine, pair, f"benchmarks.studies.predicted, {cpu_model()}", "cpu")
-    write_costs(out / f"costs of {roles}.json", costs)
-    placements = _placements(costs, pair, roles)
+    """Measure the costs of an engine, unless that was done; predict its figures; measure them."""
+    path = out / f"costs-{roles}.json"
+    if not path.exists():
+        source = f"benchmarks.studies.predicted, {cpu_model()}"
+        write_costs(path, await measure_costs(engine, pair, source, "cpu"))
+    placements = _placements(read_costs(path), pair, roles)
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as executor:
-        most = await _predicted(executor, placements[0], study, Load(max(LOADS)))
+        most = await _predicted(executor, placements[0], study, Load(_MOST))
         per_second = most.tokens_per_second / study.mean_tokens
-        loads = [*map(Load, LOADS), *(Load(rate=share * per_second) for share in _RATES)]
-        cases = list(itertools.product(placements, loads))
+        chosen = [
+            *map(Load, loads.at_a_time),
+            *(Load(rate=share * per_second) for share in loads.rates),
+        ]
+        cases = list(itertools.product(placements, chosen))
         predicted = await asyncio.gather(
             *[_predicted(executor, placement, study, load) for placement, load in cases]
         )
@@ -198,8 +206,7 @@ async def _compare(
     compared = []
     for (placement, load), figures in zip(cases, predicted, strict=True):
         measured = await study.measured(clients[placement.name], load)
-        system = f"{roles}, {placement.name}"
-        compared.append(Compared(system, str(load), figures, measured))
+        compared.append(Compared(f"{roles}, {placement.name}", str(load), figures, measured))
     await engine.stop()
     return compared
 
@@ -243,73 +250,43 @@ def _serve(
     asyncio.run(serve())
 
 
-# ---- the report
-
-
-def compared_table(rows: Sequence[Compared]) -> TextTable:
-    """Return tokens/s, milliseconds per token and to the first one: measured, predicted, error."""
-    cells = [
-        (
-            f"{row.system}, {row.load}",
-            *_cells(row, "tokens_per_second", 1, ".0f"),
-            *_cells(row, "per_token", 1e3, ".2f"),
-            *_cells(row, "first_token", 1e3, ".0f"),
-        )
-        for row in rows
-    ]
-    named = [(name, "plan", "off by") for name in ("tok/s", "TPOT", "TTFT")]
-    columns = ("system, load", *itertools.chain(*named))
-    return TextTable("Measured and predicted; times in milliseconds", columns, tuple(cells))
-
-
-def _cells(row: Compared, name: str, scale: float, form: str) -> Iterator[str]:
-    for figures in (row.measured, row.predicted):
-        yield format(scale * getattr(figures, name), form)
-    yield f"{row.error(name):+.0%}"
-
-
-def summary(rows: Sequence[Compared]) -> Iterator[str]:
-    """Yield a line for each figure, and one for the order of the systems."""
-    for name in ("tokens_per_second", "per_token", "first_token"):
-        errors = [abs(row.error(name)) for row in rows]
-        yield f"{name}: off by {median(errors):.0%} in the median, {max(errors):.0%} at worst"
-    pairs = [
-        (one, other)
-        for one, other in itertools.combinations(rows, 2)
-        if one.load == other.load and abs(_ratio(one, other, "measured") - 1) > _SAME
-    ]
-    right = [
-        (_ratio(one, other, "measured") > 1) == (_ratio(one, other, "predicted") > 1)
-        for one, other in pairs
-    ]
-    yield f"order of systems at a load: {sum(right)} of {len(right)} pairs as measured"
-
-
-def _ratio(one: Compared, other: Compared, which: str) -> float:
-    return float(getattr(one, which).tokens_per_second / getattr(other, which).tokens_per_second)
-
-
 async def study(
-    pair: str, limit: int, max_tokens: int, threads: int, out: Path
+    pair: str,
+    ways: Sequence[str],
+    loads: _Loads,
+    limit: int,
+    max_tokens: int,
+    threads: int,
+    out: Path,
 ) -> AsyncGenerator[list[Compared]]:
-    """Compare both ways to place the roles of a pair; yield the rows of each."""
+    """Compare ways to place the roles of a pair; yield the rows of each."""
     torch.set_num_threads(threads)
     config = find_pair(pair, "--pair").load_config()
-    target = config.target.model_copy(update={"max_sequences": max(LOADS)})
+    target = config.target.model_copy(update={"max_sequences": _MOST})
     config = config.model_copy(update={"target": target})
     overlap = config.coordinator.model_copy(update={"overlap": True})
     with Engine.from_config(config) as engine:
-        known = await _recorded(engine, PAIRS[pair], limit, max_tokens)
-        yield await _compare(engine, _TOGETHER, pair, known, out)
+        known = await _recorded(engine, PAIRS[pair], limit, max_tokens, out)
+        if _TOGETHER in ways:
+            yield await _compare(engine, _TOGETHER, pair, known, loads, out)
+        if _APART not in ways:
+            return
         async with _remote_drafter(config, engine.info) as drafter:
             apart = config.model_copy(update={"coordinator": overlap})
             with Engine(apart, engine.verifier, drafter, engine.tokenizer) as other:
-                yield await _compare(other, _APART, pair, known, out)
+                yield await _compare(other, _APART, pair, known, loads, out)
 
 
 @app.command(cls=Command)
 def main(
     pair: Annotated[str, typer.Option(metavar="|".join(PAIRS), help="The models.")] = DEFAULT_PAIR,
+    roles: Annotated[str, typer.Option(metavar="WAY,WAY", help="Where roles are.")] = ",".join(
+        WAYS
+    ),
+    at_a_time: Annotated[str, typer.Option(metavar="N,N,...", help="Concurrent requests.")] = LOADS,
+    rates: Annotated[
+        str, typer.Option(metavar="X,X,...", help="Arrivals; 1: the most without drafts.")
+    ] = RATES,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="Questions of a family.")] = 3,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=8, help="Of an answer.")] = 64,
     threads: Annotated[int, typer.Option(metavar="N", min=1, help="Of the target.")] = 1,
@@ -317,13 +294,22 @@ def main(
         "runs/predicted"
     ),
 ) -> None:
-    """Compare a plan's figures with those of this machine; print a table."""
+    """Compare a plan's figures with those of this machine; print all rows of the folder.
+
+    It can be run in parts, by --roles, --at-a-time and --rates: answers and costs that the folder
+    has are used again.
+    """
     make_folder(out)
+    ways = roles.split(",")
+    if not {*ways} <= {*WAYS}:
+        raise ConfigError(f"--roles must be of {', '.join(WAYS)}, got {roles!r:.80}")
+    loads = _Loads(
+        parse_numbers("--at-a-time", at_a_time, int), parse_numbers("--rates", rates, float)
+    )
 
     async def report() -> None:
-        rows: list[Compared] = []
-        async for found in study(pair, limit, max_tokens, threads, out):
-            rows += found
+        async for found in study(pair, ways, loads, limit, max_tokens, threads, out):
+            rows = merged(out / "predicted.json", found)
             data = {"pair": pair, "rows": [asdict(row) for row in rows]}
             tables, lines = [compared_table(rows)], [*summary(rows)]
             write_report(out, "predicted", data, tables, lines, Console())

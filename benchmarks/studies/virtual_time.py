@@ -26,6 +26,8 @@ from benchmarks.studies.virtual_time_cells import (
     CellRow,
     measure,
 )
+from benchmarks.studies.virtual_time_machines import MACHINES
+from benchmarks.studies.virtual_time_regimes import REGIMES
 from benchmarks.studies.virtual_time_results import (
     ResultsFile,
     comparison_tables,
@@ -33,8 +35,6 @@ from benchmarks.studies.virtual_time_results import (
     read_rows,
 )
 from diffuspec.bench.output import progress
-from diffuspec.bench.planning.machines import MACHINES
-from diffuspec.bench.planning.traffic import REGIMES
 from diffuspec.bench.report import print_tables
 from diffuspec.cli.command import Command
 from diffuspec.core.errors import ConfigError

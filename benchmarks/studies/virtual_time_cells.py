@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from benchmarks.studies.virtual_time_machines import MACHINES
+from benchmarks.studies.virtual_time_regimes import REGIMES, thresholds
 from diffuspec.bench.load import LoadRun, ask_all
 from diffuspec.bench.planning.loop import run_in_virtual_time
-from diffuspec.bench.planning.machines import MACHINES
 from diffuspec.bench.planning.roles import MAX_SEQUENCES
-from diffuspec.bench.planning.simulation import SimulatedClient, Simulation
+from diffuspec.bench.planning.simulation import Simulation
 from diffuspec.bench.planning.traffic import (
     MAX_ANSWER_TOKENS,
-    REGIMES,
     Answer,
     make_answers,
 )
@@ -109,7 +109,7 @@ def oracle_plans(cell: Cell) -> list[Plan]:
     Thresholds that select no request, or the same ones as a lower threshold, are left out.
     """
     plans, seen = [Plan(PLAIN)], {frozenset[int]()}
-    for threshold in REGIMES[cell.regime].thresholds:
+    for threshold in thresholds(REGIMES[cell.regime]):
         chosen = frozenset(one.number for one in cell.answers if one.share > threshold)
         if chosen not in seen:
             seen.add(chosen)
@@ -125,8 +125,5 @@ def run_plan(cell: Cell, plan: Plan) -> Figures:
 
 
 async def _ask(cell: Cell, plan: Plan) -> LoadRun:
-    simulation = Simulation(MACHINES[cell.machine], cell.answers)
-    async with simulation.coordinator as coordinator:
-        await coordinator.profile()
-        client = SimulatedClient(simulation, plan.choose)
-        return await ask_all(client, simulation.prompts, cell.load, MAX_ANSWER_TOKENS)
+    async with Simulation(MACHINES[cell.machine], cell.answers, plan.choose) as simulation:
+        return await ask_all(simulation, simulation.prompts, cell.load, MAX_ANSWER_TOKENS)

@@ -10,8 +10,8 @@ from statistics import geometric_mean
 from typing import TypeAlias
 
 from benchmarks.studies.virtual_time_cells import DEFAULT, OFF, ORACLE, CellRow
-from diffuspec.bench.planning.machines import MACHINES
-from diffuspec.bench.planning.traffic import REGIMES
+from benchmarks.studies.virtual_time_machines import MACHINES
+from benchmarks.studies.virtual_time_regimes import REGIMES
 from diffuspec.bench.text_table import TextTable
 from diffuspec.core.errors import ConfigError
 

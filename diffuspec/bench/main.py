@@ -23,7 +23,7 @@ from diffuspec.bench.comparison import (
 )
 from diffuspec.bench.options import CONCURRENCIES, BenchOptions, engine_config, system_names
 from diffuspec.bench.output import make_folder, progress
-from diffuspec.bench.planning.costs import write_costs
+from diffuspec.bench.planning.costs import add_costs
 from diffuspec.bench.questions import Question, first_per_family, load_questions
 from diffuspec.bench.report import (
     describe_mismatches,
@@ -142,13 +142,13 @@ def _run_pre_drafts(
 
 
 def _run_costs(options: BenchOptions, config: EngineConfig, console: Console) -> int:
-    """Write costs.json, for `diffuspec plan`: those of the target, and of its drafter."""
+    """Write costs.json, for `diffuspec plan`: those of target and drafter, beside other models'."""
     name = options.pair or (DEFAULT_PAIR if options.target is None else options.target.name)
     with Engine.from_config(config) as engine:
         machine = describe(engine)
         source = f"{machine.command_line}, {machine.cpu}, {machine.device}, {machine.date}"
         costs = asyncio.run(measure_costs(engine, name, source, machine.device))
-    write_costs(options.out / "costs.json", costs)
+    add_costs(options.out / "costs.json", costs)
     console.print(f"Written to {options.out / 'costs.json'}", highlight=False)
     return 0
 

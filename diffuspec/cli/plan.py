@@ -18,7 +18,7 @@ from diffuspec.pairs import PAIRS
 
 if TYPE_CHECKING:
     from diffuspec.bench.planning.placements import Hardware, Models
-    from diffuspec.bench.planning.plan import Arrival, Plan, Traffic
+    from diffuspec.bench.planning.plan import Arrival, Placement, Plan, Traffic
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -73,6 +73,17 @@ class Chosen:
     drafter_gpus: Annotated[
         int, _option(_HARDWARE, "Drafters, each on its own GPU.", "N", min=1, max=64)
     ] = 1
+    engines: Annotated[
+        int,
+        _option(
+            _HARDWARE,
+            "Also plan for N engines of another make, such as vLLM, with a draft server on each "
+            "--drafter-gpus.",
+            "N",
+            min=0,
+            max=256,
+        ),
+    ] = 0
     network_ms: Annotated[
         float, _option(_HARDWARE, "One way between target and drafter.", "X", min=0, max=1000)
     ] = 0.15
@@ -130,12 +141,15 @@ def run(context: typer.Context, chosen: Chosen) -> None:
 
     if (chosen.pair is None) == (chosen.target is None):
         raise ConfigError("give --target, the model to plan for, or --pair")
+    if 0 < chosen.engines < chosen.drafter_gpus:
+        raise ConfigError(f"--engines must be 0 or at least --drafter-gpus, got {chosen.engines}")
     pair = chosen.pair
     hardware = Hardware(
         device="cpu" if pair else chosen.gpu.lower(),
         costs=chosen.costs,
         num_target_gpus=chosen.target_gpus,
         num_drafter_gpus=chosen.drafter_gpus,
+        num_engines=chosen.engines,
         network_seconds=chosen.network_ms / 1e3,
     )
     device = hardware.read()
@@ -242,20 +256,42 @@ def _simulated(chosen: Chosen, hardware: Hardware, models: Models, traffic: Traf
 def _commands(
     name: str, plan: Plan, hardware: Hardware, models: Models, chosen: Chosen
 ) -> list[str]:
+    """Return what deploys a placement, and what checks it."""
+    placement = next(placement for placement in plan.placements if placement.name == name)
+    if placement.num_engines:
+        deploy = _server_commands(models, chosen)
+    else:
+        deploy = [_serve_command(placement, hardware, models, chosen)]
+    rate = f" --rates {chosen.requests_per_second:g}" if chosen.requests_per_second else ""
+    check = f"Check it:  diffuspec load http://127.0.0.1:8000 --at-a-time 1,8{rate}"
+    return [*(f"Deploy it: {command}" for command in deploy), check]
+
+
+def _serve_command(placement: Placement, hardware: Hardware, models: Models, chosen: Chosen) -> str:
     """Write the configuration of a placement, checked by the loader; return what deploys it."""
     from diffuspec.bench.planning.placements import as_yaml, deployment
     from diffuspec.pairs import parse_config
 
-    placement = next(placement for placement in plan.placements if placement.name == name)
     data = deployment(placement, hardware, models, chosen.pair)
     parse_config(data.get("engine", data))
     path = chosen.out / "deploy.yaml"
     path.write_text(as_yaml(data), encoding="utf-8")
-    command = "ray serve" if "placement" in data else "serve"
-    rate = f" --rates {chosen.requests_per_second:g}" if chosen.requests_per_second else ""
+    return f"diffuspec {'ray serve' if 'placement' in data else 'serve'} --config {path}"
+
+
+def _server_commands(models: Models, chosen: Chosen) -> list[str]:
+    """Return what starts a draft server, and an engine of another make with its drafts."""
+    from diffuspec.bench.planning.served import MAX_DRAFT_TOKENS
+
+    drafter = f"--drafter {models.drafter} --tokenizer {models.target}"
+    proposer = {
+        "model": "diffuspec_client.vllm.Proposer",
+        "num_speculative_tokens": MAX_DRAFT_TOKENS,
+    }
     return [
-        f"Deploy it: diffuspec {command} --config {path}",
-        f"Check it:  diffuspec load http://127.0.0.1:8000 --at-a-time 1,8{rate}",
+        f"diffuspec draft-server {f'--pair {chosen.pair}' if chosen.pair else drafter}",
+        f"vllm serve {'MODEL' if chosen.pair else models.target} "
+        f"--speculative-config '{json.dumps(proposer)}'",
     ]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import TypeAlias
 
 from diffuspec.core.types import MAX_PRE_DRAFTS
 from diffuspec.scheduler.readiness import Readiness
@@ -13,6 +15,7 @@ from diffuspec.speculation.values import (
     DrafterView,
     DraftPlan,
     DraftTicket,
+    PossibleOutcome,
     RequestView,
     Snapshot,
 )
@@ -131,6 +134,9 @@ def draft_plan(
 
 # ---- pre-drafts
 
+# chance of an outcome, its request, the length of a draft, the outcome
+_Candidate: TypeAlias = tuple[float, RequestView, int, PossibleOutcome]
+
 
 def with_pre_drafts(
     s: Snapshot, ready: Readiness, begun: Sequence[DraftPlan], seconds_left: float
@@ -150,8 +156,8 @@ def _pre_drafts(
     s: Snapshot, ready: Readiness, drafter: DrafterView, call: DraftPlan, seconds_left: float
 ) -> list[DraftTicket]:
     """Return the pre-drafts of one drafter that pay, and those that clients chose."""
-    given: list[tuple[float, DraftTicket]] = []
-    priced: list[tuple[float, DraftTicket]] = []
+    given: list[_Candidate] = []
+    priced: list[_Candidate] = []
     mine = [
         request for request in s.requests if request.home == drafter.number and request.outcomes
     ]
@@ -160,18 +166,17 @@ def _pre_drafts(
             continue
         length = request.fixed_length or (request.ticket.length if request.ticket else 0)
         (priced if request.is_priced else given).extend(
-            (
-                outcome.probability,
-                DraftTicket(request.request_id, min(length, outcome.room), outcome.outcome),
-            )
-            for outcome in request.outcomes
+            [(possible.probability, request, length, possible) for possible in request.outcomes]
         )
-    priced.sort(key=lambda pair: pair[0], reverse=True)
-    outcomes = [Ahead(chance, ticket.length) for chance, ticket in priced[:MAX_PRE_DRAFTS]]
+    priced = sorted(priced, key=itemgetter(0), reverse=True)[:MAX_PRE_DRAFTS]
+    outcomes = [Ahead(chance, min(length, possible.room)) for chance, _, length, possible in priced]
     awaited = [ticket.length for ticket in call.tickets]
     costs = s.costs.drafters[drafter.name]
     number = num_ahead(outcomes, seconds_left, costs, awaited, len(mine))
-    return [ticket for _, ticket in [*given, *priced[:number]]][:MAX_PRE_DRAFTS]
+    return [
+        DraftTicket(request.request_id, min(length, possible.room), possible.outcome)
+        for _, request, length, possible in [*given, *priced[:number]][:MAX_PRE_DRAFTS]
+    ]
 
 
 def _stops_drafting(s: Snapshot, ready: Readiness, request: RequestView) -> bool:

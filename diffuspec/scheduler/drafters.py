@@ -8,7 +8,7 @@ succeeds, it drafts again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import Drafter
@@ -91,12 +91,17 @@ class DrafterPool:
         if lane.is_gone and lane.call is None and lane in self.lanes:
             self.lanes.remove(lane)
 
-    def view_of(self, request: Request) -> RequestView:
-        """Return what decisions about a request depend on."""
-        name = request.request_id
-        held_by = [lane.number for lane in self.lanes if name in lane.held_request_ids]
-        homes = [lane.number for lane in self.lanes if lane.is_available]
-        return request.view(request.home if request.home in homes else None, held_by)
+    def views_of(self, requests: Iterable[Request]) -> list[RequestView]:
+        """Return what decisions about each request depend on."""
+        homes = {lane.number for lane in self.lanes if lane.is_available}
+        held = [(lane.number, lane.held_request_ids) for lane in self.lanes]
+        return [
+            request.view(
+                request.home if request.home in homes else None,
+                [number for number, names in held if request.request_id in names],
+            )
+            for request in requests
+        ]
 
     def call_for(self, pre_draft: PreDraft) -> DraftCall | None:
         """Return the call in which a pre-draft is on its way.

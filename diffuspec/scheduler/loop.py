@@ -135,7 +135,7 @@ class Loop:
         call = verifications.in_flight
         return Snapshot(
             now=now,
-            requests=[self._pool.view_of(request) for request in self.requests.values()],
+            requests=self._pool.views_of(self.requests.values()),
             drafters=[lane.view(now) for lane in lanes],
             costs=self.learner.costs,
             guard=self.learner.guard,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -32,7 +33,7 @@ def share_pages(s: Snapshot, alone: str | None = None) -> Room:
     there are enough for its whole prefix and the widest trees of all. `alone`: a suspect that runs
     alone.
     """
-    if s.num_free_pages >= sum([_widest(s, request) - request.num_pages for request in s.requests]):
+    if s.num_free_pages == math.inf or s.num_free_pages >= _num_missing(s):
         return Room()
     may_not_run = [
         request.is_suspect if alone is None else request.request_id != alone
@@ -40,6 +41,11 @@ def share_pages(s: Snapshot, alone: str | None = None) -> Room:
     ]
     order = sorted(range(len(s.requests)), key=may_not_run.__getitem__)
     return _Sharing(s, [s.requests[index] for index in order]).room()
+
+
+def _num_missing(s: Snapshot) -> int:
+    """Return the pages that all requests lack for next steps with the widest trees."""
+    return sum([_widest(s, request) - request.num_pages for request in s.requests])
 
 
 def _widest(s: Snapshot, request: RequestView) -> int:

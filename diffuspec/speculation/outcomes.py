@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
 
 from diffuspec.algorithm.calibration import Calibration, FadingCounts
-from diffuspec.algorithm.draft_tree import path_to
+from diffuspec.algorithm.draft_tree import is_chain, path_to
 from diffuspec.core.params import MAX_OUTCOMES
 from diffuspec.core.types import Draft, DraftTree, TokenIds, Verdict
 
@@ -97,6 +98,9 @@ class RepeatRates:
         self._counts.count(repeat.cell, is_right)
 
 
+_Place: TypeAlias = tuple[int, int]  # an Outcome, most of which are not worth making
+
+
 class Outcome(NamedTuple):
     """The last accepted node (-1: the root) and the target's own token there."""
 
@@ -105,6 +109,8 @@ class Outcome(NamedTuple):
 
     def committed(self, tree: DraftTree) -> tuple[int, ...]:
         """Return the tokens that this outcome commits."""
+        if is_chain(tree):
+            return (*tree.token_ids[: self.node + 1], self.token_id)
         return (*[tree.token_ids[node] for node in path_to(tree, self.node)], self.token_id)
 
 
@@ -153,7 +159,7 @@ class OutcomeRanking:
             children[parent + 1].add(token_id)
             ending[parent + 1] -= reach[node + 1]
             contexts.append((*contexts[parent + 1], token_id)[-MAX_MATCH:])
-        scores: dict[Outcome, float] = {}
+        scores: dict[_Place, float] = {}
         for node in range(-1, tree.num_nodes):
             reached = reach[node + 1]
             if reached >= _MIN_REACH:
@@ -162,18 +168,18 @@ class OutcomeRanking:
                 self._score(scores, draft, node, reached, ends, children[node + 1])
         # Comparisons with NaN, which a drafter may have sent, are false: it is dropped.
         positive = [item for item in scores.items() if item[1] > 0]
-        best = sorted(positive, key=lambda item: item[1], reverse=True)[:MAX_OUTCOMES]
+        best = sorted(positive, key=itemgetter(1), reverse=True)[:MAX_OUTCOMES]
         chances = [self._scores.probability(math.log(score)) for _, score in best]
         certain = max(sum(chances), 1.0)  # outcomes exclude each other
         self._ranked = [
-            RankedOutcome(outcome, score, chance / certain)
-            for (outcome, score), chance in zip(best, chances, strict=True)
+            RankedOutcome(Outcome(*place), score, chance / certain)
+            for (place, score), chance in zip(best, chances, strict=True)
         ]
         return self._ranked
 
     def _score(
         self,
-        scores: dict[Outcome, float],
+        scores: dict[_Place, float],
         draft: Draft,
         node: int,
         reached: float,
@@ -184,11 +190,11 @@ class OutcomeRanking:
         for token_id, logprob in draft.alternatives[node + 1] if draft.alternatives else ():
             if token_id not in children:
                 likely = math.exp(min(logprob, 0.0))
-                scores[Outcome(node, token_id)] = _ALTERNATIVE_WEIGHT * reached * likely
+                scores[node, token_id] = _ALTERNATIVE_WEIGHT * reached * likely
         for repeat in self._repeats_at[node]:
-            outcome = Outcome(node, repeat.token_id)
+            place = node, repeat.token_id
             score = ends * self._shared.repeats.probability(repeat)
-            scores[outcome] = scores.get(outcome, 0.0) + score
+            scores[place] = scores.get(place, 0.0) + score
 
     def observe(self, verdict: Verdict) -> None:
         """Learn from the verdict on the draft that was ranked last."""

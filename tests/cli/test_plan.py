@@ -53,7 +53,7 @@ def test_a_plan_is_printed_and_written(
     diffuspec: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", lambda *_, **__: Here())
-    for name in ("_NUM_REQUESTS", "_LEAST_REQUESTS"):
+    for name in ("_NUM_REQUESTS", "_NUM_PLAIN", "_NUM_AT_RATE", "_LEAST_REQUESTS"):
         monkeypatch.setattr(plan, name, 4)
     load = ("--prompt-tokens", 16, "--answer-tokens", 4, "--at-a-time", "1,1000")
     options = ("--acceptance", "3", "--requests-per-second", 2, *load, "--out", tmp_path)

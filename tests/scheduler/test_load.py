@@ -9,7 +9,8 @@ from functools import cache
 import pytest
 
 from benchmarks.studies.virtual_time_cells import Cell, Figures, Plan, run_plan
-from diffuspec.bench.planning.traffic import REGIMES, Answer, make_answers
+from benchmarks.studies.virtual_time_regimes import REGIMES
+from diffuspec.bench.planning.traffic import Answer, make_answers
 from diffuspec.core.interfaces import Drafter
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from tests.support.fakes import HangingDrafter, never_right, right_and_sure

@@ -142,7 +142,7 @@ def typed_regime(length: float) -> Regime:
 
 
 def _regime(mean: float) -> Regime:
-    return Regime("typed", text=Text(mean, between=0.8, within=2.0, kept=0.5))
+    return Regime("typed", Text(mean, between=0.8, within=2.0, kept=0.5, is_even=True))
 
 
 def write_recording(path: Path, recording: Recording) -> None:

@@ -129,6 +129,13 @@ def write_costs(path: Path, costs: DeviceCosts) -> None:
     path.write_text(costs.model_dump_json(indent=1, exclude_none=True) + "\n", encoding="utf-8")
 
 
+def add_costs(path: Path, costs: DeviceCosts) -> None:
+    """Write costs into a file, which keeps its other models of the device. Raises ConfigError."""
+    known = read_costs(path) if path.exists() else costs
+    kept = known.models if known.device == costs.device else {}
+    write_costs(path, costs.model_copy(update={"models": {**kept, **costs.models}}))
+
+
 def shipped_devices() -> list[str]:
     """Return the names of the devices whose costs come with the package."""
     return sorted(path.stem for path in SHIPPED.glob("*.json"))

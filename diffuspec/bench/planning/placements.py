@@ -26,7 +26,7 @@ from diffuspec.bench.planning.estimates import (
     find_card,
     find_sizes,
 )
-from diffuspec.bench.planning.plan import APART, OFF, SHARED, Placement
+from diffuspec.bench.planning.plan import APART, OFF, SERVED, SHARED, Placement
 from diffuspec.bench.planning.roles import MAX_SEQUENCES
 from diffuspec.core.errors import ConfigError
 
@@ -42,6 +42,7 @@ class Hardware:
     costs: Path | None = None  # a file of costs, in place of the shipped one
     num_target_gpus: int = 1
     num_drafter_gpus: int = 1
+    num_engines: int = 0  # of another make, for draft servers; 0: none is planned
     network_seconds: float = 1e-4  # one way between target and drafter
 
     def read(self) -> DeviceCosts:
@@ -128,13 +129,27 @@ def make_placements(
         machine = CostedMachine(*calls, device.interference.value)
         size = min(slots, max_sequences, MAX_SEQUENCES)
         placements.append(Placement(SHARED, machine, hardware.num_target_gpus, size))
-    return [*placements, _apart(calls, hardware, off.max_sequences)]
+    placements.append(_apart(calls, hardware, off.max_sequences))
+    if hardware.num_engines:
+        placements.append(_served(calls, hardware, off.max_sequences))
+    return placements
 
 
 def _apart(calls: tuple[CallCosts, CallCosts], hardware: Hardware, max_sequences: int) -> Placement:
     count = hardware.num_drafter_gpus
     machine = CostedMachine(*calls, 0.0, hardware.network_seconds, count, overlap=True)
     return Placement(APART, machine, hardware.num_target_gpus + count, max_sequences)
+
+
+def _served(
+    calls: tuple[CallCosts, CallCosts], hardware: Hardware, max_sequences: int
+) -> Placement:
+    """Return an engine of another make that shares a draft server; each server has one drafter."""
+    engines, servers = hardware.num_engines, hardware.num_drafter_gpus
+    machine = CostedMachine(*calls, 0.0, hardware.network_seconds, overlap=True)
+    num_gpus = hardware.num_target_gpus + servers / engines
+    most = math.ceil(engines / servers)  # of one server
+    return Placement(SERVED, machine, num_gpus, max_sequences, num_engines=most)
 
 
 def _slots(memory: float, tokens: float, *models: ModelCosts) -> int:

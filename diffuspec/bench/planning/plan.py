@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,21 +13,26 @@ from statistics import fmean
 
 import numpy as np
 
-from diffuspec.bench.load import LoadAnswer, ask_all, ask_at_rate
+from diffuspec.bench.load import LoadClient, LoadRun, RateRun, ask_all, ask_at_rate
 from diffuspec.bench.planning.acceptance import Recording, with_drafts
 from diffuspec.bench.planning.costs import CostedMachine
 from diffuspec.bench.planning.loop import run_in_virtual_time
 from diffuspec.bench.planning.machines import CallSize
-from diffuspec.bench.planning.roles import INFO, SimulatedDrafter, SimulatedVerifier
-from diffuspec.bench.planning.simulation import SimulatedClient, Simulation
+from diffuspec.bench.planning.roles import INFO
+from diffuspec.bench.planning.served import ServedEngines
+from diffuspec.bench.planning.simulation import Simulation
 from diffuspec.bench.planning.traffic import Answer, Regime, make_answer
 from diffuspec.core.params import PLAIN, SpeculationParams
+from diffuspec.core.types import Prompt
 
-OFF, SHARED, APART = "off", "shared", "apart"  # the drafter: none, on the target's GPU, on its own
+# the drafter: none, on the target's GPU, on its own, or in a server for engines of other makes
+OFF, SHARED, APART, SERVED = "off", "shared", "apart", "served"
 BUSY = 0.85  # utilisation above which times to the first token depend on chance
 PAYS = 1.02  # least ratio of tokens/s that counts as a gain
 
-_NUM_REQUESTS, _MOST_TOKENS = 120, 60_000  # limits of a point: fewer requests if answers are long
+# Requests of a point: without drafts nothing depends on chance but lengths; at a rate, times to the
+# first token do. Fewer if answers are long.
+_NUM_REQUESTS, _NUM_PLAIN, _NUM_AT_RATE, _MOST_TOKENS = 60, 24, 120, 60_000
 MOST_REQUESTS = 900  # of a point: below the vocabulary of simulated traffic
 _LEAST_REQUESTS = 16
 _ROUNDS = 2.5  # answers for each client
@@ -83,9 +89,19 @@ class Placement:
 
     name: str
     machine: CostedMachine
-    num_gpus: int
+    num_gpus: float  # of a pipeline: a draft server's engines share its GPU
     max_sequences: int
     has_drafts: bool = True
+    num_engines: int = 0  # of another make that share a draft server; 0: an engine of ours
+
+    def open(self, answers: Sequence[Answer], num_shared_tokens: int) -> Simulation | ServedEngines:
+        """Return the system that is simulated. Its figures are those of one engine."""
+        if self.num_engines:
+            sizes = self.num_engines, self.max_sequences, num_shared_tokens
+            return ServedEngines(self.machine, answers, *sizes)
+        info = replace(INFO, max_sequences=self.max_sequences, max_model_len=2**17)
+        speculation = SpeculationParams() if self.has_drafts else PLAIN
+        return Simulation(self.machine, answers, lambda _: speculation, info, num_shared_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,71 +143,78 @@ def simulate(placement: Placement, traffic: Traffic, load: Load) -> Point:
 
 
 async def _simulate(placement: Placement, traffic: Traffic, load: Load) -> Point:
-    count = traffic.num_requests or _num_requests(traffic, load)
-    info = replace(INFO, max_sequences=placement.max_sequences, max_model_len=2**17)
-    simulation = Simulation(
-        placement.machine, traffic.answers(count), info, traffic.num_shared_tokens
-    )
-    speculation = SpeculationParams() if placement.has_drafts else PLAIN
-    client = SimulatedClient(simulation, lambda _: speculation)
-    async with simulation.coordinator as coordinator:
-        await coordinator.profile()
-        started, num_refused = time.monotonic(), 0
-        before = [role.worker.busy_seconds for role in _roles(simulation)]
-        if load.at_a_time is not None:
-            closed = await ask_all(client, simulation.prompts, load.at_a_time, 0)
-            answers, rate = closed.answers, closed.tokens_per_second
-        else:
-            times = [arrival.at for arrival in traffic.trace] if load.rate is None else None
-            opened = await ask_at_rate(client, simulation.prompts, load.rate or 0.0, 0, times)
-            answers, rate = opened.answers, opened.tokens_per_second
-            num_refused = opened.num_refused
+    answers = traffic.answers(_num_requests(placement, traffic, load))
+    prompts: list[Prompt] = [answer.prompt for answer in answers]
+    async with placement.open(answers, traffic.num_shared_tokens) as system:
+        workers, started = [*system.targets, *system.drafters], time.monotonic()
+        before = [worker.busy_seconds for worker in workers]
+        clients: Sequence[LoadClient] = system.clients
+        runs = await asyncio.gather(
+            *[
+                _ask(client, _turned(prompts, number / len(clients)), traffic, load)
+                for number, client in enumerate(clients)
+            ]
+        )
         seconds = time.monotonic() - started
-    ended = [role.worker.busy_seconds for role in _roles(simulation)]
-    busy = [(end - begin) / seconds for begin, end in zip(before, ended, strict=True)]
-    return _point(placement.name, load, answers, client, rate, busy, num_refused)
+    busy = [(w.busy_seconds - begun) / seconds for w, begun in zip(workers, before, strict=True)]
+    return _point(placement.name, load, system, runs, busy)
 
 
-def _roles(simulation: Simulation) -> list[SimulatedVerifier | SimulatedDrafter]:
-    return [simulation.verifier, *simulation.drafters]
+def _turned(prompts: list[Prompt], share: float) -> list[Prompt]:
+    """Return the prompts with a share of them moved to the end: engines do not work in step."""
+    place = round(share * len(prompts))
+    return prompts[place:] + prompts[:place]
 
 
-def _num_requests(traffic: Traffic, load: Load) -> int:
+async def _ask(
+    client: LoadClient, prompts: Sequence[Prompt], traffic: Traffic, load: Load
+) -> LoadRun | RateRun:
+    if load.at_a_time is not None:
+        return await ask_all(client, prompts, load.at_a_time, 0)
+    times = [arrival.at for arrival in traffic.trace] if load.rate is None else None
+    return await ask_at_rate(client, prompts, load.rate or 0.0, 0, times)
+
+
+def _num_requests(placement: Placement, traffic: Traffic, load: Load) -> int:
+    if traffic.num_requests is not None:
+        return traffic.num_requests
     if load == Load():
         return len(traffic.trace)
-    sound = min(_NUM_REQUESTS, _MOST_TOKENS / traffic.mean_tokens[1])
-    wanted = max(sound, _ROUNDS * (load.at_a_time or 0))
+    usual = _NUM_REQUESTS if placement.has_drafts else _NUM_PLAIN
+    usual = usual if load.rate is None else _NUM_AT_RATE
+    sound = min(usual, _MOST_TOKENS / traffic.mean_tokens[1])
+    wanted = max(sound / max(placement.num_engines, 1), _ROUNDS * (load.at_a_time or 0))
     return min(max(math.ceil(wanted), _LEAST_REQUESTS), MOST_REQUESTS)
 
 
 def _point(
     name: str,
     load: Load,
-    answers: Sequence[LoadAnswer],
-    client: SimulatedClient,
-    rate: float,
+    system: Simulation | ServedEngines,
+    runs: Sequence[LoadRun | RateRun],
     busy: Sequence[float],
-    num_refused: int,
 ) -> Point:
+    answers = [answer for run in runs for answer in run.answers]
     firsts = [answer.first_token_seconds for answer in answers]
     paces = [pace for answer in answers if (pace := answer.seconds_per_token) is not None]
-    looked = [step.pre_draft for step in client.steps if step.pre_draft is not None]
-    steps = [step for step in client.steps if step.num_committed_tokens]
+    every = [step for client in system.clients for step in client.steps]
+    looked = [step.pre_draft for step in every if step.pre_draft is not None]
+    steps, num_targets = [step for step in every if step.num_committed_tokens], len(system.targets)
     return Point(
         placement=name,
         load=load,
         num_requests=len(answers),
-        tokens_per_second=rate,
+        tokens_per_second=fmean(run.tokens_per_second for run in runs),
         first_token_p50=float(np.percentile(firsts, 50)),
         first_token_p99=float(np.percentile(firsts, 99)),
         per_token_p50=float(np.percentile(paces or [0.0], 50)),
         per_token_p99=float(np.percentile(paces or [0.0], 99)),
-        target_busy=busy[0],
-        drafter_busy=fmean(busy[1:]) if busy[1:] else 0.0,
+        target_busy=fmean(busy[:num_targets]),
+        drafter_busy=fmean(busy[num_targets:]) if system.drafters else 0.0,
         hit_rate=looked.count("hit") / len(looked) if looked else None,
         num_draft_tokens=fmean(step.num_tree_nodes for step in steps),
         acceptance_length=fmean(step.num_committed_tokens for step in steps),
-        num_refused=num_refused,
+        num_refused=sum(run.num_refused for run in runs if isinstance(run, RateRun)),
     )
 
 

@@ -8,7 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from diffuspec.bench.planning.plan import BUSY, OFF, Placement, Plan, Point, needed_acceptance
+from diffuspec.bench.planning.plan import (
+    BUSY,
+    OFF,
+    SERVED,
+    Placement,
+    Plan,
+    Point,
+    needed_acceptance,
+)
 from diffuspec.bench.plots import Line, plot_sweep
 from diffuspec.bench.text_table import TextTable
 
@@ -124,9 +132,10 @@ class PlanReport:
     def advice(self) -> str:
         """One sentence."""
         plan, best = self.plan, self.advised()
-        drafts = {OFF: "without drafts"}.get(best.name, f"with the drafter {best.name}")
+        how = {OFF: "without drafts", SERVED: "with a draft server for vLLM or the like"}
+        drafts = how.get(best.name, f"with the drafter {best.name}")
         pipelines = plan.num_pipelines(best.name)
-        size = f"{pipelines} x {best.num_gpus} GPU" if plan.rate else f"{best.num_gpus} GPU"
+        size = f"{pipelines} x {best.num_gpus:.3g} GPU" if plan.rate else f"{best.num_gpus:.3g} GPU"
         where = f"For {plan.rate:g} requests/s" if plan.rate else "For one request at a time"
         pace = {
             point.placement: point.per_token_p50 for point in plan.points if self._is_advised(point)

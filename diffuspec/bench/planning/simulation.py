@@ -1,10 +1,11 @@
-"""A simulated pipeline: the real coordinator over simulated roles, and a client of it."""
+"""A simulated pipeline: the real coordinator over simulated roles, as a client sees it."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Self
 
 import numpy as np
 
@@ -24,45 +25,55 @@ _DRAFT_LENGTH = DraftLengthConfig(max_draft_tokens=64)
 
 
 class Simulation:
-    """The roles of a machine and their coordinator. Belongs to a loop in virtual time."""
+    """A `LoadClient` of a machine's roles and their coordinator; it checks the answers.
+
+    Belongs to a loop in virtual time; use it as an async context manager.
+    """
 
     def __init__(
         self,
         machine: Machine,
         answers: Sequence[Answer],
+        choose: Callable[[Answer], SpeculationParams],
         info: TargetInfo = INFO,
         num_shared_tokens: int = 0,
     ) -> None:
-        """num_shared_tokens: leading tokens of every prompt that both roles have cached."""
+        """`choose` says how a request is drafted.
+
+        num_shared_tokens: leading tokens of every prompt that both roles have cached.
+        """
         processor = Processor(machine.interference)
-        self.answers = answers
-        self.verifier = SimulatedVerifier(machine, processor, answers, info, num_shared_tokens)
-        self.drafters = [
+        verifier = SimulatedVerifier(machine, processor, answers, info, num_shared_tokens)
+        drafters = [
             SimulatedDrafter(machine, processor, answers, num_shared_tokens)
             for _ in range(machine.num_drafters)
         ]
-        pool = DrafterPool(len(self.drafters)) if self.drafters else None
-        for number, drafter in enumerate(self.drafters):
+        pool = DrafterPool(len(drafters)) if drafters else None
+        for number, drafter in enumerate(drafters):
             assert pool is not None
             pool.add(drafter, f"drafter {number}")
         config = CoordinatorConfig(overlap=machine.overlap)
-        self.coordinator = Coordinator(self.verifier, pool, config, _DRAFT_LENGTH)
+        self.steps: list[StepStats] = []  # of all requests so far
+        self.targets = [verifier.worker]
+        self.drafters = [drafter.worker for drafter in drafters]
+        self._coordinator = Coordinator(verifier, pool, config, _DRAFT_LENGTH)
+        self._answers, self._choose = answers, choose
+
+    async def __aenter__(self) -> Self:
+        await self._coordinator.__aenter__()
+        await self._coordinator.profile()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._coordinator.__aexit__(*_)
+
+    @property
+    def clients(self) -> list[Self]:
+        return [self]
 
     @property
     def prompts(self) -> list[Prompt]:
-        return [answer.prompt for answer in self.answers]
-
-
-class SimulatedClient:
-    """A `LoadClient` that chooses how each request is drafted, and checks the answers."""
-
-    def __init__(
-        self, simulation: Simulation, choose: Callable[[Answer], SpeculationParams]
-    ) -> None:
-        self.steps: list[StepStats] = []  # of all requests so far
-        self._coordinator = simulation.coordinator
-        self._choose = choose
-        self._answers = simulation.answers
+        return [answer.prompt for answer in self._answers]
 
     async def stream(self, prompt: Prompt, max_tokens: int) -> AsyncGenerator[TimedTokens]:
         """Yield the answer to a prompt. `max_tokens` is ignored: each answer has its own length."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple, TypeAlias
+from statistics import NormalDist
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -22,17 +23,28 @@ VOCAB_SIZE = 1000  # more than the number of requests in a run
 MAX_ANSWER_TOKENS = 130
 
 _BEYOND = MAX_DRAFT_TOKENS + 2  # positions after the last token that a draft may still cover
-_GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples, mod 1, cover a range evenly
+_GOLDEN = (math.sqrt(5) - 1) / 2
 _NOISE = 0.1  # relative noise of a confidence
 _LISTED = (0.3, 0.18, 0.12)  # chances that an undrafted target token is this alternative
 _LEAST_SHARE = 0.01
 
-Range: TypeAlias = tuple[float, float]
+
+def spread(number: int) -> float:
+    """Return a number between 0 and 1; those of consecutive numbers cover the range evenly."""
+    return (number + 0.5) * _GOLDEN % 1
+
+
+class Chances(Protocol):
+    """How likely drafted tokens are right, along an answer."""
+
+    def shares(self, number: int, num_requests: int, num_positions: int) -> list[float]:
+        """Return the chance at each position of answer `number` of a run of `num_requests`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Shares of right tokens as in text: log-odds that differ between answers and drift.
+    """Chances as in text: log-odds that differ between answers and drift.
 
     The drift is an autoregressive process of order 1, fitted to drafts recorded at each token of an
     answer (`docs/experiments.md`).
@@ -42,10 +54,12 @@ class Text:
     between: float  # standard deviation of the answers' means
     within: float  # standard deviation inside an answer
     kept: float  # correlation from one token to the next
+    is_even: bool = False  # the answers' means are spread evenly, so that few answers are enough
 
-    def shares(self, number: int, num_positions: int) -> list[float]:
+    def shares(self, number: int, num_requests: int, num_positions: int) -> list[float]:
         rng = np.random.default_rng((number, 1))
-        mean = self.mean + self.between * rng.standard_normal()
+        drawn = NormalDist().inv_cdf(spread(number)) if self.is_even else rng.standard_normal()
+        mean = self.mean + self.between * drawn
         steps = self.within * rng.standard_normal(num_positions)
         drift, shares = steps[0], []
         for step in steps:
@@ -56,67 +70,16 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """The share of drafted tokens that are right, and the drafter's confidence in them.
-
-    Requests cycle through the ranges; within a range, their shares are spread evenly. `later` holds
-    the ranges of the second half of a run's answers, if they differ. `stretches`, if any, alternate
-    within each answer instead: numbers of tokens, and the share that is right. `text`, if given,
-    makes shares drift.
-    """
+    """A kind of requests: how likely drafted tokens are right, confidences in them, and lengths."""
 
     name: str
-    ranges: tuple[Range, ...] = ()
-    later: tuple[Range, ...] = ()
-    stretches: tuple[tuple[int, float], ...] = ()
-    text: Text | None = None
+    chances: Chances
     is_sampled: bool = False
     # the drafter's confidence is share ** exponent; below 1 it is overconfident
     exponent: float = 1.0
     prompt_tokens: tuple[int, int] = (20, 140)
     answer_tokens: tuple[int, int] = (40, MAX_ANSWER_TOKENS)
 
-    @property
-    def thresholds(self) -> tuple[float, ...]:
-        """Shares above which a client with full knowledge may draft a request."""
-        return (0.0,) if self.stretches or self.text else (0.0, 0.4, 0.7)
-
-    def shares(self, number: int, num_requests: int, num_positions: int) -> list[float]:
-        """Return the chance that a drafted token is right, for each position of an answer."""
-        if self.text is not None:
-            return self.text.shares(number, num_positions)
-        if self.stretches:
-            period = [share for size, share in self.stretches for _ in range(size)]
-            return [period[place % len(period)] for place in range(num_positions)]
-        ranges = self.later if self.later and 2 * number >= num_requests else self.ranges
-        turn, place = divmod(number, len(ranges))
-        low, high = ranges[(place + _coin(turn)) % len(ranges)]
-        return [low + (high - low) * (turn * _GOLDEN % 1)] * num_positions
-
-
-def _coin(number: int) -> int:
-    """Return a pseudo-random 0 or 1, so that requests do not alternate in step with the clients."""
-    return int(number * number * _GOLDEN % 1 < 0.5)
-
-
-_PAYS, _POOR = ((0.75, 0.97),), ((0.05, 0.35),)
-_HARD_TEXT = Text(1.4, 0.8, 2.0, 0.5)
-REGIMES: dict[str, Regime] = {
-    regime.name: regime
-    for regime in (
-        Regime("greedy_pays", _PAYS),
-        Regime("greedy_mixed", ((0.9, 0.97), (0.05, 0.3))),
-        Regime("greedy_poor", _POOR),
-        Regime("sampled_pays", ((0.6, 0.85),), is_sampled=True, exponent=0.5),
-        Regime("sampled_poor", ((0.05, 0.3),), is_sampled=True, exponent=0.5),
-        Regime("easy_and_hard", stretches=((60, 0.99), (30, 0.3))),
-        Regime("hard_then_easy", stretches=((40, 0.3), (90, 0.97))),
-        Regime("easy_text", text=Text(2.8, 1.6, 2.2, 0.9)),
-        Regime("hard_text", text=_HARD_TEXT),
-        Regime("long_prompts", text=_HARD_TEXT, prompt_tokens=(600, 1200), answer_tokens=(30, 80)),
-        Regime("turns_bad", _PAYS, later=_POOR),
-        Regime("turns_good", _POOR, later=_PAYS),
-    )
-}
 
 Alternatives: TypeAlias = tuple[tuple[int, float], ...]
 
@@ -202,7 +165,7 @@ def make_answer(regime: Regime, number: int, num_requests: int) -> Answer:
     size = num_tokens + _BEYOND
     own = rng.integers(0, VOCAB_SIZE, size)
     luck, noise, listing = rng.random((3, size))
-    shares = np.array(regime.shares(number, num_requests, size))
+    shares = np.array(regime.chances.shares(number, num_requests, size))
     # A wrong guess is never the target's token, nor one of `_alternatives`.
     wrong = (own + 1 + rng.integers(0, VOCAB_SIZE // 2 - 1, size)) % VOCAB_SIZE
     confidences = np.log(shares) * regime.exponent * (1 + _NOISE * (2 * noise - 1))

@@ -12,6 +12,7 @@ from diffuspec.bench.planning.costs import (
     CallCosts,
     Curve,
     Figure,
+    add_costs,
     read_costs,
     shipped_devices,
     write_costs,
@@ -46,6 +47,15 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "costs.json"
     write_costs(path, read_costs(H200))
     assert read_costs(path) == read_costs(H200)
+
+
+def test_a_file_keeps_the_other_models_of_its_device(tmp_path):
+    path, costs = tmp_path / "costs.json", read_costs(H200)
+    for name, model in costs.models.items():
+        add_costs(path, costs.model_copy(update={"models": {name: model}}))
+    assert read_costs(path) == costs
+    add_costs(path, read_costs(SHIPPED / "cpu.json"))
+    assert read_costs(path) == read_costs(SHIPPED / "cpu.json")
 
 
 @pytest.mark.parametrize("device", shipped_devices())

@@ -24,6 +24,7 @@ from diffuspec.bench.planning.placements import (
 from diffuspec.bench.planning.plan import (
     APART,
     OFF,
+    SERVED,
     SHARED,
     Arrival,
     Load,
@@ -44,7 +45,8 @@ H200 = Hardware("h200")
 
 @pytest.fixture(autouse=True)
 def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_NUM_REQUESTS", 16)
+    for name in ("_NUM_REQUESTS", "_NUM_PLAIN", "_NUM_AT_RATE"):
+        monkeypatch.setattr(plan, name, 16)
 
 
 class Here(Executor):
@@ -98,6 +100,18 @@ def test_drafts_that_are_never_accepted_never_beat_none(at_a_time):
     drafted, plain = point(1, 1.0, at_a_time), point(0, 1.0, at_a_time)
     assert drafted.acceptance_length == 1
     assert drafted.tokens_per_second <= 1.001 * plain.tokens_per_second
+
+
+@pytest.mark.no_cover
+def test_engines_of_another_make_gain_from_a_draft_server_and_share_it():
+    def rate(num_engines: int, acceptance: float) -> float:
+        own = Placement(SERVED, placement(1).machine, 2, 32, num_engines=num_engines)
+        return simulate(own, traffic(acceptance), Load(4)).tokens_per_second
+
+    alone, shared = rate(1, 4.0), rate(3, 4.0)
+    assert alone > 1.2 * point(0, 4.0, 4).tokens_per_second
+    assert alone * 1.03 > shared > 0.97 * point(0, 4.0, 4).tokens_per_second
+    assert rate(1, 1.0) < 1.001 * point(0, 1.0, 4).tokens_per_second
 
 
 def test_costs_scale():

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from pathlib import Path
+
 import pytest
 
-from benchmarks.studies.predicted import Compared, Figures, compared_table, summary
+from benchmarks.studies.predicted_rows import (
+    Compared,
+    Figures,
+    compared_table,
+    merged,
+    summary,
+)
 
 
 def compared(system: str, predicted: float, measured: float) -> Compared:
@@ -32,3 +42,11 @@ def test_the_order_counts_pairs_of_systems_that_differ():
     wrong = [*ROWS[:1], compared("on", 100.0, 200.0)]
     assert [*summary(wrong)][-1].endswith("0 of 1 pairs as measured")
     assert next(iter(summary(ROWS))) == "tokens_per_second: off by 12% in the median, 25% at worst"
+
+
+def test_rows_of_earlier_parts_are_kept_and_measured_again_ones_replaced(tmp_path: Path):
+    path = tmp_path / "predicted.json"
+    assert merged(path, ROWS[:2]) == ROWS[:2]
+    path.write_text(json.dumps({"rows": [asdict(row) for row in ROWS[:2]]}))
+    again = [compared("on", 150.0, 160.0), ROWS[2]]
+    assert merged(path, again) == [ROWS[0], *again]

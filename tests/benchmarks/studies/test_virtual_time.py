@@ -16,11 +16,13 @@ from benchmarks.studies.virtual_time_cells import (
     measure,
     oracle_plans,
 )
+from benchmarks.studies.virtual_time_machines import MACHINES
+from benchmarks.studies.virtual_time_regimes import REGIMES
 from benchmarks.studies.virtual_time_results import ResultsFile, comparison_tables, read_rows
-from diffuspec.bench.planning.machines import MACHINES, CallSize
+from diffuspec.bench.planning.machines import CallSize
 from diffuspec.bench.planning.processor import Processor, Worker
 from diffuspec.bench.planning.roles import SimulatedVerifier
-from diffuspec.bench.planning.traffic import REGIMES, Answer, make_answers
+from diffuspec.bench.planning.traffic import Answer, make_answers
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, VerifyRequest
 from tests.support.virtual_time import VirtualTimeLoop
