@@ -30,6 +30,7 @@ EXAMPLES = """[bold]Examples[/bold]
 """
 
 _GARBAGE_OBJECTS = 100_000  # objects that a simulation makes between two garbage collections
+_MOST_ENGINES = 16  # of a draft server, by default
 _MODELS, _LOAD, _HARDWARE = "Models", "Load", "Hardware"
 
 
@@ -141,8 +142,12 @@ def run(context: typer.Context, chosen: Chosen) -> None:
 
     if (chosen.pair is None) == (chosen.target is None):
         raise ConfigError("give --target, the model to plan for, or --pair")
-    if 0 < chosen.engines < chosen.drafter_gpus:
-        raise ConfigError(f"--engines must be 0 or at least --drafter-gpus, got {chosen.engines}")
+    least, most = chosen.drafter_gpus, _MOST_ENGINES * chosen.drafter_gpus
+    if chosen.engines and not least <= chosen.engines <= most:
+        raise ConfigError(
+            f"--engines must be 0, or from {least} to {most}: from 1 to {_MOST_ENGINES} of each "
+            f"draft server; got {chosen.engines}"
+        )
     pair = chosen.pair
     hardware = Hardware(
         device="cpu" if pair else chosen.gpu.lower(),
@@ -288,9 +293,10 @@ def _server_commands(models: Models, chosen: Chosen) -> list[str]:
         "model": "diffuspec_client.vllm.Proposer",
         "num_speculative_tokens": MAX_DRAFT_TOKENS,
     }
+    ranks = f"--tensor-parallel-size {chosen.target_gpus} " if chosen.target_gpus > 1 else ""
     return [
         f"diffuspec draft-server {f'--pair {chosen.pair}' if chosen.pair else drafter}",
-        f"vllm serve {'MODEL' if chosen.pair else models.target} "
+        f"vllm serve {'MODEL' if chosen.pair else models.target} {ranks}"
         f"--speculative-config '{json.dumps(proposer)}'",
     ]
 

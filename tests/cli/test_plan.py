@@ -30,6 +30,8 @@ DRAFTED = (*QWEN, "--drafter", "Dream-7B")
         ((*DRAFTED, "--acceptance", "2", "--family", "qa"), "--family has no effect"),
         ((*QWEN, "--shared-tokens", "400"), "--shared-tokens must be below half"),
         ((*QWEN, "--at-a-time", "1000"), "--at-a-time must have a number up to"),
+        ((*QWEN, "--engines", "17"), "--engines must be 0, or from 1 to 16: "),
+        ((*QWEN, "--engines", "1", "--drafter-gpus", "2"), "from 2 to 32: "),
         (("plan", "record"), "what drafts is missing: give --pair"),
     ],
 )
@@ -49,12 +51,15 @@ def test_a_wrong_trace_is_refused(diffuspec: Run, tmp_path: Path, rows):
     assert str(path) in error_line(diffuspec(*QWEN, "--trace", path, "--out", tmp_path))
 
 
-def test_a_plan_is_printed_and_written(
-    diffuspec: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.fixture
+def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", lambda *_, **__: Here())
     for name in ("_NUM_REQUESTS", "_NUM_PLAIN", "_NUM_AT_RATE", "_LEAST_REQUESTS"):
         monkeypatch.setattr(plan, name, 4)
+
+
+@pytest.mark.usefixtures("few_requests")
+def test_a_plan_is_printed_and_written(diffuspec: Run, tmp_path: Path):
     load = ("--prompt-tokens", 16, "--answer-tokens", 4, "--at-a-time", "1,1000")
     options = ("--acceptance", "3", "--requests-per-second", 2, *load, "--out", tmp_path)
     printed = diffuspec(*DRAFTED, *options).stdout
@@ -64,3 +69,13 @@ def test_a_plan_is_printed_and_written(
     results = json.loads((tmp_path / "plan.json").read_text())
     assert {one["placement"] for one in results["points"]} == {"off", "shared", "apart"}
     assert (tmp_path / "plan.png").exists()
+
+
+@pytest.mark.usefixtures("few_requests")
+def test_engines_of_another_make_get_a_draft_server_and_a_proposer(diffuspec: Run, tmp_path: Path):
+    load = ("--prompt-tokens", 16, "--answer-tokens", 16, "--at-a-time", "1")
+    options = ("--acceptance", "8", "--target-gpus", 2, "--engines", 4, *load, "--out", tmp_path)
+    printed = diffuspec(*QWEN, "--drafter", "Fast_dLLM_v2_1.5B", *options).stdout
+    assert "with a draft server for vLLM or the like on 2.25 GPU" in printed
+    assert "draft-server --drafter Fast_dLLM_v2_1.5B --tokenizer Qwen2.5-32B" in printed
+    assert "vllm serve Qwen2.5-32B --tensor-parallel-size 2 --speculative-config" in printed
