@@ -37,7 +37,8 @@ _KINDS = (
     replace(_GREEDY, ignore_eos=False, structured_output=StructuredOutput(regex="[a-z ]{8,40}")),
 )
 PLAIN, DRAFTED = SpeculationParams(policy="off"), SpeculationParams()
-_STEPS_PER_LOSS = 50  # verifications after which the verifier loses its cache
+# Verifications after which the verifier loses its cache: enough to read again what it held.
+_STEPS_PER_LOSS = 500
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -131,6 +132,7 @@ class Study:
         after = [value(engine, f"{name}_total") for name in ("num_preemptions", "reread_tokens")]
         counts = [f"{new - old:,.0f}" for new, old in zip(after, before, strict=True)]
         self.rows.append((name, f"{seconds:.1f}", *counts, str(different)))
+        typer.echo(f"{name}: {seconds:.1f} s, {different} answers differ", err=True)
 
 
 async def study(engine: Engine, jobs: Sequence[Job]) -> Study:
