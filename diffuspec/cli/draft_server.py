@@ -17,7 +17,7 @@ from diffuspec.cli.parameters import takes_fields
 from diffuspec.cli.signals import end_event
 from diffuspec.core.addresses import MAX_PORT, parse_listen_address
 from diffuspec.core.errors import ConfigError
-from diffuspec.core.memory import loading_to_stay, share_heaps
+from diffuspec.core.memory import share_heaps
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.validation import read_yaml, validate
 from diffuspec.drafters import KINDS
@@ -239,7 +239,7 @@ def run(
     if metrics_port is not None:
         check_address("127.0.0.1", metrics_port)
     options.use_threads(threads)
-    with loading_to_stay():  # outside the event loop, so that Ctrl-C ends it
+    with options.loading():  # outside the event loop, so that Ctrl-C ends it
         service, drafter = load_service(settings)
     with contextlib.closing(drafter):
         uvloop.run(_serve(service, security, host, port, metrics_port))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from diffuspec.cli.parameters import Given, takes_fields, takes_parameters
+from diffuspec.core.compiler import without_compiler
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.devices import DType
 from diffuspec.core.drafter_config import MAX_BLOCK_SIZE
@@ -158,6 +161,13 @@ _TRACE = "Write a timeline of all roles for ui.perfetto.dev. Slows steps a littl
 Trace = Annotated[Path | None, _option(_OUTPUT, _TRACE, metavar="FILE.json")]
 
 
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Import torch and transformers, and load models, in a process that is for nothing else."""
+    with loading_to_stay(), without_compiler():
+        yield
+
+
 def open_engine(
     config: EngineConfig, num_threads: int | None, tracer: Tracer | None = None
 ) -> Engine:
@@ -166,7 +176,7 @@ def open_engine(
     num_threads is by default torch's, but 1 for the embedded pair, which is too small for more.
     """
     logs.stages.info("importing torch and transformers")
-    with loading_to_stay():
+    with loading():
         from diffuspec.engine.engine import Engine
 
         use_threads(num_threads or _threads_of_pair(config))

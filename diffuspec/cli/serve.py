@@ -20,7 +20,7 @@ from diffuspec.core.addresses import MAX_PORT
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.faults import Faults
-from diffuspec.core.memory import loading_to_stay, share_heaps
+from diffuspec.core.memory import share_heaps
 from diffuspec.core.validation import read_yaml, validate
 from diffuspec.engine.preflight import note_faults
 from diffuspec.pairs import parse_file
@@ -224,7 +224,7 @@ def run(
     logs.configure(log_format)
     otel.check()
     with contextlib.ExitStack() as stack:
-        with loading_to_stay():
+        with options.loading():
             checked = _check(service, service.with_model(given), speculation, stack)
             path, settings = checked.config.target.path, checked.settings
             name = service.model_name or name_of(path)

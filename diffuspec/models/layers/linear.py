@@ -9,7 +9,9 @@ GPUs alike.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -21,6 +23,7 @@ from diffuspec.models.kernels.products import MatrixProduct, Product
 from diffuspec.models.tensor_parallel.layers import PartialLinear
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_MAX_AT_ONCE = 8  # modules whose layers are replaced at a time: each needs memory for two copies
 
 
 def use_fast_layers(model: nn.Module, is_exact: bool = False, allow_int8: bool = False) -> bool:
@@ -36,24 +39,50 @@ def use_fast_layers(model: nn.Module, is_exact: bool = False, allow_int8: bool =
     has_kernels = operations.can_run_on(device) and dtype in operations.TYPES
     if device.type == "cpu" and not has_kernels:
         return False
-    for parent in list(model.modules()):
-        for names in SIBLINGS:
-            siblings: list[Any] = [getattr(parent, name, None) for name in names]
-            if _can_fuse(siblings):
-                fused = _fuse(siblings, is_exact, allow_int8)
-                for name, sibling in zip(names, fused, strict=True):
-                    setattr(parent, name, sibling)
-                del siblings
-                if device.type == "cuda":  # else a second copy of all these weights stays reserved
-                    torch.cuda.empty_cache()
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear or type(child) is PartialLinear:
-                is_partial = type(child) is PartialLinear
-                layer = fastest_linear(child.weight, child.bias, is_exact, allow_int8, is_partial)
-                setattr(parent, name, layer)
-            elif has_kernels and (norm := _fused_norm(child)) is not None:
-                setattr(parent, name, norm)
+    replace = partial(
+        _replace_layers, has_kernels=has_kernels, is_exact=is_exact, allow_int8=allow_int8
+    )
+    if device.type == "cpu":
+        _map_in_threads(replace, list(model.modules()))
+    else:
+        for module in list(model.modules()):
+            replace(module)
     return all(map(_has_independent_rows, model.modules()))
+
+
+def _replace_layers(parent: nn.Module, has_kernels: bool, is_exact: bool, allow_int8: bool) -> None:
+    """Replace the linear layers and norms directly below a module."""
+    for names in SIBLINGS:
+        siblings: list[Any] = [getattr(parent, name, None) for name in names]
+        if _can_fuse(siblings):
+            is_on_gpu = siblings[0].weight.is_cuda
+            fused = _fuse(siblings, is_exact, allow_int8)
+            for name, sibling in zip(names, fused, strict=True):
+                setattr(parent, name, sibling)
+            del siblings
+            if is_on_gpu:  # else a second copy of all these weights stays reserved
+                torch.cuda.empty_cache()
+    for name, child in list(parent.named_children()):
+        if type(child) is nn.Linear or type(child) is PartialLinear:
+            is_partial = type(child) is PartialLinear
+            layer = fastest_linear(child.weight, child.bias, is_exact, allow_int8, is_partial)
+            setattr(parent, name, layer)
+        elif has_kernels and (norm := _fused_norm(child)) is not None:
+            setattr(parent, name, norm)
+
+
+def _map_in_threads(replace: Callable[[nn.Module], None], modules: Sequence[nn.Module]) -> None:
+    """Call a function for each module, in threads that compute with one thread each.
+
+    With all threads for one module after the other, most of the time is spent waiting for them.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # for threads that have not computed yet
+    try:
+        with ThreadPoolExecutor(min(num_threads, _MAX_AT_ONCE), "layers") as threads:
+            list(threads.map(replace, modules))
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def _has_independent_rows(module: nn.Module) -> bool:

@@ -80,7 +80,7 @@ def from_int8(path: Path, weights: dict[str, torch.Tensor]) -> dict[str, torch.T
             scale = weights.get(name + SCALE_SUFFIX)
             if scale is None or len(scale) != len(tensor):
                 raise ModelLoadError(f"{path}: {name} is stored as int8 without its scales")
-            found[name] = tensor.float() * scale[:, None]
+            found[name] = tensor.float().mul_(scale[:, None])
         elif weights.get(name.removesuffix(SCALE_SUFFIX), tensor).dtype != torch.int8:
             found[name] = tensor
     return found
