@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Never, TypeAlias
 
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError
+from diffuspec.core.params import SamplingParams
 from diffuspec.core.vllm_words import ALIASES, HINTS
 from diffuspec.drafters import KINDS
 from diffuspec.engine import engine
@@ -111,6 +113,11 @@ def _section(drafter: object, of_pair: Mapping[str, dict[str, object]]) -> objec
 
 def _explain(name: str) -> str:
     """Return what to write instead of an argument that `Engine` does not have."""
+    if name in [field.name for field in fields(SamplingParams)]:
+        return (
+            f"Engine has no argument {name}: give it with the prompts, "
+            f"engine.generate(prompts, SamplingParams({name}=...))"
+        )
     names = [*inspect.signature(Engine).parameters][:-1]
     option = f"--{name.replace('_', '-')}"
     meant = ALIASES.get(option, "").removeprefix("--").replace("-", "_")

@@ -42,6 +42,7 @@ def test_a_target_a_drafter_and_a_pair_give_the_same_answer() -> None:
         ({"max_num_seqs": 4}, "no argument max_num_seqs: did you mean max_sequences"),
         ({"tensor_parallel_size": 4}, "no argument tensor_parallel_size: `diffuspec ray serve"),
         ({"zzz": 4}, "no argument zzz: it has target, drafter, pair"),
+        ({"temperature": 0}, "no argument temperature: give it with the prompts, engine.generate"),
         ({"pair": "small"}, "pair must be tiny or smollm2, got 'small'"),
         ({"pair": "tiny", "target": TARGET}, "pair and target exclude each other"),
         ({"target": tiny_config()}, "opened by Engine.from_config"),
