@@ -20,6 +20,7 @@ from torch import Tensor
 
 from diffuspec.algorithm.draft_tree import depths
 from diffuspec.algorithm.shaping import History, shape
+from diffuspec.algorithm.transfers import to_device, to_host
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftTree, TokenIds, TokenLogprobs, VerifyRequest
 
@@ -38,9 +39,14 @@ def likeliest(logits: Tensor) -> tuple[list[int], list[float]]:
         table = logits.float().numpy()
         token_ids: list[int] = table.argmax(axis=-1).tolist()
         return token_ids, [table.item(row, token_id) for row, token_id in enumerate(token_ids)]
-    chosen = logits.argmax(dim=-1, keepdim=True)
-    both = torch.cat([chosen.double(), logits.gather(-1, chosen).double()], dim=-1).tolist()
-    return [int(token_id) for token_id, _ in both], [logit for _, logit in both]
+    chosen = logits.argmax(dim=-1)
+    return read_tokens(chosen, logits.gather(-1, chosen[:, None])[:, 0])
+
+
+def read_tokens(token_ids: Tensor, logits: Tensor) -> tuple[list[int], list[float]]:
+    """Return tokens and a logit of each, [R] on a device, in one copy."""
+    ids, values = to_host(torch.stack((token_ids.double(), logits.double())))
+    return ids.astype(int).tolist(), values.tolist()
 
 
 def likeliest_ids(logits: Tensor, count: int) -> TokenIds:
@@ -77,7 +83,7 @@ def target_tokens(
         rows = [row for one in members for row in range(first[one], first[one + 1])]
         positions = [position for one in members for position in nodes[one]]
         seeds = [requests[one].sampling.seed or 0 for one in members for _ in nodes[one]]
-        where = torch.tensor([rows, positions, seeds], dtype=torch.int64, device=logits.device)
+        where = to_device([rows, positions, seeds], logits.device, np.int64)
         most = max(1, _MAX_NOISE // logits.shape[-1])
         for row, position, seed in torch.split(where, most, dim=1):
             chosen[row] = choose_tokens(logits[row], params, position, _NOTHING_BEFORE, seed=seed)
@@ -186,7 +192,7 @@ def gumbel_noise(
     output give u in (0, 1), and -log(-log(1 - u)) is Gumbel-distributed. The large values, which
     win, come from small u, where float32 is finest. The values do not depend on vocab_size.
     """
-    rows = torch.as_tensor(positions, dtype=torch.int64, device=device)
+    rows = _positions_on(torch.device(device), positions)
     start = _mix(_mix((rows + 1) * _GOLDEN) ^ seed)  # [R]; int64 arithmetic wraps around
     steps = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device) * _GOLDEN
     bits = _mix(start[:, None] + steps)
@@ -194,6 +200,12 @@ def gumbel_noise(
     uniform.clamp_(max=1 - 2.0**-24)  # the largest float32 below 1
     exponential = uniform.neg_().log1p_().neg_()  # -log(1 - u)
     return exponential.log_().neg_()
+
+
+def _positions_on(device: torch.device, positions: Sequence[int] | Tensor) -> Tensor:
+    if isinstance(positions, Tensor):
+        return positions.to(device, torch.int64)
+    return to_device(positions, device, np.int64)
 
 
 def _mix(values: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diffuspec.algorithm.transfers import to_device
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import TokenIds
 
@@ -92,7 +93,7 @@ def _allow(logits: Tensor, masks: NDArray[np.uint8] | None) -> Tensor:
     size = min(8 * masks.shape[1], logits.shape[1])
     banned = np.unpackbits(~masks, axis=1, count=size, bitorder="little").view(np.bool_)
     allowed = logits.clone()
-    allowed[:, :size].masked_fill_(torch.from_numpy(banned).to(logits.device), -torch.inf)
+    allowed[:, :size].masked_fill_(to_device(banned, logits.device), -torch.inf)
     allowed[:, size:] = -torch.inf
     return allowed
 
@@ -100,7 +101,7 @@ def _allow(logits: Tensor, masks: NDArray[np.uint8] | None) -> Tensor:
 def _keep_only(logits: Tensor, token_ids: Sequence[int] | None) -> Tensor:
     if token_ids is None:
         return logits
-    ids = torch.tensor(token_ids, dtype=torch.int64, device=logits.device)
+    ids = to_device(token_ids, logits.device, np.int64)
     kept = torch.full_like(logits, -torch.inf)
     kept[:, ids] = logits[:, ids]
     return _where_any(kept, logits)
@@ -110,7 +111,7 @@ def _mask(logits: Tensor, banned: Iterator[tuple[int, int]]) -> Tensor:
     pairs = list(banned)
     if not pairs:
         return logits
-    rows, tokens = torch.tensor(pairs, dtype=torch.int64, device=logits.device).unbind(dim=1)
+    rows, tokens = to_device(pairs, logits.device, np.int64).unbind(dim=1)
     masked = logits.clone()
     masked[rows, tokens] = -torch.inf
     return _where_any(masked, logits)
@@ -125,21 +126,23 @@ def _where_any(masked: Tensor, logits: Tensor) -> Tensor:
 def _add_bias(logits: Tensor, params: SamplingParams) -> Tensor:
     if not params.logit_bias:
         return logits
+    ids = to_device([*params.logit_bias], logits.device, np.int64)
+    biases = to_device([*params.logit_bias.values()], logits.device, np.float32)
     biased = logits.clone()
-    biased[:, [*params.logit_bias]] += logits.new_tensor([*params.logit_bias.values()])
+    biased[:, ids] += biases
     return biased
 
 
 def _penalize(logits: Tensor, params: SamplingParams, history: History) -> Tensor:
     """In each row, lower the logits of the tokens in the prefix and on the row's path."""
     num_rows, vocab_size = logits.shape
-    prefix = torch.tensor(history.prefix, dtype=torch.int64, device=logits.device)
+    prefix = to_device(history.prefix, logits.device, np.int64)
     in_prompt = _count(prefix[: history.num_prompt_tokens], vocab_size) > 0  # [V]
     in_output = _count(prefix[history.num_prompt_tokens :], vocab_size)
     in_output = in_output.expand(num_rows, vocab_size).clone()
     pairs = [(row, token) for row, path in enumerate(history.paths) for token in path]
     if pairs:
-        rows, tokens = torch.tensor(pairs, dtype=torch.int64, device=logits.device).unbind(dim=1)
+        rows, tokens = to_device(pairs, logits.device, np.int64).unbind(dim=1)
         in_output.index_put_((rows, tokens), in_output.new_ones(len(pairs)), accumulate=True)
     repeated = in_prompt | (in_output > 0)
     factor = params.repetition_penalty

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from diffuspec.algorithm.transfers import pinned
 from diffuspec.models.attention import triton as triton_attention
 from diffuspec.models.attention.interface import run_packed
 from diffuspec.models.kernels.triton.table import (
@@ -36,11 +39,10 @@ class _Shape(NamedTuple):
 
 
 class _Graph(NamedTuple):
-    """A captured forward, and its inputs."""
+    """A captured forward, and its inputs: those of the model, then the values of the table."""
 
     graph: torch.cuda.CUDAGraph
-    rows: torch.Tensor
-    table: ColumnTable
+    inputs: torch.Tensor  # int32
 
 
 class StepGraphs:
@@ -58,44 +60,46 @@ class StepGraphs:
         self._model, self._store = model, store
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[_Shape, _Graph] = {}
-        logits = self._run(*self._empty_step(_NUM_ROWS[0], 1))
+        logits = self._run(*self._placed(ColumnTable.of_padding(_NUM_ROWS[0], 1))[1:])
         self._logits = logits.new_empty(MAX_STEP_ROWS, logits.shape[1])  # logits of the latest step
         for num_rows in _NUM_ROWS:
             num_columns = 1
             while num_columns <= max_len:
-                graph = self._capture(*self._empty_step(num_rows, num_columns))
-                num_splits = graph.table.num_splits
-                self._graphs[_Shape(num_rows, num_splits)] = graph
-                num_columns = next_num_columns(num_splits)
+                table = ColumnTable.of_padding(num_rows, num_columns)
+                self._graphs[_Shape(num_rows, table.num_splits)] = self._capture(table)
+                num_columns = next_num_columns(table.num_splits)
 
     @torch.inference_mode()
-    def forward(self, rows: torch.Tensor, table: ColumnTable | None) -> torch.Tensor | None:
+    def forward(self, rows: NDArray[np.int64], table: ColumnTable | None) -> torch.Tensor | None:
         """Return logits, [T, V] float32; None if there is no graph for this shape.
 
         rows [3 * T]: token ids and positions of all rows, then the rows whose logits are wanted.
-        table: None if this is not a step.
+        table: None if this is not a step. Nothing waits for the step.
         """
         if table is None or len(rows) != 3 * table.num_rows:
             return None
         graph = self._graphs.get(_Shape(table.num_rows, table.num_splits))
         if graph is None:
             return None
-        graph.rows.copy_(rows)
-        graph.table.values.copy_(table.values)
+        inputs = torch.from_numpy(np.concatenate([rows.view(np.int32), table.values.numpy()]))
+        graph.inputs.copy_(pinned(inputs), non_blocking=True)  # one copy
         graph.graph.replay()
         return self._logits[: table.num_rows].to(torch.float32, copy=True)
 
-    def _empty_step(self, num_rows: int, num_columns: int) -> tuple[torch.Tensor, ColumnTable]:
-        """Return inputs that consist of padding, shaped as if the rows saw num_columns columns."""
-        rows = torch.zeros(3 * num_rows, dtype=torch.int64, device=self._store.device)
-        return rows, ColumnTable.of_padding(num_rows, num_columns, self._store.device)
+    def _placed(self, table: ColumnTable) -> tuple[torch.Tensor, torch.Tensor, ColumnTable]:
+        """Return inputs on the device: all of them, those of the model, and the table."""
+        rows = torch.zeros(3 * table.num_rows, dtype=torch.int64).view(torch.int32)
+        inputs = torch.cat((rows, table.values)).to(self._store.device)
+        placed = table.at(inputs[len(rows) :])
+        return inputs, inputs[: len(rows)].view(torch.int64), placed
 
-    def _capture(self, rows: torch.Tensor, table: ColumnTable) -> _Graph:
-        self._run(rows, table)  # compiles the kernels
+    def _capture(self, table: ColumnTable) -> _Graph:
+        inputs, rows, placed = self._placed(table)
+        self._run(rows, placed)  # compiles the kernels
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            self._logits[: table.num_rows].copy_(self._run(rows, table))
-        return _Graph(graph, rows, table)
+            self._logits[: table.num_rows].copy_(self._run(rows, placed))
+        return _Graph(graph, inputs)
 
     def _run(self, rows: torch.Tensor, table: ColumnTable) -> torch.Tensor:
         step = triton_attention.TableAttention(self._store, table)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from diffuspec.algorithm.transfers import to_device
 from diffuspec.core.types import TokenIds
 from diffuspec.models.attention import triton as triton_attention
 from diffuspec.models.attention.cpu import transposes_keys
@@ -21,6 +21,7 @@ from diffuspec.models.attention.interface import run_packed
 from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.checks.self_test import run_self_test
+from diffuspec.models.device_clock import DeviceClock
 from diffuspec.models.graphs import StepGraphs, step_size
 from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.models.interruptible import run_layers
@@ -112,8 +113,12 @@ class ModelRunner:
 
     def reset_counts(self) -> None:
         """Count the model's forwards from now on."""
-        self.forward_seconds = 0.0
+        self._clock = DeviceClock(self.device)
         self.num_forwards = 0
+
+    @property
+    def forward_seconds(self) -> float:
+        return self._clock.seconds
 
     def capture_steps(self) -> None:
         """From now on run steps on a GPU as single launches where possible."""
@@ -186,21 +191,16 @@ class ModelRunner:
     def _forward(
         self, segments: Sequence[Segment], hidden_states: HiddenStates | None
     ) -> torch.Tensor:
-        is_on_gpu = self.device.type == "cuda"
-        rows = _join(segments, self._padded_size, is_on_gpu)
+        rows = _join(segments, self._padded_size, self.device.type == "cuda")
         block_size = None if self._fixed_rows is None else EXACT_BLOCK
         packed = PackedBatch(segments, self.cache, block_size, rows.num_padding)
-        values = torch.from_numpy(rows.values)
-        started = time.monotonic()
-        values = values.to(self.device)  # one copy for all three
         logits = None
-        if self._graphs is not None and packed.on_gpu is not None and hidden_states is None:
-            logits = self._graphs.forward(values, packed.on_gpu.step_table(self._group))
-        if logits is None:
-            logits = self._run(values, rows.size, packed, hidden_states)
-        if is_on_gpu:
-            torch.cuda.synchronize(self.device)
-        self.forward_seconds += time.monotonic() - started
+        with self._clock.running():
+            if self._graphs is not None and packed.on_gpu is not None and hidden_states is None:
+                logits = self._graphs.forward(rows.values, packed.on_gpu.step_table(self._group))
+            if logits is None:
+                values = to_device(rows.values, self.device)
+                logits = self._run(values, rows.size, packed, hidden_states)
         self.num_forwards += 1
         return logits[: rows.num_logits]
 
@@ -225,7 +225,7 @@ class ModelRunner:
         assert self._fixed_rows is None, "exact rows are never renewed"
         rows = _join([segment], self._padded_size, self.device.type == "cuda")
         packed = PackedBatch([segment], self.cache, None, rows.num_padding)
-        values = torch.from_numpy(rows.values[: 2 * rows.size]).to(self.device)
+        values = to_device(rows.values[: 2 * rows.size], self.device)
         token_ids, positions = values.view(2, 1, -1)  # [1, T]
         return run_layers(self.model.get_decoder(), token_ids, positions, packed, must_stop)
 

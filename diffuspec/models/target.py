@@ -13,7 +13,7 @@ import torch
 
 from diffuspec.algorithm import draft_tree
 from diffuspec.algorithm.acceptance import Acceptance
-from diffuspec.algorithm.sampling import is_plain_argmax, likeliest, target_tokens
+from diffuspec.algorithm.sampling import is_plain_argmax, likeliest, read_tokens, target_tokens
 from diffuspec.core.config import TargetConfig
 from diffuspec.core.errors import (
     InvalidRequestError,
@@ -313,12 +313,11 @@ class CausalTarget:
         requests = [plan.request for plan in plans]
         if is_plain_argmax(requests):
             token_ids, largest = likeliest(logits)
-            self._check_finite(plans, largest)
         else:
-            self._check_finite(plans, logits.amax(dim=-1).tolist())
-            token_ids = target_tokens(
-                logits, requests, self._info.eos_token_ids, [plan.masks for plan in plans]
-            ).tolist()
+            masks = [plan.masks for plan in plans]
+            drawn = target_tokens(logits, requests, self._info.eos_token_ids, masks)
+            token_ids, largest = read_tokens(drawn, logits.amax(dim=-1))
+        self._check_finite(plans, largest)
         return token_ids
 
     def _check_finite(self, plans: Sequence[VerifyPlan], largest: Sequence[float]) -> None:

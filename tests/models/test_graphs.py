@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import CacheSettings, ModelRunner
+from diffuspec.models.tensor_parallel.collectives import sum_of_ranks
 from tests.support.gpu import NEEDS_GPU
 from tests.support.models import MAX_POSITIONS, make_model, random_tokens, segment
 
@@ -52,6 +54,36 @@ def test_logits_of_a_step_outlive_the_next_step(runner: ModelRunner) -> None:
     before = first.clone()
     runner.forward([segment(1, 0, random_tokens(9)[4:])])
     assert torch.equal(first, before)
+
+
+@pytest.fixture
+def only_rank() -> Iterator[None]:
+    """Make this process the only one of a group: a machine with one GPU has no more."""
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("nccl", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("only_rank")
+def test_sums_of_ranks_are_captured() -> None:
+    class Summed(torch.nn.Module):
+        def __init__(self, layer: torch.nn.Module) -> None:
+            super().__init__()
+            self.share = layer
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return sum_of_ranks(self.share(inputs), inputs.dtype)
+
+    model = make_model("qwen2").cuda().bfloat16()
+    for layer in model.model.layers:
+        layer.mlp.down_proj = Summed(layer.mlp.down_proj)
+    model.set_attn_implementation("diffuspec")
+    runner = ModelRunner(model, MAX_POSITIONS, CacheSettings(5))
+    runner.capture_steps()
+    assert runner._graphs is not None
+    step = segment(0, 0, random_tokens(5))
+    assert torch.equal(runner.forward([step]), runner.forward([step], HiddenStates([0])))
 
 
 def test_a_model_that_cannot_be_captured_is_launched_kernel_by_kernel(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffuspec.models.attention import triton as triton_attention
 from diffuspec.models.attention.cpu import CpuAttention, can_attend, pieces
-from diffuspec.models.attention.interface import Attention, Projections, Scoring
+from diffuspec.models.attention.interface import Attention, Heads, Projections, Scoring
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.attention.torch import TorchAttention
 from diffuspec.models.kernels.decoder import AttentionPieces
@@ -75,6 +75,11 @@ class PackedBatch(Attention):
         if self._num_padding:
             outputs.append(outputs[0].new_zeros(self._num_padding, *outputs[0].shape[1:]))
         return torch.cat(outputs)
+
+    def attend_heads(self, layer: int, heads: Heads, scoring: Scoring) -> Tensor:
+        if self.on_gpu is not None and scoring.is_plain:
+            return self.on_gpu.attend_heads(layer, heads, scoring)
+        return super().attend_heads(layer, heads, scoring)
 
     @property
     def _has_cpu_kernel(self) -> bool:

@@ -7,6 +7,7 @@ it are new.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
@@ -15,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diffuspec.algorithm.transfers import to_device
 from diffuspec.core.pages import PAGE_SIZE, num_pages_of
-from diffuspec.models.attention.interface import Attention, Projections, Scoring
+from diffuspec.models.attention.interface import Attention, Heads, Projections, Scoring
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.kernels.triton.availability import is_available
 from diffuspec.models.kernels.triton.table import (
@@ -28,7 +30,7 @@ from diffuspec.models.kernels.triton.table import (
     whole_splits,
 )
 from diffuspec.models.kernels.visible_columns import VisibleColumns
-from diffuspec.models.pages.store import Pages, PageStore
+from diffuspec.models.pages.store import CacheShape, Pages, PageStore
 from diffuspec.models.pages.table import PageTable
 
 with contextlib.suppress(ImportError):  # torch without Triton: see `can_attend`
@@ -38,6 +40,9 @@ with contextlib.suppress(ImportError):  # torch without Triton: see `can_attend`
 def can_attend(like: Tensor) -> bool:
     """Return whether there are kernels for tensors like this one."""
     return like.is_cuda and is_available()
+
+
+_NUM_TRIED = 400  # rows of a trial: several tiles and two splits
 
 
 class TritonAttention(Attention):
@@ -52,7 +57,7 @@ class TritonAttention(Attention):
         ]
 
     def step_table(self, group: int) -> ColumnTable | None:
-        """Return the table of a step, see `ColumnTable`; None if this is not a step.
+        """Return the table of a step, in this process's memory; None if this is not a step.
 
         `group`: number of query heads that share a key head.
         """
@@ -63,14 +68,21 @@ class TritonAttention(Attention):
 
     def attend(self, layer: int, rows: Projections, scoring: Scoring) -> Tensor:
         group = len(rows.query) // len(rows.key)
-        if len(self._waves) == 1:
-            return self._waves[0].attention(group).attend(layer, rows, scoring)
         parts = rows.split([wave.num_rows for wave in self._waves])
         outputs = [
             wave.attention(group).attend(layer, part, scoring)
             for wave, part in zip(self._waves, parts, strict=True)
         ]
-        return torch.cat(outputs)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def attend_heads(self, layer: int, heads: Heads, scoring: Scoring) -> Tensor:
+        group = heads.num_heads[0] // heads.num_heads[1]
+        parts = heads.split([wave.num_rows for wave in self._waves])
+        outputs = [
+            wave.attention(group).attend_heads(layer, part, scoring)
+            for wave, part in zip(self._waves, parts, strict=True)
+        ]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 class TableAttention(Attention):
@@ -81,23 +93,43 @@ class TableAttention(Attention):
 
     def attend(self, layer: int, rows: Projections, scoring: Scoring) -> Tensor:
         assert scoring.is_plain, "the kernel takes a scaling and a window only"
-        keys, values = self._store.layer(layer)
-        gpu_attention.write_cache(rows.key, rows.value, keys, values, self._table)
-        return gpu_attention.attend(
-            rows.query, keys, values, self._table, scoring.scaling, scoring.window
-        )
+        cache, (query, key, value) = self._store.layer(layer), rows
+        if key.stride(2) != 1 or value.stride() != key.stride():
+            key, value = key.contiguous(), value.contiguous()
+        gpu_attention.place_heads(key[:0], key, value, None, *cache, self._table)
+        return gpu_attention.attend(query, *cache, self._table, scoring.scaling, scoring.window)
+
+    def attend_heads(self, layer: int, heads: Heads, scoring: Scoring) -> Tensor:
+        assert scoring.is_plain, "the kernel takes a scaling and a window only"
+        cache = self._store.layer(layer)
+        rotation = gpu_attention.Rotation(heads.cos, heads.sin, *(heads.norms or (None, 0.0)))
+        query = gpu_attention.place_heads(*heads.unrotated(), rotation, *cache, self._table)
+        return gpu_attention.attend(query, *cache, self._table, scoring.scaling, scoring.window)
 
 
 class _Wave:
     """Successive segments, none of which writes rows that an earlier one sees."""
 
-    def __init__(self, segments: Sequence[Segment], store: PageStore, num_padding: int) -> None:
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        store: PageStore,
+        num_padding: int,
+        has_wide_tiles: bool | None = None,
+    ) -> None:
+        """has_wide_tiles: by default in prompts, if these tiles have the bits of others."""
+        self._has_wide_tiles = has_wide_tiles
         self._segments, self._store, self._num_padding = segments, store, num_padding
         self._tables: dict[int, ColumnTable] = {}  # by group
+        self._attentions: dict[int, TableAttention] = {}  # by group
         self.num_rows = sum(segment.num_rows for segment in segments) + num_padding
 
     def attention(self, group: int) -> TableAttention:
-        return TableAttention(self._store, self.table(group))
+        if group not in self._attentions:
+            table = self.table(group)
+            placed = table.at(to_device(table.values.numpy(), self._store.device))
+            self._attentions[group] = TableAttention(self._store, placed)
+        return self._attentions[group]
 
     def table(self, group: int) -> ColumnTable:
         """Return the table of the rows. `group`: number of query heads that share a key head."""
@@ -105,11 +137,35 @@ class _Wave:
             ends: dict[PageTable, int] = {}
             for segment in self._segments:
                 ends[segment.table] = max(segment.seen_end, ends.get(segment.table, 0))
-            layout = _Layout(tile_size(group, self._store.dtype) // group, ends)
+            is_wide = self._is_wide(group)
+            layout = _Layout(tile_size(group, self._store.dtype, is_wide) // group, ends)
             for segment in self._segments:
                 layout.add(segment)
-            self._tables[group] = layout.table(self._num_padding, self._store.device)
+            self._tables[group] = layout.table(self._num_padding, is_wide)
         return self._tables[group]
+
+    def _is_wide(self, group: int) -> bool:
+        if self._has_wide_tiles is not None:
+            return self._has_wide_tiles
+        store = self._store
+        is_prompt = self.num_rows > MAX_STEP_ROWS and store.dtype != torch.float32
+        size = group, store.shape.head_dim, store.dtype, store.device
+        return is_prompt and do_wide_tiles_agree(*size)
+
+
+@functools.cache
+@torch.inference_mode()
+def do_wide_tiles_agree(group: int, dim: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Try whether random rows have the same bits in the tiles of prompts as in those of steps."""
+    num_rows, random = _NUM_TRIED, torch.Generator().manual_seed(0)
+    new = [torch.randn(n, num_rows, dim, generator=random).to(device, dtype) for n in (group, 1, 1)]
+    num_pages, positions = num_pages_of(num_rows), np.arange(num_rows)
+    store = PageStore(CacheShape(1, 1, dim), num_pages, dtype, device)
+    table = PageTable("trial", pages=np.arange(num_pages, dtype=np.int32))
+    segment = Segment(table, 0, positions, positions, "causal", ())
+    waves = [_Wave([segment], store, 0, is_wide).attention(group) for is_wide in (False, True)]
+    scoring = Scoring(dim**-0.5)
+    return torch.equal(*(wave.attend(0, Projections(*new), scoring) for wave in waves))
 
 
 def _waves(segments: Sequence[Segment]) -> Iterator[Sequence[Segment]]:
@@ -184,10 +240,10 @@ class _Layout:
         columns = np.broadcast_arrays(self._num_rows + first, *fields)
         self._tiles.append(np.stack(columns, axis=1))
 
-    def table(self, num_padding: int, device: torch.device) -> ColumnTable:
+    def table(self, num_padding: int, is_wide: bool) -> ColumnTable:
         rows = np.concatenate([*self._rows, np.tile(PADDING, (num_padding, 1))])
         tiles, columns = np.concatenate(self._tiles), np.concatenate(self._columns)
-        return ColumnTable(rows, tiles, columns, self._pages, device)
+        return ColumnTable(rows, tiles, columns, self._pages, is_wide)
 
 
 def _cache_rows(pages: Pages, rows: NDArray[np.integer]) -> NDArray[np.integer]:

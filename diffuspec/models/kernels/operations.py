@@ -3,7 +3,7 @@
 torch needs about 40 operations for this part of a decoder layer, and a step with few rows spends as
 long on starting them as on reading the weights. A row's result is bitwise independent of the other
 rows. Tensors have one of TYPES, and contiguous unless a docstring says otherwise. They are on the
-CPU; norms, rotations and gates also run on a GPU.
+CPU; norms, rotations and gates also on a GPU.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from diffuspec.algorithm.transfers import to_host
 from diffuspec.models.kernels.triton.availability import is_available as is_available_on_gpu
 from diffuspec.models.kernels.visible_columns import VisibleColumns
 
@@ -76,7 +77,7 @@ def rotate(
     The two halves of each head are rotated together, like transformers' `rotate_half`.
     """
     if rows.is_cuda:
-        gpu.rotate(rows, cos, sin, num_heads, dim)
+        _rotate_by_torch(rows[:, : num_heads * dim].view(len(rows), -1, dim), cos, sin)
         return
     _cpu.rotate(
         TYPES[rows.dtype],
@@ -88,6 +89,13 @@ def rotate(
         num_heads,
         dim,
     )
+
+
+def _rotate_by_torch(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotate heads, [T, heads, dim]. On a GPU only trials do so: `Attention.attend_heads`."""
+    x, y = heads.float().chunk(2, dim=-1)
+    turned = torch.cat((-y, x), dim=-1) * sin[:, None].float()
+    heads.copy_(heads.float() * cos[:, None].float() + turned)
 
 
 def gate(inputs: torch.Tensor) -> torch.Tensor:
@@ -179,7 +187,8 @@ def most_probable(
         logprobs, ids = logits.float().log_softmax(dim=-1).topk(count, dim=-1)
     if column_ids is not None:
         ids = column_ids[ids]
-    return ids.int().cpu().numpy(), logprobs.cpu().numpy()
+    both = to_host(torch.stack((ids.int(), logprobs.view(torch.int32))))  # one copy
+    return both[0], both[1].view(np.float32)
 
 
 def _on_cpu(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,6 +18,7 @@ number: good enough for drafts, which change no token.
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from typing import NamedTuple, Protocol
 
 import torch
@@ -78,6 +79,18 @@ class Product(Protocol):
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the outputs, [..., outputs], of inputs [..., inputs]."""
         ...
+
+
+class FusedProduct(ABC):
+    """A `Product` that also computes what follows it in a layer, which saves launches."""
+
+    @abstractmethod
+    def __call__(self, inputs: Tensor, added: Tensor | None = None) -> Tensor:
+        """Return the outputs, plus `added`; both the outputs and the sum are rounded."""
+
+    @abstractmethod
+    def gated(self, inputs: Tensor) -> Tensor:
+        """Return silu(gates) * values of rows [T, inputs], [T, outputs / 2]; gates come first."""
 
 
 class CpuProduct:

@@ -1,7 +1,8 @@
-"""Decoder layers of the Llama family on a CPU, in few operations.
+"""Decoder layers of the Llama family, in few operations.
 
 transformers' layers start about 60 operations each. In a step with few rows that takes as long as
-reading the weights. These layers start a dozen, or one if their products are our own.
+reading the weights. These layers start a dozen; if their products are our own, one on a CPU and
+nine on a GPU.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from torch import Tensor, nn
 
 from diffuspec.models.attention.interface import (
     Attention,
+    HeadNorms,
+    Heads,
     Projections,
     Scoring,
+    attend_heads,
     attending,
     current_attention,
-    packed_attention,
 )
 from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.kernels import operations
@@ -30,7 +33,7 @@ from diffuspec.models.kernels.decoder import (
     Norms,
     Products,
 )
-from diffuspec.models.kernels.products import CpuProduct
+from diffuspec.models.kernels.products import CpuProduct, FusedProduct
 from diffuspec.models.layers.linear import FusedNorm, KernelLinear, Sibling
 from diffuspec.models.tensor_parallel.collectives import Agree
 
@@ -58,11 +61,13 @@ class FusedDecoderLayer(nn.Module):
         qkv = layer.self_attn.q_proj.product
         self._qkv, self._gate_up = qkv.layer, layer.mlp.gate_proj.product.layer
         self._dim = layer.self_attn.head_dim
-        self._num_heads = [size // self._dim for size in qkv.sizes]
-        has_head_norms = hasattr(layer.self_attn, "q_norm")
-        self._head_norms = (
-            (layer.self_attn.q_norm, layer.self_attn.k_norm) if has_head_norms else None
-        )
+        num_heads, num_kv_heads, _ = (size // self._dim for size in qkv.sizes)
+        self._num_heads = num_heads, num_kv_heads, num_kv_heads
+        self._head_norms: HeadNorms | None = None
+        if hasattr(layer.self_attn, "q_norm"):
+            norms = layer.self_attn.q_norm, layer.self_attn.k_norm
+            weights = torch.stack([norm.weight for norm in norms])
+            self._head_norms = HeadNorms(weights, norms[0].epsilon)
         self._scoring = scoring
         self.parts = self._parts()
         self._as_one = None if self.parts is None else LayerStack([self.parts])
@@ -75,30 +80,29 @@ class FusedDecoderLayer(nn.Module):
         **_: Any,
     ) -> Tensor:
         assert position_embeddings is not None
-        rows, (cos, sin), dim = hidden_states[0], position_embeddings, self._dim
+        rows, (cos, sin) = hidden_states[0], position_embeddings
         if self._as_one is not None and (pieces := _current_pieces()):
             return self._as_one(rows, cos[0], sin[0], pieces).unsqueeze(0)
-        qkv = self._normed_heads(self._qkv(self.input_layernorm(rows)))
-        operations.rotate(qkv, cos[0], sin[0], self._num_heads[0] + self._num_heads[1], dim)
-        heads = qkv.view(1, len(rows), -1, dim).transpose(1, 2)
-        query, key, value = torch.split(heads, self._num_heads, dim=1)
-        attended, _weights = packed_attention(
-            self.self_attn,
-            query,
-            key,
-            value,
-            attention_mask,
-            scaling=self._scoring.scaling,
-            sliding_window=self._scoring.window,
-        )
-        rows, normed = operations.norm_of_sum(
-            rows,
-            self.self_attn.o_proj(attended.reshape(len(rows), -1)),
-            self.post_attention_layernorm.weight,
-            self.post_attention_layernorm.epsilon,
-        )
-        output: Tensor = self.mlp.down_proj(operations.gate(self._gate_up(normed)))
-        return (rows + output).unsqueeze(0)
+        qkv = self._qkv(self.input_layernorm(rows))
+        heads = Heads(qkv, cos[0], sin[0], self._num_heads, self._head_norms)
+        attended = attend_heads(self.self_attn, heads, attention_mask, self._scoring)
+        rows, normed = self._projected(rows, attended.flatten(1))
+        return self._fed_forward(rows, normed).unsqueeze(0)
+
+    def _projected(self, rows: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        """Return rows plus their projected attention, and the norm of that."""
+        layer, norm = self.self_attn.o_proj, self.post_attention_layernorm
+        if (product := _fused_product(layer)) is None:
+            return operations.norm_of_sum(rows, layer(attended), norm.weight, norm.epsilon)
+        rows = product(attended, rows)
+        return rows, norm(rows)
+
+    def _fed_forward(self, rows: Tensor, normed: Tensor) -> Tensor:
+        """Return rows plus what the MLP computes from their norms."""
+        product = _fused_product(self._gate_up)
+        gated = product.gated(normed) if product else operations.gate(self._gate_up(normed))
+        product = _fused_product(self.mlp.down_proj)
+        return product(gated, rows) if product else rows + self.mlp.down_proj(gated)
 
     def _parts(self) -> LayerWeights | None:
         """Return the parts of the layer if all of its products are our own."""
@@ -108,19 +112,16 @@ class FusedDecoderLayer(nn.Module):
         if len(own) < len(layers):
             return None
         first, last = self.input_layernorm, self.post_attention_layernorm
-        norms = [
-            last,
-            *(self._head_norms or ()),
-            *([first] if isinstance(first, FusedNorm) else []),
-        ]
-        if len({norm.epsilon for norm in norms}) > 1:
+        heads = self._head_norms
+        norms = first, last, heads
+        if len({norm.epsilon for norm in norms if isinstance(norm, FusedNorm | HeadNorms)}) > 1:
             return None
         return LayerWeights(
             Products(*own),
             Norms(
                 first.weight if isinstance(first, FusedNorm) else None,
                 last.weight,
-                *(norm.weight for norm in self._head_norms or ()),
+                *(heads.weights if heads else ()),
             ),
             index=self.self_attn.layer_idx,
             num_heads=self._num_heads[0],
@@ -130,18 +131,6 @@ class FusedDecoderLayer(nn.Module):
             epsilon=last.epsilon,
             scaling=self._scoring.scaling,
         )
-
-    def _normed_heads(self, qkv: Tensor) -> Tensor:
-        """Normalise the heads of queries and keys, [T, heads * dim], if the family does so."""
-        norms = self._head_norms
-        if norms is None:
-            return qkv
-        widths = [size * self._dim for size in self._num_heads]
-        parts = list(torch.split(qkv, widths, dim=1))
-        for index, norm in enumerate(norms):
-            heads: Tensor = norm(parts[index].reshape(-1, self._dim))
-            parts[index] = heads.view(len(qkv), -1)
-        return torch.cat(parts, dim=1)
 
 
 class FusedDecoder(nn.ModuleList):
@@ -201,6 +190,12 @@ def use_fused_forward(model: Any) -> None:
         model.forward = FusedForward(model, layers)
 
 
+def _fused_product(layer: nn.Module) -> FusedProduct | None:
+    """Return a layer's product if it adds and gates."""
+    product = layer.product if isinstance(layer, KernelLinear) else None
+    return product if isinstance(product, FusedProduct) else None
+
+
 def _current_pieces() -> AttentionPieces | None:
     attention = current_attention()
     return attention.pieces if isinstance(attention, PackedBatch) else None
@@ -233,10 +228,11 @@ def _has_known_parts(layer: Any) -> bool:
     norms = [layer.post_attention_layernorm]
     if not isinstance(layer.input_layernorm, nn.Identity):
         norms.append(layer.input_layernorm)
-    norms += [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
+    heads = [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
     return (
         all(isinstance(part, Sibling) for part in first)
-        and all(isinstance(norm, FusedNorm) for norm in norms)
+        and all(isinstance(norm, FusedNorm) for norm in norms + heads)
+        and len({norm.epsilon for norm in heads}) <= 1
         and layer.self_attn.config.hidden_act == "silu"
     )
 

@@ -34,6 +34,7 @@ from diffuspec.models.loading.checkpoint import (
 )
 from diffuspec.models.loading.drawn_model import draw_model
 from diffuspec.models.loading.gguf_model import read_gguf_model
+from diffuspec.models.loading.quantized_cost import log_costs
 from diffuspec.models.loading.quantized_directory import read_quantized_model
 from diffuspec.models.loading.rope import check_rope, check_rope_types
 from diffuspec.models.loading.transformers_model import (
@@ -130,9 +131,12 @@ def load_model(
         name = type(model).__name__
         raise ModelLoadError(f"{path}: {name} is not supported: {what}") from error
     release_freed()
+    is_quantized = checkpoint.gguf is not None or checkpoint.quantization is not None
     backend = backend.of(runner)
     needs_exactness = is_target or is_exact is not False  # a drafter's rows change no answer
     logger.info("%s: %s", path, backend if needs_exactness else backend.arithmetic)
+    if is_quantized and backend.device.type == "cuda":
+        log_costs(path, model, backend.dtype)
     return LoadedModel(runner, checkpoint.max_positions, backend)
 
 

@@ -78,9 +78,9 @@ def all_equal(value: int, device: torch.device) -> bool:
 
 
 def _add(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    total = parts[0].float() + parts[1]
-    for part in parts[2:]:
-        total += part
+    total = parts[0].float()
+    for part in parts[1:]:
+        total = total + part
     return total.to(dtype)
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 
 from diffuspec.models.kernels.triton import kernels
 from diffuspec.models.kernels.triton.table import (
-    LONG_SPLIT,
     MIN_TILE,
-    NUM_SHORT_SPLITS,
-    PAGE_SIZE,
-    SPLIT,
     Chunk,
     ColumnTable,
     tile_size,
@@ -20,25 +18,47 @@ from diffuspec.models.kernels.triton.table import (
 _SLOTS, _TILES_OF_SLOT = 8, 8  # programs for the tiles of a step, most of which are empty
 
 
-_SPLITS = {"SPLIT_SIZE": SPLIT, "LONG_SIZE": LONG_SPLIT, "NUM_SHORT": NUM_SHORT_SPLITS}
+class Rotation(NamedTuple):
+    """How queries and keys are changed before they are used."""
+
+    cos: torch.Tensor  # [T, dim]
+    sin: torch.Tensor  # [T, dim]
+    norms: torch.Tensor | None  # [2, dim]: weights of queries' and of keys' norms
+    epsilon: float
 
 
-def write_cache(
+def place_heads(
+    query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
+    rotation: Rotation | None,
     keys: torch.Tensor,
     values: torch.Tensor,
     table: ColumnTable,
-) -> None:
-    """Write new rows [kv_heads, T, dim] into the cache, [pages, kv_heads, PAGE_SIZE, dim]."""
-    if key.stride(2) != 1 or value.stride() != key.stride():
-        key, value = key.contiguous(), value.contiguous()
-    num_heads, num_rows, dim = key.shape
-    tensors = key, value, keys, values, table.rows
-    strides = *key.stride()[:2], *keys.stride()[:2]
-    kernels.write_cache[(num_rows, num_heads)](
-        *tensors, *strides, PAGE=PAGE_SIZE, DIM=dim, DIM_PADDED=triton.next_power_of_2(dim)
+) -> torch.Tensor:
+    """Write new rows [kv_heads, T, dim] into the cache, and return queries [heads, T, dim].
+
+    keys and values [pages, kv_heads, PAGE_SIZE, dim]. The strides of query, key and value are the
+    same. Without a rotation, there may be no queries.
+    """
+    (num_heads, num_rows, dim), num_kv_heads = query.shape, len(key)
+    assert query.stride() == key.stride() == value.stride() and key.stride(2) == 1
+    assert keys.is_contiguous() and values.is_contiguous()
+    queries = query.new_empty(num_rows, num_heads, dim)
+    cos, sin, norms, epsilon = rotation or Rotation(key, key, None, 0.0)
+    kernels.place_heads[(num_rows, num_heads + 2 * num_kv_heads)](
+        *(query, key, value, cos, sin, key if norms is None else norms),
+        *(queries, keys, values, table.rows),
+        *key.stride()[:2],
+        epsilon,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        ROTATES=rotation is not None,
+        HAS_NORMS=norms is not None,
+        DIM=dim,
+        DIM_PADDED=triton.next_power_of_2(dim),
     )
+    return queries.transpose(0, 1)
 
 
 def attend(
@@ -63,7 +83,7 @@ def attend(
         sums, partial = _attend_splits(query, keys, values, table, chunk, scaling, window)
         rows, to = table.rows_from(chunk), output[chunk.rows]
         kernels.join_splits[(chunk.num_rows, num_heads)](
-            sums, partial, to, rows, chunk.num_splits, **_SPLITS, **_sizes(dim)
+            sums, partial, to, rows, chunk.num_splits, **_sizes(dim)
         )
     return output
 
@@ -83,7 +103,7 @@ def _attend_splits(
     sums = torch.empty(*shape, 2, device=query.device)
     partial = torch.empty(*shape, dim, device=query.device)
     tables = table.tiles_from(chunk), table.rows, table.columns, table.pages
-    strides = *query.stride()[:2], *keys.stride()[:2]
+    assert keys.is_contiguous() and values.is_contiguous()
     group = num_heads // num_kv_heads
     num_slots = chunk.num_tiles
     if table.is_step:
@@ -93,15 +113,14 @@ def _attend_splits(
         *tables,
         chunk.num_tiles,
         chunk.rows.start,
-        *strides,
+        *query.stride()[:2],
         scaling,
         window or 0,
-        **_SPLITS,
         GROUP=group,
-        TILE=tile_size(group, query.dtype),
-        BLOCK_SIZE=PAGE_SIZE,
+        TILE=tile_size(group, query.dtype, table.is_wide),
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         **_sizes(dim),
+        num_warps=8 if table.is_wide else 4,
     )
     return sums, partial
 

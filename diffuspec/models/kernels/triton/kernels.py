@@ -9,7 +9,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from diffuspec.models.kernels.triton import table
+
 _LOWEST = tl.constexpr(-1e30)
+_PAGE = tl.constexpr(table.PAGE_SIZE)
+_SPLIT, _LONG_SPLIT = tl.constexpr(table.SPLIT), tl.constexpr(table.LONG_SPLIT)
+_NUM_SHORT = tl.constexpr(table.NUM_SHORT_SPLITS)
+
+
+@triton.jit
+def _norm_scale(row, width, epsilon):
+    return 1 / tl.sqrt(tl.sum(row * row) / width + epsilon)
+
+
+@triton.jit
+def _scaled(row, scale, weight, kind: tl.constexpr):
+    """Return row * scale * weight, rounded to a type after each product."""
+    return ((row * scale).to(kind).to(tl.float32) * weight).to(kind)
 
 
 @triton.jit
@@ -26,27 +42,15 @@ def normalise(
         row = (row + tl.load(added + first + at, mask, 0.0).to(tl.float32)).to(kind)
         tl.store(sums + first + at, row, mask)
         row = row.to(tl.float32)
-    scale = 1 / tl.sqrt(tl.sum(row * row) / width + epsilon)
-    normed = (row * scale).to(kind).to(tl.float32)
-    normed *= tl.load(weight + at, mask, 0.0).to(tl.float32)
-    tl.store(outputs + first + at, normed.to(kind), mask)
+    weights = tl.load(weight + at, mask, 0.0).to(tl.float32)
+    scale = _norm_scale(row, width, epsilon)
+    tl.store(outputs + first + at, _scaled(row, scale, weights, kind), mask)
 
 
 @triton.jit
-def rotate(rows, cos, sin, row_stride, HALF: tl.constexpr, HALF_PADDED: tl.constexpr):
-    """Rotate one head of one row in place."""
-    at = tl.arange(0, HALF_PADDED)
-    mask = at < HALF
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    low = rows + row * row_stride + head * 2 * HALF + at
-    high = low + HALF
-    angle = row * 2 * HALF + at
-    x, y = tl.load(low, mask, 0.0).to(tl.float32), tl.load(high, mask, 0.0).to(tl.float32)
-    cos_x, sin_x = tl.load(cos + angle, mask, 0.0), tl.load(sin + angle, mask, 0.0)
-    cos_y, sin_y = tl.load(cos + angle + HALF, mask, 0.0), tl.load(sin + angle + HALF, mask, 0.0)
-    kind = rows.dtype.element_ty
-    tl.store(low, (x * cos_x.to(tl.float32) - y * sin_x.to(tl.float32)).to(kind), mask)
-    tl.store(high, (y * cos_y.to(tl.float32) + x * sin_y.to(tl.float32)).to(kind), mask)
+def gated(gates, values):
+    """Return silu(gates) * values."""
+    return gates / (1 + tl.exp(-gates)) * values
 
 
 @triton.jit
@@ -57,66 +61,74 @@ def gate(inputs, outputs, width, SIZE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     gates = tl.load(inputs + row * 2 * width + at, mask, 0.0).to(tl.float32)
     values = tl.load(inputs + row * 2 * width + width + at, mask, 0.0).to(tl.float32)
-    gated = gates / (1 + tl.exp(-gates)) * values
-    tl.store(outputs + row * width + at, gated.to(outputs.dtype.element_ty), mask)
+    found = gated(gates, values).to(outputs.dtype.element_ty)
+    tl.store(outputs + row * width + at, found, mask)
 
 
 @triton.jit
-def write_cache(
+def place_heads(
+    query,
     key,
     value,
+    cos,
+    sin,
+    norms,
+    queries,
     keys,
     values,
     rows,
     head_stride,
     row_stride,
-    page_stride,
-    cache_head_stride,
-    PAGE: tl.constexpr,
+    epsilon,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    ROTATES: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
 ):
-    """Write one row's key and value of one head into the cache, in pages of PAGE rows."""
+    """Write one head of one row, after its norm and rotation if it is no value.
+
+    Queries are written as [T, NUM_HEADS, DIM], keys and values into the pages of the cache. Norms
+    are those of `normalise`.
+    """
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    kv_head = (head - NUM_HEADS) % NUM_KV_HEADS
+    is_value = head >= NUM_HEADS + NUM_KV_HEADS
     at = tl.arange(0, DIM_PADDED)
     mask = at < DIM
-    row, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    to = tl.load(rows + 4 * row + 1)
-    mask &= to + tl.zeros_like(at) >= 0  # otherwise it is padding
-    source = head * head_stride + row.to(tl.int64) * row_stride + at
-    page = (to // PAGE).to(tl.int64)
-    target = page * page_stride + head * cache_head_stride + to % PAGE * DIM + at
-    tl.store(keys + target, tl.load(key + source, mask), mask)
-    tl.store(values + target, tl.load(value + source, mask), mask)
-
-
-@triton.jit
-def _add_block(
-    queries,
-    keys,
-    values,
-    is_there,
-    is_seen,
-    highest,
-    total,
-    output,
-    scaling,
-    PRECISION: tl.constexpr,
-):
-    """Add a block of columns to the running softmax of some queries; return the softmax.
-
-    It consists of each query's highest score, sum of weights, and weighted sum of values.
-    """
-    block_keys = tl.load(keys, is_there, 0.0)
-    scores = tl.dot(queries, tl.trans(block_keys), input_precision=PRECISION) * scaling
-    scores = tl.where(is_seen, scores, float("-inf"))
-    previous = highest
-    highest = tl.maximum(highest, tl.max(scores, 1))
-    weights = tl.exp(scores - highest[:, None])
-    shrink = tl.exp(previous - highest)
-    total = total * shrink + tl.sum(weights, 1)
-    block_values = tl.load(values, is_there, 0.0)
-    weighted = tl.dot(weights.to(block_values.dtype), block_values, input_precision=PRECISION)
-    return highest, total, output * shrink[:, None] + weighted
+    if head < NUM_HEADS:
+        source = query + head * head_stride + row * row_stride
+    elif is_value:
+        source = value + kv_head * head_stride + row * row_stride
+    else:
+        source = key + kv_head * head_stride + row * row_stride
+    found = tl.load(source + at, mask, 0.0)
+    if ROTATES:  # noqa: SIM102  # known when it is compiled, the other when it runs
+        if not is_value:
+            is_low = at < DIM // 2
+            other = tl.where(is_low, at + DIM // 2, at - DIM // 2)  # what it is rotated with
+            kind: tl.constexpr = found.dtype
+            x, y = found.to(tl.float32), tl.load(source + other, mask, 0.0).to(tl.float32)
+            if HAS_NORMS:
+                weights = norms + tl.where(head < NUM_HEADS, 0, DIM)
+                scale = _norm_scale(x, DIM, epsilon)
+                of_x = tl.load(weights + at, mask, 0.0).to(tl.float32)
+                of_y = tl.load(weights + other, mask, 0.0).to(tl.float32)
+                x = _scaled(x, scale, of_x, kind).to(tl.float32)
+                y = _scaled(y, scale, of_y, kind).to(tl.float32)
+            x *= tl.load(cos + row * DIM + at, mask, 0.0).to(tl.float32)
+            y *= tl.load(sin + row * DIM + at, mask, 0.0).to(tl.float32)
+            found = tl.where(is_low, x - y, x + y).to(kind)
+    to = tl.load(rows + 4 * row + 1)  # row of the cache; negative for padding
+    is_written = mask & (to + tl.zeros_like(at) >= 0)
+    target = ((to // _PAGE).to(tl.int64) * NUM_KV_HEADS + kv_head) * _PAGE + to % _PAGE
+    if head < NUM_HEADS:
+        tl.store(queries + (row * NUM_HEADS + head) * DIM + at, found, mask)
+    elif is_value:
+        tl.store(values + target * DIM + at, found, is_written)
+    else:
+        tl.store(keys + target * DIM + at, found, is_written)
 
 
 @triton.jit
@@ -125,7 +137,6 @@ def _attend_columns(
     keys,
     values,
     pages,
-    page_stride,
     listed,
     limit,
     lowest,
@@ -136,12 +147,12 @@ def _attend_columns(
     most,
     scaling,
     DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Return the running softmax of some queries over columns from `begin` to `end`, page by page.
 
-    keys and values are those of a head in page 0; pages are the sequence's, of BLOCK_SIZE rows.
+    It consists of each query's highest score, sum of weights, and weighted sum of values.
+    keys and values are those of a head in page 0; pages are the sequence's, of _PAGE rows.
     A query sees columns above its `lowest` and below its `limit`. No query sees columns up to
     `below` or from `most` on; columns from `base` on are listed.
     """
@@ -152,98 +163,27 @@ def _attend_columns(
     highest = tl.full([TILE], _LOWEST, tl.float32)
     total = tl.zeros([TILE], tl.float32)
     output = tl.zeros([TILE, DIM_PADDED], tl.float32)
-    for start in range(begin, tl.minimum(end, most), BLOCK_SIZE):
-        stand = start + tl.arange(0, BLOCK_SIZE)  # positions of the columns
+    for start in range(begin, tl.minimum(end, most), _PAGE):
+        stand = start + tl.arange(0, _PAGE)  # positions of the columns
         is_listed = (stand >= base) & (stand < most)
-        first = tl.load(pages + start // BLOCK_SIZE) * BLOCK_SIZE - start
+        first = tl.load(pages + start // _PAGE) * _PAGE - start
         row = tl.where(stand < base, first + stand, tl.load(listed + stand - base, is_listed, 0))
-        of_page = (row // BLOCK_SIZE).to(tl.int64) * page_stride
-        there = (of_page + row % BLOCK_SIZE * DIM)[:, None] + at
+        of_page = (row // _PAGE).to(tl.int64) * tl.num_programs(1) * (_PAGE * DIM)
+        there = (of_page + row % _PAGE * DIM)[:, None] + at
         is_there = ((stand > below) & (stand < most))[:, None] & in_dim
         is_seen = (stand[None, :] < limit[:, None]) & (stand[None, :] > lowest[:, None])
-        highest, total, output = _add_block(
-            queries,
-            keys + there,
-            values + there,
-            is_there,
-            is_seen,
-            highest,
-            total,
-            output,
-            scaling,
-            PRECISION,
-        )
+        block_keys = tl.load(keys + there, is_there, 0.0)
+        scores = tl.dot(queries, tl.trans(block_keys), input_precision=PRECISION) * scaling
+        scores = tl.where(is_seen, scores, float("-inf"))
+        previous = highest
+        highest = tl.maximum(highest, tl.max(scores, 1))
+        weights = tl.exp(scores - highest[:, None])
+        shrink = tl.exp(previous - highest)
+        total = total * shrink + tl.sum(weights, 1)
+        block_values = tl.load(values + there, is_there, 0.0)
+        weighted = tl.dot(weights.to(block_values.dtype), block_values, input_precision=PRECISION)
+        output = output * shrink[:, None] + weighted
     return highest, total, output
-
-
-@triton.jit
-def _attend_tile(
-    query,
-    keys,
-    values,
-    sums,
-    partial,
-    tiles,
-    rows,
-    columns,
-    pages,
-    begin,
-    end,
-    first_kept,
-    head_stride,
-    row_stride,
-    page_stride,
-    cache_head_stride,
-    scaling,
-    window,
-    GROUP: tl.constexpr,
-    TILE: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Attend from the rows of one tile; see `attend`. `tiles` points to it."""
-    first_row, base, listed_at = tl.load(tiles), tl.load(tiles + 2), tl.load(tiles + 3)
-    most, num_shared = tl.load(tiles + 4), tl.load(tiles + 5)
-    num_rows = tl.where(begin < num_shared, tl.load(tiles + 1), 1)
-    if (begin < most) & (num_rows > 0):
-        kv_head, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
-        place = tl.arange(0, TILE)
-        row = first_row + place // GROUP
-        is_row = place < num_rows * GROUP
-        head = kv_head * GROUP + place % GROUP
-        limit = tl.load(rows + 4 * row + 2, is_row, 0)
-        lowest = tl.where(window > 0, tl.load(rows + 4 * row + 3, is_row, 0) - window, -1)
-        below = tl.min(tl.where(is_row, lowest, most), 0)  # columns that no row of the tile sees
-        at = tl.arange(0, DIM_PADDED)[None, :]
-        in_dim = at < DIM
-        from_query = (head * head_stride + row.to(tl.int64) * row_stride)[:, None] + at
-        queries = tl.load(query + from_query, is_row[:, None] & in_dim, 0.0)
-        highest, total, output = _attend_columns(
-            queries,
-            keys + kv_head * cache_head_stride,
-            values + kv_head * cache_head_stride,
-            pages + tl.load(rows + 4 * first_row),
-            page_stride,
-            columns + listed_at,
-            limit,
-            lowest,
-            below,
-            begin,
-            end,
-            base,
-            most,
-            scaling,
-            DIM,
-            BLOCK_SIZE,
-            PRECISION,
-        )
-        num_heads, num_splits = tl.num_programs(1) * GROUP, tl.num_programs(2)
-        to = ((row - first_kept).to(tl.int64) * num_heads + head) * num_splits + split
-        tl.store(sums + 2 * to, highest, is_row)
-        tl.store(sums + 2 * to + 1, total, is_row)
-        tl.store(partial + to[:, None] * DIM + at, output, is_row[:, None] & in_dim)
 
 
 @triton.jit(
@@ -264,58 +204,62 @@ def attend(
     first_kept,
     head_stride,
     row_stride,
-    page_stride,
-    cache_head_stride,
     scaling,
     window,
-    SPLIT_SIZE: tl.constexpr,
-    LONG_SIZE: tl.constexpr,
-    NUM_SHORT: tl.constexpr,
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Attend from the rows of tiles, for all query heads of one key head, over one split.
 
-    The first NUM_SHORT splits have SPLIT_SIZE columns, the others LONG_SIZE. Columns are at their
+    The first _NUM_SHORT splits have _SPLIT columns, the others _LONG_SPLIT. Columns are at their
     positions in a chain: those from a tile's `base` on are listed. Writes the unscaled output, the
     largest score and the sum of weights of the rows from first_kept on. A program takes every n-th
     tile if there are n for a split and head.
     """
-    split = tl.program_id(2)
-    begin = tl.minimum(split, NUM_SHORT) * SPLIT_SIZE
-    begin += tl.maximum(split - NUM_SHORT, 0) * LONG_SIZE
-    end = begin + tl.where(split < NUM_SHORT, SPLIT_SIZE, LONG_SIZE)
+    kv_head, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    begin = tl.minimum(split, _NUM_SHORT) * _SPLIT
+    begin += tl.maximum(split - _NUM_SHORT, 0) * _LONG_SPLIT
+    end = begin + tl.where(split < _NUM_SHORT, _SPLIT, _LONG_SPLIT)
+    place, at = tl.arange(0, TILE), tl.arange(0, DIM_PADDED)[None, :]
+    head = kv_head * GROUP + place % GROUP
+    num_heads, num_splits = tl.num_programs(1) * GROUP, tl.num_programs(2)
     for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
-        _attend_tile(
-            query,
-            keys,
-            values,
-            sums,
-            partial,
-            tiles + 6 * tile,
-            rows,
-            columns,
-            pages,
-            begin,
-            end,
-            first_kept,
-            head_stride,
-            row_stride,
-            page_stride,
-            cache_head_stride,
-            scaling,
-            window,
-            GROUP,
-            TILE,
-            DIM,
-            DIM_PADDED,
-            BLOCK_SIZE,
-            PRECISION,
-        )
+        fields = tiles + 6 * tile
+        first_row, base, listed_at = tl.load(fields), tl.load(fields + 2), tl.load(fields + 3)
+        most, num_shared = tl.load(fields + 4), tl.load(fields + 5)
+        num_rows = tl.where(begin < num_shared, tl.load(fields + 1), 1)
+        if (begin < most) & (num_rows > 0):
+            row = first_row + place // GROUP
+            is_row = place < num_rows * GROUP
+            is_there = is_row[:, None] & (at < DIM)
+            limit = tl.load(rows + 4 * row + 2, is_row, 0)
+            lowest = tl.where(window > 0, tl.load(rows + 4 * row + 3, is_row, 0) - window, -1)
+            below = tl.min(tl.where(is_row, lowest, most), 0)  # no row of the tile sees these
+            from_query = (head * head_stride + row.to(tl.int64) * row_stride)[:, None] + at
+            highest, total, output = _attend_columns(
+                tl.load(query + from_query, is_there, 0.0),
+                keys + kv_head * (_PAGE * DIM),
+                values + kv_head * (_PAGE * DIM),
+                pages + tl.load(rows + 4 * first_row),
+                columns + listed_at,
+                limit,
+                lowest,
+                below,
+                begin,
+                end,
+                base,
+                most,
+                scaling,
+                DIM,
+                PRECISION,
+            )
+            to = ((row - first_kept).to(tl.int64) * num_heads + head) * num_splits + split
+            tl.store(sums + 2 * to, highest, is_row)
+            tl.store(sums + 2 * to + 1, total, is_row)
+            tl.store(partial + to[:, None] * DIM + at, output, is_there)
 
 
 @triton.jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=["rows"])
@@ -325,9 +269,6 @@ def join_splits(
     outputs,
     rows,
     num_splits,
-    SPLIT_SIZE: tl.constexpr,
-    LONG_SIZE: tl.constexpr,
-    NUM_SHORT: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
 ):
@@ -337,9 +278,9 @@ def join_splits(
     in_dim = at < DIM
     limit = tl.load(rows + 4 * row + 2)
     to = row * tl.num_programs(1) + head
-    num_short = (limit + SPLIT_SIZE - 1) // SPLIT_SIZE
-    num_long = (limit - NUM_SHORT * SPLIT_SIZE + LONG_SIZE - 1) // LONG_SIZE
-    num_seen = tl.minimum(num_short, NUM_SHORT) + tl.maximum(num_long, 0)
+    num_short = (limit + _SPLIT - 1) // _SPLIT
+    num_long = (limit - _NUM_SHORT * _SPLIT + _LONG_SPLIT - 1) // _LONG_SPLIT
+    num_seen = tl.minimum(num_short, _NUM_SHORT) + tl.maximum(num_long, 0)
     highest = tl.full([1], _LOWEST, tl.float32)
     total = tl.zeros([1], tl.float32)
     output = tl.zeros([DIM_PADDED], tl.float32)

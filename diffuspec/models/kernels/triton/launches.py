@@ -14,16 +14,19 @@ from torch import Tensor
 from diffuspec.models.kernels.triton import quantized_kernels as kernels
 
 NUM_WARPS = 8
-_NUM_PROGRAMS = 400  # programs per launch: about three for each multiprocessor of an H100
+NUM_PROGRAMS = 400  # programs per launch: about three for each multiprocessor of an H100
 _MIN_CHUNKS = 2  # chunks in the smallest split
 _JOINED = 1024  # outputs per program
 _STAGES = (3, 2)
 _SHARED_BYTES = 99 * 1024  # shared memory of a program on the smallest of recent GPUs
 
 
-def splits_for(num_blocks: int, num_chunks: int) -> tuple[int, int]:
-    """Return the number of splits of a weight's inputs, and the number of chunks in each."""
-    wanted = -(-_NUM_PROGRAMS // num_blocks)
+def splits_for(num_blocks: int, num_chunks: int, num_programs: int) -> tuple[int, int]:
+    """Return the number of splits of a weight's inputs, and the number of chunks in each.
+
+    num_programs: how many programs there should be, each for a split and a block of outputs.
+    """
+    wanted = -(-num_programs // num_blocks)
     most = max(1, min(wanted, num_chunks // _MIN_CHUNKS))
     per_split = -(-num_chunks // most)
     return -(-num_chunks // per_split), per_split
@@ -49,28 +52,33 @@ def shared_bytes(device: torch.device) -> int:
 
 def join_splits(
     sums: Tensor,
-    bias: Tensor | None,
     outputs: Tensor,
+    *,
+    bias: Tensor | None = None,
+    added: Tensor | None = None,
+    has_gates: bool = False,
     scales: Tensor | None = None,
     row_scales: Tensor | None = None,
 ) -> None:
     """Sum splits, [splits, T, outputs], one after another; write the sums with scales and bias.
 
-    scales [outputs] and row_scales [T]; each row of the outputs is contiguous.
+    scales [outputs] and row_scales [T]. added: numbers to add, with the strides of the outputs.
+    has_gates: write silu(gates) * values; there are twice as many sums, the gates first.
     """
-    num_splits, num_rows, num_outputs = sums.shape
-    has_scales = scales is not None
+    num_splits, num_rows, _ = sums.shape
+    num_outputs = outputs.shape[1]
+    assert added is None or added.stride() == outputs.stride()
     kernels.add_splits[(num_rows, triton.cdiv(num_outputs, _JOINED))](
         sums,
-        sums if scales is None else scales,
-        sums if row_scales is None else row_scales,
-        sums if bias is None else bias,
+        *(sums if one is None else one for one in (scales, row_scales, bias, added)),
         outputs,
         num_outputs,
         sums.stride(0),
         outputs.stride(0),
         SPLITS=num_splits,
-        HAS_SCALES=has_scales,
+        HAS_SCALES=scales is not None,
         HAS_BIAS=bias is not None,
+        ADDS=added is not None,
+        GATES=has_gates,
         SIZE=_JOINED,
     )

@@ -15,7 +15,8 @@ import torch
 import triton
 from torch import Tensor
 
-from diffuspec.models.kernels.triton import linear_kernels
+from diffuspec.models.kernels.products import FusedProduct
+from diffuspec.models.kernels.triton import linear_kernels, operations
 from diffuspec.models.kernels.triton.launches import shared_bytes
 
 try:
@@ -42,13 +43,10 @@ class _Tile(NamedTuple):
     unit: int  # inputs multiplied at a time
     num_warps: int
 
-    def num_bytes(self, itemsize: int) -> int:
-        """Bytes of shared memory of a unit."""
-        return (self.rows + self.outputs) * self.unit * itemsize
-
-    def num_stages(self, itemsize: int, device: torch.device) -> int:
+    def num_stages(self, itemsize: int, has_gates: bool, device: torch.device) -> int:
         """Number of units to have in flight."""
-        most = (shared_bytes(device) - _OTHER_BYTES) // self.num_bytes(itemsize)
+        num_read = self.rows + (2 if has_gates else 1) * self.outputs
+        most = (shared_bytes(device) - _OTHER_BYTES) // (num_read * self.unit * itemsize)
         return max(1, min(_MAX_STAGES, most))
 
 
@@ -61,9 +59,10 @@ def _tile_for(num_rows: int, dtype: torch.dtype, has_long_tiles: bool) -> _Tile:
     return _Tile(rows, 64, 128, 4)
 
 
-class _Prompts(NamedTuple):
-    """How products of many rows get the bits of those of few."""
+class _Ways(NamedTuple):
+    """The ways to compute products that have the bits of a single row's."""
 
+    has_gates: bool  # whether gated values may be computed by the kernel of the product
     has_long_tiles: bool
     cublas_rows: tuple[int, ...]  # numbers of rows in which cuBLAS agrees, descending
 
@@ -75,37 +74,56 @@ class _Prompts(NamedTuple):
             num_rows -= whole or num_rows
 
 
-class LinearProduct:
+class LinearProduct(FusedProduct):
     """A `Product` with a weight, [outputs, inputs]; outputs have the type `dtype`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         self.weight, self._bias, self._type = weight.contiguous(), bias, dtype
         self.num_outputs, self._num_inputs = weight.shape
         # No trial can run while steps are being captured.
-        self._prompts = _try_prompts(tuple(weight.shape), weight.dtype, dtype, weight.device)
+        self._ways = _try_ways(tuple(weight.shape), weight.dtype, dtype, weight.device)
 
-    def __call__(self, inputs: Tensor) -> Tensor:
+    def __call__(self, inputs: Tensor, added: Tensor | None = None) -> Tensor:
         rows = inputs.reshape(-1, self._num_inputs).contiguous()
         outputs = torch.empty(len(rows), self.num_outputs, dtype=self._type, device=rows.device)
         first = 0
-        for size, is_by_cublas in self._prompts.pieces(len(rows)):
+        for size, is_by_cublas in self._ways.pieces(len(rows)):
             piece, to = rows[first : first + size], outputs[first : first + size]
+            more = None if added is None else added[first : first + size]
             if is_by_cublas:
                 _multiply_by_cublas(piece, self.weight, to)
-                if self._bias is not None:
-                    to.add_(self._bias)
+                for summand in (self._bias, more):
+                    if summand is not None:
+                        to.add_(summand)
             else:
-                tile = _tile_for(size, rows.dtype, self._prompts.has_long_tiles)
-                multiply(piece, self.weight, self._bias, to, tile)
+                tile = _tile_for(size, rows.dtype, self._ways.has_long_tiles)
+                multiply(piece, self.weight, to, tile, self._bias, more)
             first += size
         return outputs.view(*inputs.shape[:-1], self.num_outputs)
 
+    def gated(self, inputs: Tensor) -> Tensor:
+        if len(inputs) > _TILES[-1] or not self._ways.has_gates or self._bias is not None:
+            return operations.gate(self(inputs))
+        outputs = inputs.new_empty(len(inputs), self.num_outputs // 2)
+        tile = _tile_for(len(inputs), inputs.dtype, False)
+        multiply(inputs.contiguous(), self.weight, outputs, tile, has_gates=True)
+        return outputs
+
 
 def multiply(
-    rows: Tensor, weight: Tensor, bias: Tensor | None, outputs: Tensor, tile: _Tile
+    rows: Tensor,
+    weight: Tensor,
+    outputs: Tensor,
+    tile: _Tile,
+    bias: Tensor | None = None,
+    added: Tensor | None = None,
+    has_gates: bool = False,
 ) -> None:
-    """Write the products of rows [T, inputs] with a weight, plus the bias, [T, outputs]."""
-    num_outputs, num_inputs = weight.shape
+    """Write the products of rows [T, inputs] with a weight, plus bias and `added`, [T, outputs].
+
+    has_gates: write silu(gates) * values, [T, outputs / 2], where the weight has all gates first.
+    """
+    num_outputs, num_inputs = outputs.shape[1], weight.shape[1]
     has_descriptor = _takes_descriptors(weight)
     operand = weight
     if has_descriptor:
@@ -114,7 +132,8 @@ def multiply(
     linear_kernels.multiply[(grid,)](
         rows,
         operand,
-        weight if bias is None else bias,
+        outputs if bias is None else bias,
+        outputs if added is None else added,
         outputs,
         len(rows),
         num_inputs,
@@ -125,9 +144,11 @@ def multiply(
         HAS_DESCRIPTOR=has_descriptor,
         IS_WHOLE=num_inputs % tile.unit == 0,
         HAS_BIAS=bias is not None,
+        ADDS=added is not None,
+        GATES=has_gates,
         PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,
-        num_stages=tile.num_stages(rows.itemsize, rows.device),
+        num_stages=tile.num_stages(rows.itemsize, has_gates, rows.device),
     )
 
 
@@ -145,27 +166,39 @@ def _multiply_by_cublas(rows: Tensor, weight: Tensor, outputs: Tensor) -> None:
 
 @functools.cache
 @torch.inference_mode()
-def _try_prompts(
+def _try_ways(
     shape: tuple[int, int], dtype: torch.dtype, out_dtype: torch.dtype, device: torch.device
-) -> _Prompts:
-    """Find how products of many rows have the bits of a single row's."""
-    num_outputs = shape[0]
-    if dtype == torch.float32 or dtype != out_dtype:
-        return _Prompts(False, ())
+) -> _Ways:
+    """Find the ways in which products have the bits of a single row's."""
+    if dtype != out_dtype:
+        return _Ways(False, False, ())
+    has_gates = shape[0] % 2 == 0 and _has_same_gates(shape[1], dtype, device)
+    if dtype == torch.float32:
+        return _Ways(has_gates, False, ())
     row, weight = _cancelling_row_and_weight(shape, dtype, device)
-    single = torch.empty(1, num_outputs, dtype=dtype, device=device)
-    multiply(row, weight, None, single, _tile_for(1, dtype, False))
+    single = row.new_empty(1, shape[0])
+    multiply(row, weight, single, _tile_for(1, dtype, False))
     rows = row.expand(_LONG_TILE, -1).contiguous()
-    found = single.new_empty(len(rows), num_outputs)
-    multiply(rows, weight, None, found, _tile_for(len(rows), dtype, True))
+    found = single.new_empty(len(rows), shape[0])
+    multiply(rows, weight, found, _tile_for(len(rows), dtype, True))
     agreeing = []
     for size in _CUBLAS_ROWS:
-        if device.type == "cuda" and size * num_outputs <= _MAX_TRIED:
-            by_cublas = single.new_empty(size, num_outputs)
+        if device.type == "cuda" and size * shape[0] <= _MAX_TRIED:
+            by_cublas = single.new_empty(size, shape[0])
             _multiply_by_cublas(row.expand(size, -1).contiguous(), weight, by_cublas)
             if bool((by_cublas == single).all()):
                 agreeing.append(size)
-    return _Prompts(bool((found == single).all()), tuple(agreeing))
+    return _Ways(has_gates, bool((found == single).all()), tuple(agreeing))
+
+
+def _has_same_gates(num_inputs: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether values gated by the product's kernel have the bits of those gated after it."""
+    row, weight = _cancelling_row_and_weight((_TRIED_OUTPUTS, num_inputs), dtype, device)
+    product, gated = row.new_empty(1, len(weight)), row.new_empty(1, len(weight) // 2)
+    tile = _tile_for(1, dtype, False)
+    multiply(row, weight, product, tile)
+    multiply(row, weight, gated, tile, has_gates=True)
+    return torch.equal(gated, operations.gate(product))
 
 
 def _cancelling_row_and_weight(

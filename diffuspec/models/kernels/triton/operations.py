@@ -1,4 +1,4 @@
-"""Norms, rotary embeddings and gated activations of rows on a GPU, for `kernels.operations`.
+"""Norms and gated activations of rows on a GPU, for `kernels.operations`.
 
 A row's result is bitwise independent of the other rows, unlike with torch's own mean.
 """
@@ -34,15 +34,6 @@ def normalise(
         WIDTH=triton.next_power_of_2(width),
     )
     return outputs
-
-
-def rotate(
-    rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, num_heads: int, dim: int
-) -> None:
-    half = dim // 2
-    kernels.rotate[(len(rows), num_heads)](
-        rows, cos, sin, rows.shape[1], HALF=half, HALF_PADDED=triton.next_power_of_2(half)
-    )
 
 
 def gate(inputs: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from diffuspec.models.kernels.triton.kernels import gated
+from diffuspec.models.kernels.triton.linear_kernels import finished
+
+_BLOCK = tl.constexpr(128)  # outputs in a block of a matrix
 _LARGEST = tl.constexpr(3.4028234e38)  # the largest finite number
 _ROUNDS = tl.constexpr(12582912.0)  # adding and subtracting this rounds to the nearest integer
 
@@ -33,81 +37,41 @@ def _numbers(
 
 
 @triton.jit
-def _of_span(
-    supers, codes, span, place, OUTPUTS: tl.constexpr, RATIO: tl.constexpr, CODES: tl.constexpr
-):
-    """Return the scales or offsets of a span of inputs, [OUTPUTS]; RATIO spans share supers."""
-    found = tl.load(supers + (span // RATIO) * OUTPUTS + place).to(tl.float32)
-    if CODES:
-        found *= tl.load(codes + span * OUTPUTS + place).to(tl.float32)
-    return found
+def _of_field(scales, start: tl.constexpr, index: tl.constexpr, kind: tl.constexpr):
+    """Return a number of the field that starts at a word of a chunk, [OUTPUTS] float32."""
+    PER_WORD: tl.constexpr = 32 // kind.primitive_bitwidth
+    words = tl.load(scales + (start + index // PER_WORD) * _BLOCK)
+    if kind == tl.int8:
+        return _numbers(words, index % PER_WORD, 8, 128, tl.float32)
+    elif kind == tl.float32:
+        return words.to(tl.float32, bitcast=True)
+    else:
+        return (words >> (index % PER_WORD * 16)).to(tl.int16).to(kind, bitcast=True).to(tl.float32)
 
 
-@triton.jit
-def _multiply_span(
-    packed,
-    from_row,
-    is_row,
-    zeros,
-    first_of_chunk,
-    num_inputs,
-    part: tl.constexpr,
-    BITS: tl.constexpr,
-    ZERO: tl.constexpr,
-    UNIT: tl.constexpr,
-    SPAN: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    IS_WHOLE: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Return the sums of a chunk's part-th span, [OUTPUTS, ROWS], without scales."""
-    UNITS: tl.constexpr = SPAN // UNIT
-    KIND: tl.constexpr = from_row.dtype.element_ty
-    at = tl.arange(0, UNIT)
-    sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    for unit in tl.static_range(UNITS):
-        first = first_of_chunk + (part * UNITS + unit) * UNIT
-        there = is_row[None, :]
-        if not IS_WHOLE:
-            there &= (first + at < num_inputs)[:, None]
-        rows = tl.load(from_row + first, there, 0.0)
-        numbers = _numbers(packed, part * UNITS + unit, BITS, ZERO, KIND)
-        if HAS_ZEROS:
-            numbers -= tl.load(zeros).to(tl.float32).to(KIND)[:, None]
-        sums = tl.dot(numbers, rows, sums, input_precision=PRECISION)
-    return sums
-
-
-@triton.jit(do_not_specialize=["num_rows", "num_chunks", "chunks_per_split", "num_supers"])
+@triton.jit(do_not_specialize=["num_rows", "num_chunks", "chunks_per_split"])
 def multiply_groups(
     inputs,
     input_sums,
     words,
-    supers,
-    codes,
-    super_offsets,
-    offset_codes,
-    zeros,
+    scales,
     outputs,
     num_rows,
     num_inputs,
     num_outputs,
-    row_stride,
-    split_stride,
     num_chunks,
     chunks_per_split,
-    num_supers,
     BITS: tl.constexpr,
     ZERO: tl.constexpr,
     UNIT: tl.constexpr,
-    SPAN: tl.constexpr,
+    SPANS: tl.constexpr,
     RATIO: tl.constexpr,
-    HAS_CODES: tl.constexpr,
-    HAS_OFFSETS: tl.constexpr,
-    HAS_OFFSET_CODES: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
+    SCALE_WORDS: tl.constexpr,
+    SUPER: tl.constexpr,
+    CODES: tl.constexpr,
+    SUPER_OFFSETS: tl.constexpr,
+    OFFSET_CODES: tl.constexpr,
+    ZEROS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
@@ -115,60 +79,54 @@ def multiply_groups(
 ):
     """Write the sums of a tile of rows over one split of the inputs, [splits, rows, outputs].
 
-    A chunk of inputs is the content of a tile of words: UNIT 32-bit words for each output, whose
-    numbers at one place belong to UNIT successive inputs. The integers of a span are multiplied
-    first, then their sum by the span's scale; offsets are multiplied by the sum of the span's
-    inputs. With IS_WHOLE, no chunk extends beyond the inputs.
+    See `GpuMatrix` for words and scales. The integers of a span are multiplied first, then their
+    sum by the span's scale; offsets are multiplied by the sum of the span's inputs. Scales and
+    offsets are of the type SUPER, RATIO spans share them, and codes multiply them. CODES to ZEROS
+    are the words at which these fields start, or -1. With IS_WHOLE, no chunk extends beyond the
+    inputs.
     """
-    tile, block, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    PLACES: tl.constexpr = 32 // BITS
-    SPANS: tl.constexpr = UNIT * PLACES // SPAN  # spans in a chunk
-    row = tile * ROWS + tl.arange(0, ROWS)
+    tile, part, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    CHUNK: tl.constexpr = UNIT * (32 // BITS)
+    UNITS: tl.constexpr = CHUNK // UNIT // SPANS  # in a span
+    kind: tl.constexpr = inputs.dtype.element_ty
+    row, at = tile * ROWS + tl.arange(0, ROWS), tl.arange(0, UNIT)
     is_row = row < num_rows
-    place, at = tl.arange(0, OUTPUTS), tl.arange(0, UNIT)
-    words += block * num_chunks * (OUTPUTS * UNIT) + place[:, None] * UNIT + at[None, :]
-    supers += block * num_supers * OUTPUTS
-    super_offsets += block * num_supers * OUTPUTS
-    of_spans = block * num_chunks * (SPANS * OUTPUTS)
-    codes += of_spans
-    offset_codes += of_spans
-    zeros += of_spans
+    output = part * OUTPUTS + tl.arange(0, OUTPUTS)
+    first_chunk = (part * OUTPUTS // _BLOCK).to(tl.int64) * num_chunks
+    lane = output % _BLOCK
+    words += first_chunk * (_BLOCK * UNIT) + lane[:, None] * UNIT + at[None, :]
+    scales += first_chunk * (_BLOCK * SCALE_WORDS) + lane
     from_row = inputs + row.to(tl.int64)[None, :] * num_inputs + at[:, None]
     total = tl.zeros([OUTPUTS, ROWS], tl.float32)
     begin = split * chunks_per_split
     for chunk in range(begin, tl.minimum(begin + chunks_per_split, num_chunks)):
-        packed = tl.load(words + chunk * (OUTPUTS * UNIT))
-        for part in tl.static_range(SPANS):
-            span = chunk * SPANS + part
-            sums = _multiply_span(
-                packed,
-                from_row,
-                is_row,
-                zeros + span * OUTPUTS + place,
-                chunk * PLACES * UNIT,
-                num_inputs,
-                part,
-                BITS,
-                ZERO,
-                UNIT,
-                SPAN,
-                HAS_ZEROS,
-                IS_WHOLE,
-                ROWS,
-                OUTPUTS,
-                PRECISION,
-            )
-            scale = _of_span(supers, codes, span, place, OUTPUTS, RATIO, HAS_CODES)
+        packed = tl.load(words + chunk * (_BLOCK * UNIT))
+        of_chunk = scales + chunk * (_BLOCK * SCALE_WORDS)
+        for span in tl.static_range(SPANS):
+            sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
+            for unit in tl.static_range(UNITS):
+                first = chunk * CHUNK + (span * UNITS + unit) * UNIT
+                is_there = is_row[None, :]
+                if not IS_WHOLE:
+                    is_there &= (first + at < num_inputs)[:, None]
+                rows = tl.load(from_row + first, is_there, 0.0)
+                numbers = _numbers(packed, span * UNITS + unit, BITS, ZERO, kind)
+                if ZEROS >= 0:
+                    numbers -= _of_field(of_chunk, ZEROS, span, tl.int8).to(kind)[:, None]
+                sums = tl.dot(numbers, rows, sums, input_precision=PRECISION)
+            scale = _of_field(of_chunk, 0, span // RATIO, SUPER)
+            if CODES >= 0:
+                scale *= _of_field(of_chunk, CODES, span, tl.int8)
             total += sums * scale[:, None]
-            if HAS_OFFSETS:
-                offset = _of_span(
-                    super_offsets, offset_codes, span, place, OUTPUTS, RATIO, HAS_OFFSET_CODES
-                )
-                of_inputs = tl.load(input_sums + span * num_rows + row, is_row, 0.0)
-                total += offset[:, None] * of_inputs[None, :]
-    output = block * OUTPUTS + place
-    to = outputs + split.to(tl.int64) * split_stride + row.to(tl.int64)[None, :] * row_stride
-    tl.store(to + output[:, None], total, is_row[None, :] & (output < num_outputs)[:, None])
+            if SUPER_OFFSETS >= 0:
+                offset = _of_field(of_chunk, SUPER_OFFSETS, span // RATIO, SUPER)
+                if OFFSET_CODES >= 0:
+                    offset *= _of_field(of_chunk, OFFSET_CODES, span, tl.int8)
+                from_sum = input_sums + (chunk * SPANS + span) * num_rows + row
+                total += offset[:, None] * tl.load(from_sum, is_row, 0.0)[None, :]
+    to = (split.to(tl.int64) * num_rows + row.to(tl.int64)[None, :]) * num_outputs
+    is_there = is_row[None, :] & (output < num_outputs)[:, None]
+    tl.store(outputs + to + output[:, None], total, is_there)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_spans"])
@@ -184,11 +142,32 @@ def sum_spans(
 
 
 @triton.jit
+def _joined(
+    sums,
+    scales,
+    row_scale,
+    split_stride,
+    is_there,
+    SPLITS: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+):
+    """Return the sums of splits, one after another, times their scales."""
+    total = tl.load(sums, is_there, 0)
+    for split in tl.static_range(1, SPLITS):
+        total += tl.load(sums + split * split_stride, is_there, 0)
+    found = total.to(tl.float32)
+    if HAS_SCALES:
+        found *= tl.load(row_scale) * tl.load(scales, is_there, 0.0)
+    return found
+
+
+@triton.jit
 def add_splits(
     sums,
     scales,
     row_scales,
     biases,
+    added,
     outputs,
     num_outputs,
     split_stride,
@@ -196,22 +175,34 @@ def add_splits(
     SPLITS: tl.constexpr,
     HAS_SCALES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    ADDS: tl.constexpr,
+    GATES: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """Sum the splits of one row's outputs, one after another; scale the sums and add a bias."""
+    """Write the sums of the splits of one row's outputs, as `linear_kernels.multiply` ends."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
-    mask = at < num_outputs
-    sums += row * num_outputs + at
-    total = tl.load(sums, mask, 0)
-    for split in tl.static_range(1, SPLITS):
-        total += tl.load(sums + split * split_stride, mask, 0)
-    found = total.to(tl.float32)
-    if HAS_SCALES:
-        found *= tl.load(row_scales + row) * tl.load(scales + at, mask, 0.0)
-    if HAS_BIAS:
-        found += tl.load(biases + at, mask, 0.0).to(tl.float32)
-    tl.store(outputs + row * output_stride + at, found.to(outputs.dtype.element_ty), mask)
+    is_there = at < num_outputs
+    kind: tl.constexpr = outputs.dtype.element_ty
+    sums += row * ((2 if GATES else 1) * num_outputs) + at
+    row_scales += row
+    found = _joined(sums, scales + at, row_scales, split_stride, is_there, SPLITS, HAS_SCALES)
+    to = row * output_stride + at
+    if GATES:
+        values = _joined(
+            sums + num_outputs,
+            scales + num_outputs + at,
+            row_scales,
+            split_stride,
+            is_there,
+            SPLITS,
+            HAS_SCALES,
+        )
+        gates = found.to(kind).to(tl.float32)
+        found = gated(gates, values.to(kind).to(tl.float32)).to(kind)
+    else:
+        found = finished(found, biases + at, added + to, is_there, is_there, kind, HAS_BIAS, ADDS)
+    tl.store(outputs + to, found, is_there)
 
 
 @triton.jit

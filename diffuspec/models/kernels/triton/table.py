@@ -1,7 +1,8 @@
-"""The cache columns that the rows of a forward see, as a table on a GPU."""
+"""The cache columns that the rows of a forward see, as a table for a GPU."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 SPLIT, LONG_SPLIT = 256, 1024  # columns of attention per program
 NUM_SHORT_SPLITS = 8  # the first ones, which occupy all of a GPU where there are few columns
 MIN_TILE = 16  # rows of the smallest matrix product
-_TILE = 64  # queries in 16 bits that are multiplied at a time
+_TILE, _WIDE_TILE = 64, 128  # queries in 16 bits that are multiplied at a time; in prompts
 ALL = 2**31 - 1  # all columns
 MAX_STEP_ROWS = 256  # rows of the largest forward that counts as a step
 PAGE_SIZE = 64  # rows of a page of the cache; see models/pages/store.py
@@ -39,7 +40,8 @@ class Chunk(NamedTuple):
 class ColumnTable:
     """The cache columns that the rows of a forward see, the same in all layers.
 
-    The shape of a step's table depends only on the numbers of padded rows and of splits.
+    Its numbers are in this process's memory until it is placed on a device. The shape of a step's
+    table depends only on the numbers of padded rows and of splits.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class ColumnTable:
         tiles: NDArray[np.integer],
         columns: NDArray[np.integer],
         pages: NDArray[np.integer],
-        device: torch.device,
+        is_wide: bool = False,
     ) -> None:
         """Describe rows, tiles and lists of columns; see the fields.
 
@@ -58,7 +60,9 @@ class ColumnTable:
         tiles [N, 6], ascending by rows: first row, number of rows, base, start of the tile's list
         of columns, number of columns that its last row sees, and number of columns, in whole
         splits, that it computes for all of its rows. It computes the rest only for the first row.
+        is_wide: whether tiles have the size for prompts, see `tile_size`.
         """
+        self.is_wide = is_wide
         self.num_rows = len(rows)
         is_short = self.num_rows <= MAX_STEP_ROWS
         num_splits = _num_splits_for(int(tiles[:, 4].max()))
@@ -75,16 +79,22 @@ class ColumnTable:
             self.chunks = list(_chunks(tiles))
         values = np.concatenate([rows.ravel(), tiles.ravel(), columns, pages], dtype=np.int32)
         self._sizes = [rows.size, tiles.size, len(columns), len(pages)]
-        self._split(torch.from_numpy(values).to(device))
+        self._place(torch.from_numpy(values))
 
     @classmethod
-    def of_padding(cls, num_rows: int, num_columns: int, device: torch.device) -> ColumnTable:
+    def of_padding(cls, num_rows: int, num_columns: int) -> ColumnTable:
         """Return the table of a step without real rows, shaped as if it saw some columns."""
         rows, tiles = np.tile(PADDING, (num_rows, 1)), np.array([(0, 0, ALL, 0, num_columns, 0)])
         nothing = np.zeros(0, np.int32)
-        return cls(rows, tiles, nothing, nothing, device)
+        return cls(rows, tiles, nothing, nothing)
 
-    def _split(self, values: torch.Tensor) -> None:
+    def at(self, values: torch.Tensor) -> ColumnTable:
+        """Return the table whose numbers are, or will be, those of a tensor on a device."""
+        placed = copy.copy(self)
+        placed._place(values)
+        return placed
+
+    def _place(self, values: torch.Tensor) -> None:
         self.values = values
         self.rows, self.tiles, self.columns, self.pages = torch.split(values, self._sizes)
 
@@ -101,12 +111,15 @@ class ColumnTable:
         return max(chunk.num_splits for chunk in self.chunks)
 
 
-def tile_size(group: int, dtype: torch.dtype) -> int:
+def tile_size(group: int, dtype: torch.dtype, is_wide: bool = False) -> int:
     """Return the queries of a tile, if `group` query heads share a key head.
 
-    It is the same for any number of rows, since other tiles may add in another order.
+    It is the same for any number of rows, since other tiles may add in another order. Only prompts
+    have wide tiles, if these have the same bits.
     """
-    least = MIN_TILE if dtype == torch.float32 else _TILE  # registers hold few queries in float32
+    least = _WIDE_TILE if is_wide else _TILE
+    if dtype == torch.float32:  # registers hold few queries
+        least = MIN_TILE
     return max(least, 1 << (group - 1).bit_length())
 
 

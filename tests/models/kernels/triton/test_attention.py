@@ -14,16 +14,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffuspec.models.attention.interface import Projections, Scoring
+from diffuspec.models.attention.interface import Heads, Projections, Scoring
 from diffuspec.models.attention.segment import Segment, Visible
 from diffuspec.models.attention.torch import TorchAttention
+from diffuspec.models.kernels.operations import _rotate_by_torch
 from diffuspec.models.pages.store import CacheShape, PageStore
 from diffuspec.models.pages.table import PageTable
 
 pytest.importorskip("triton")
 
 from diffuspec.models.attention.triton import TritonAttention
-from diffuspec.models.kernels.triton.table import NUM_SHORT_SPLITS, SPLIT
+from diffuspec.models.kernels.triton import attention as on_gpu, operations
+from diffuspec.models.kernels.triton.table import NUM_SHORT_SPLITS, SPLIT, ColumnTable
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NUM_KV_HEADS, GROUP, DIM = 1, 3, 16
@@ -119,6 +121,39 @@ def test_a_branch_of_a_tree_is_a_chain() -> None:
         other = Cached(SPLIT + 5)
         expected = other.attend([other.segment(3)], chain)
         assert torch.equal(found[branch], expected)
+
+
+@pytest.mark.parametrize("has_norms", [False, True])
+def test_placed_heads_have_the_bits_of_norms_rotation_and_writes(has_norms: bool) -> None:
+    num_rows, num_heads = 5, (GROUP, NUM_KV_HEADS, NUM_KV_HEADS)
+    torch.manual_seed(0)
+    rows, cos, sin, norms = (
+        torch.randn(*shape).to(DEVICE, DTYPE)
+        for shape in ((num_rows, sum(num_heads) * DIM), (num_rows, DIM), (num_rows, DIM), (2, DIM))
+    )
+    table = ColumnTable.of_padding(num_rows, 1)
+    table.rows.view(num_rows, 4)[:, 1] = torch.tensor([70, 0, 63, -1, 64])
+    table = table.at(table.values.to(DEVICE))
+    stores = Cached(0).store, Cached(0).store
+    rotation = on_gpu.Rotation(cos, sin, norms if has_norms else None, 1e-6)
+    heads = Heads(rows, cos, sin, num_heads, None).unrotated()
+    found = on_gpu.place_heads(*heads, rotation, *stores[0].layer(0), table)
+    if has_norms:
+        parts = rows.split([number * DIM for number in num_heads], dim=1)
+        normed = [
+            operations.normalise(part.reshape(-1, DIM).contiguous(), None, None, weight, 1e-6)
+            for part, weight in zip(parts[:2], norms, strict=True)
+        ]
+        rows = torch.cat([one.view(num_rows, -1) for one in (*normed, parts[2])], dim=1)
+    _rotate_by_torch(rows.view(num_rows, -1, DIM)[:, : GROUP + NUM_KV_HEADS], cos, sin)
+    query, key, value = Heads(rows, cos, sin, num_heads, None).unrotated()
+    on_gpu.place_heads(key[:0], key, value, None, *stores[1].layer(0), table)
+    pairs = (found, query), *zip(stores[0].layer(0), stores[1].layer(0), strict=True)
+    for mine, other in pairs:
+        if torch.cuda.is_available():  # its products and sums may be rounded together
+            torch.testing.assert_close(mine, other)
+        else:
+            assert torch.equal(mine, other)
 
 
 def test_padding_changes_no_other_row() -> None:

@@ -14,8 +14,8 @@ pytest.importorskip("triton")
 
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from diffuspec.models.kernels.triton import linear, linear_kernels
-from diffuspec.models.kernels.triton.linear import LinearProduct, _Prompts, _Tile
+from diffuspec.models.kernels.triton import linear, linear_kernels, operations
+from diffuspec.models.kernels.triton.linear import LinearProduct, _Tile, _Ways
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TYPES = [torch.bfloat16, torch.float32] if torch.cuda.is_available() else [torch.float32]
@@ -24,7 +24,7 @@ SMALL = _Tile(16, 64, 32, 4)
 
 def product_of(rows: Tensor, weight: Tensor, tile: _Tile = SMALL) -> Tensor:
     outputs = torch.empty(len(rows), len(weight), dtype=rows.dtype, device=rows.device)
-    linear.multiply(rows, weight, None, outputs, tile)
+    linear.multiply(rows, weight, outputs, tile)
     return outputs
 
 
@@ -80,6 +80,7 @@ def test_weights_may_be_read_through_a_descriptor() -> None:
         TensorDescriptor.from_tensor(weight, [64, 32]),
         weight,
         outputs,
+        outputs,
         3,
         96,
         80,
@@ -89,6 +90,8 @@ def test_weights_may_be_read_through_a_descriptor() -> None:
         HAS_DESCRIPTOR=True,
         IS_WHOLE=True,
         HAS_BIAS=False,
+        ADDS=False,
+        GATES=False,
         PRECISION="ieee",
     )
     assert torch.equal(outputs, product_of(rows, weight))
@@ -103,8 +106,27 @@ def test_sums_of_a_ranks_share_are_not_rounded() -> None:
     assert not torch.equal(found, found.half().float())
 
 
+@pytest.mark.parametrize("num_rows", [1, 17, 70])
+def test_a_sum_with_other_rows_has_the_bits_of_one_after_the_product(num_rows: int) -> None:
+    torch.manual_seed(0)
+    weight, bias = torch.randn(72, 96).to(DEVICE, TYPES[0]), torch.randn(72).to(DEVICE, TYPES[0])
+    rows = torch.randn(num_rows, 96).to(DEVICE, TYPES[0])
+    added = torch.randn(num_rows, 72).to(DEVICE, TYPES[0])
+    product = LinearProduct(weight, bias, TYPES[0])
+    assert torch.equal(product(rows, added), product(rows) + added)
+
+
+@pytest.mark.parametrize("num_rows", [1, 17, 70])
+def test_gated_values_have_the_bits_of_a_gate_after_the_product(num_rows: int) -> None:
+    torch.manual_seed(0)
+    product = LinearProduct(torch.randn(2 * 72, 96).to(DEVICE, TYPES[0]), None, TYPES[0])
+    rows = torch.randn(num_rows, 96).to(DEVICE, TYPES[0])
+    assert product._ways.has_gates
+    assert torch.equal(product.gated(rows), operations.gate(product(rows)))
+
+
 def test_prompts_are_cut_where_cublas_agrees() -> None:
-    pieces = _Prompts(True, (2048, 512)).pieces
+    pieces = _Ways(True, True, (2048, 512)).pieces
     assert [*pieces(300)] == [(300, False)]
     assert [*pieces(3400)] == [(2048, True), (512, True), (512, True), (328, False)]
-    assert [*_Prompts(False, ()).pieces(3000)] == [(3000, False)]
+    assert [*_Ways(False, False, ()).pieces(3000)] == [(3000, False)]

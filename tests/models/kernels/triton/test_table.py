@@ -16,8 +16,6 @@ from diffuspec.models.kernels.triton.table import (
     whole_splits,
 )
 
-CPU = torch.device("cpu")
-
 
 def table(num_rows: int, start: int, num_listed: int = 0, rows_per_tile: int = 1) -> ColumnTable:
     """Return the table of rows that follow each other."""
@@ -26,14 +24,14 @@ def table(num_rows: int, start: int, num_listed: int = 0, rows_per_tile: int = 1
     firsts = range(0, num_rows, rows_per_tile)
     ends = [min(first + rows_per_tile, num_rows) for first in firsts]
     tiles = [(a, b - a, ALL, 0, limits[b - 1], ALL) for a, b in zip(firsts, ends, strict=True)]
-    return ColumnTable(rows, np.array(tiles), np.arange(num_listed), np.arange(start // 64), CPU)
+    return ColumnTable(rows, np.array(tiles), np.arange(num_listed), np.arange(start // 64))
 
 
 def test_steps_of_as_many_rows_have_tables_of_one_shape() -> None:
     tables = [table(16, 0), table(16, 400, 30), table(16, SPLIT - 16, 256)]
     assert {len(one.values) for one in tables} == {16 * 4 + 16 * 6 + 16 * 16 + 16 * 2 * SPLIT // 64}
     assert {one.num_splits for one in tables} == {2}
-    padding = ColumnTable.of_padding(16, SPLIT, CPU)
+    padding = ColumnTable.of_padding(16, SPLIT)
     assert padding.is_step and len(padding.values) == len(tables[0].values)
 
 
@@ -73,6 +71,6 @@ def test_rows_whose_columns_one_tile_takes_are_in_one_chunk() -> None:
     num_rows, limit, nothing = 300, SPLIT + 1, np.zeros(0, int)
     rows = np.tile([0, 0, limit, 0], (num_rows, 1))
     tiles = [(row, 3 if row % 3 == 0 else 0, ALL, 0, limit, SPLIT) for row in range(num_rows)]
-    chunks = ColumnTable(rows, np.array(tiles), nothing, nothing, CPU).chunks
+    chunks = ColumnTable(rows, np.array(tiles), nothing, nothing).chunks
     assert [chunk.rows for chunk in chunks] == [slice(0, 255), slice(255, 300)]
     assert [chunk.tiles for chunk in chunks] == [slice(0, 255), slice(255, 300)]
