@@ -28,6 +28,7 @@ LEFT_OUT = ("diffuspec/pairs/smollm2/weights/", "docs/", "benchmarks/", "recipes
 TESTS = (
     "tests/models/kernels/triton",
     "tests/models/attention/test_triton.py",
+    "tests/models/layers/test_layers_on_gpu.py",
     "tests/models/test_graphs.py",
     "tests/models/loading/test_quantized_on_gpu.py",
     "tests/lossless/test_on_gpu.py",
