@@ -16,7 +16,7 @@ from diffuspec.models.kernels.triton.launches import num_stages_for, splits_for
 from diffuspec.models.kernels.triton.matrix import GpuMatrix, Packing
 
 # Outputs of a program: with so few, tiles of any number of rows use one instruction, mma.m16n8k16,
-# which needs no waiting for others, so that rows have the same bits in all of them.
+# so that rows have the same bits in all of them. (With 64, Hopper's wgmma has one for each number.)
 _OUTPUTS = 32
 _NUM_PROGRAMS = 1200  # programs per launch: about nine small ones for each multiprocessor
 _SUMMED = 64  # spans summed by one program
