@@ -1,4 +1,4 @@
-"""Files that grow line by line."""
+"""Files of processes that may be killed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from diffuspec.core.files import cut_torn_line
+from diffuspec.core.files import append_line, cut_torn_line, replace_text
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,20 @@ def test_what_follows_the_last_newline_is_cut(content: bytes, kept: bytes, tmp_p
         cut_torn_line(file)
         assert file.tell() == 0
     assert path.read_bytes() == kept
+
+
+def test_a_line_takes_the_place_of_a_torn_one(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    append_line(path, "one")
+    with path.open("a") as file:
+        file.write("tw")
+    append_line(path, "three")
+    assert path.read_text() == "one\nthree\n"
+
+
+def test_a_text_takes_the_place_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    for text in ("a longer text", "short"):
+        replace_text(path, text)
+        assert path.read_text() == text
+    assert list(tmp_path.iterdir()) == [path]

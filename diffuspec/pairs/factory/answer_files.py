@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from diffuspec.core.errors import ConfigError
+from diffuspec.core.files import replace_text
 
 MAX_FILE_BYTES = 16_000_000
 PATTERN = "answers-*.jsonl"
@@ -36,6 +37,7 @@ class AnswerFiles:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self.progress = self._read_progress(round_size)
+        self._write_progress()  # files of a first round that is cut off are known by it
         self._drop_unfinished()
 
     def add_round(self, lines: Iterable[str]) -> None:
@@ -59,9 +61,7 @@ class AnswerFiles:
         self.progress = Progress(
             done.round_size, done.num_rounds + 1, done.num_answers + count, number, size
         )
-        part = self._folder / f"{_PROGRESS}.part"
-        part.write_text(json.dumps(asdict(self.progress)))
-        part.replace(self._folder / _PROGRESS)
+        self._write_progress()
 
     def _path(self, number: int) -> Path:
         return self._folder / f"answers-{number:05d}.jsonl"
@@ -73,6 +73,9 @@ class AnswerFiles:
         if found := next(self._folder.glob(PATTERN), None):
             raise ConfigError(f"{found} exists without {path}: name another folder")
         return Progress(round_size)
+
+    def _write_progress(self) -> None:
+        replace_text(self._folder / _PROGRESS, json.dumps(asdict(self.progress)))
 
     def _drop_unfinished(self) -> None:
         done = self.progress

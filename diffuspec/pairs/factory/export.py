@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +24,21 @@ from diffuspec.text.tokenizer import load_tokenizer
 Storage = Literal["bfloat16", "int8"]
 
 
+@contextmanager
+def replacing_files(out: Path) -> Iterator[Path]:
+    """Yield a folder whose files then replace those of `out`, config.json last.
+
+    A process that is killed leaves whole files, and no config.json without its weights.
+    """
+    part = out / ".part"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    yield part
+    for file in sorted(part.iterdir(), key=lambda file: file.name == "config.json"):
+        file.replace(out / file.name)
+    part.rmdir()
+
+
 def save_drafter(
     model: Any,
     target: Path,
@@ -34,7 +51,6 @@ def save_drafter(
 
     settings: None for a causal LM. head_token_ids: the only ids to draft, ascending.
     """
-    out.mkdir(parents=True, exist_ok=True)
     config = model.config
     if settings is not None:
         config.mask_token_id = settings.mask_token_id
@@ -43,7 +59,6 @@ def save_drafter(
             config.diffusion_block_size = settings.block_size
     config.embeddings_from = os.path.relpath(target, out)
     config.dtype = "bfloat16"
-    config.save_pretrained(out)
     shared = {
         id(layer.weight) for layer in (model.get_input_embeddings(), model.get_output_embeddings())
     }
@@ -51,10 +66,10 @@ def save_drafter(
     own = stored({name: tensor for name, tensor in named if id(tensor) not in shared}, storage)
     if head_token_ids is not None:
         own[HEAD_TOKEN_IDS] = head_token_ids.to("cpu", torch.int32)
-    part = out / "model.part"
-    save_file(own, part, {"format": "pt"})
-    part.replace(out / "model.safetensors")
-    load_tokenizer(target).save_pretrained(out)
+    with replacing_files(out) as part:
+        config.save_pretrained(part)
+        save_file(own, part / "model.safetensors", {"format": "pt"})
+        load_tokenizer(target).save_pretrained(part)
 
 
 def stored(weights: Mapping[str, torch.Tensor], storage: Storage) -> dict[str, torch.Tensor]:

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from diffuspec.core.errors import ConfigError
+from diffuspec.core.files import replace_text
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.pairs.factory.examples import Batch, Example
 from diffuspec.pairs.factory.export import load_drafter
@@ -106,7 +107,7 @@ class Start:
 
 def write_start(note: Path, start: Start) -> Start:
     note.parent.mkdir(parents=True, exist_ok=True)
-    note.write_text(json.dumps(asdict(start)))
+    replace_text(note, json.dumps(asdict(start)))
     return start
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from diffuspec.core.errors import ConfigError
+from diffuspec.core.files import append_line
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.models.loading.families import DiffusionAttention, DiffusionSettings
 from diffuspec.pairs.factory.acceptance import Acceptance, measure_acceptance
@@ -259,8 +260,7 @@ class DrafterTraining:
             found.right_by_position,
         )
         path = self.plan.out / "training" / "curve.jsonl"
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(point)) + "\n")
+        append_line(path, json.dumps(asdict(point)))
         self._on_report(read_curve(path))
         self._throughput.start()
         return (

@@ -1,5 +1,8 @@
 """Files of answers that are written in rounds."""
 
+import os
+import signal
+
 import pytest
 
 from diffuspec.core.errors import ConfigError
@@ -42,3 +45,32 @@ def test_files_of_another_kind_are_left_alone(tmp_path):
     with pytest.raises(ConfigError, match=r"progress\.json: name another folder"):
         AnswerFiles(tmp_path, 4)
     assert contents(tmp_path) == ["mine\n"]
+
+
+def test_a_process_that_is_killed_in_any_round_is_taken_over_on_another_machine(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(answer_files, "MAX_FILE_BYTES", 10)
+    folder = tmp_path / "first"
+    for number in range(3):
+        if not (child := os.fork()):
+            files = AnswerFiles(folder, 2)
+            files.add_round(deadly(files.progress.num_rounds))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        folder = folder.rename(tmp_path / f"machine{number}")
+        files = AnswerFiles(folder, 9)
+        files.add_round(lines(files.progress.num_rounds))
+    whole = AnswerFiles(tmp_path / "whole", 2)
+    for number in range(3):
+        whole.add_round(lines(number))
+    assert contents(folder) == contents(tmp_path / "whole")
+    assert files.progress == whole.progress
+
+
+def lines(number):
+    return [f"{letter}{number}\n" for letter in "abcd"]
+
+
+def deadly(number):
+    yield from lines(number)[:3]
+    os.kill(os.getpid(), signal.SIGKILL)

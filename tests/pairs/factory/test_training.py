@@ -1,6 +1,8 @@
 """A drafter for a random target, trained in seconds; what it shares with trainings of heads."""
 
 import json
+import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,12 @@ from safetensors.torch import load_file
 
 from diffuspec.core.errors import ConfigError
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
+from diffuspec.pairs.factory.export import load_drafter
 from diffuspec.pairs.factory.heads.training import HeadPlan, HeadTraining
-from diffuspec.pairs.factory.training import DrafterPlan, DrafterTraining
+from diffuspec.pairs.factory.training import DrafterPlan, DrafterTraining, read_curve
 from tests.pairs.factory.conftest import assert_drafts
+from tests.support import deadly_training
+from tests.support.forked import forked
 
 
 def make_plan(target: Path, out: Path, answers: Path, **more: Any) -> DrafterPlan:
@@ -78,6 +83,24 @@ def test_a_training_that_was_killed_goes_on_to_the_same_weights(
     run(tmp_path / "resumed", 1)
     resumed = run(tmp_path / "resumed", 2)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@pytest.mark.slow
+def test_a_training_that_is_killed_again_and_again_leaves_drafters_and_goes_on(
+    target, answers, tmp_path
+):
+    out = tmp_path / "killed"
+    deaths = (17, 8)  # in the second report and, from there, in the third: a drafter is there
+    for number in (*deaths, 10**6):
+        command = forked(deadly_training.__file__, target, answers, out, number)
+        code = subprocess.run(command, check=False, timeout=300).returncode
+        assert code == (-signal.SIGKILL if number in deaths else 0)
+        load_drafter(out)
+    whole = tmp_path / "whole"
+    DrafterTraining(deadly_training.make_plan(target, answers, whole)).run()
+    mine, its = (load_file(path / "model.safetensors") for path in (out, whole))
+    assert all(torch.equal(mine[name], its[name]) for name in its)
+    assert read_curve(out / "training" / "curve.jsonl")
 
 
 def test_a_training_keeps_its_layers_and_its_mask(target, answers, tmp_path):

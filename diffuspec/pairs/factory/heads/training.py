@@ -12,11 +12,12 @@ from typing import Any, Literal, TypeAlias
 import torch
 from safetensors.torch import save_file
 
+from diffuspec.core.files import append_line
 from diffuspec.models.heads.target_layers import layers_of
 from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.pairs.factory.acceptance import Acceptance
 from diffuspec.pairs.factory.examples import Batch, ExampleFiles, batches_by_length, pad
-from diffuspec.pairs.factory.export import Storage, stored
+from diffuspec.pairs.factory.export import Storage, replacing_files, stored
 from diffuspec.pairs.factory.heads.dflash import DFlashLearner, settings_for
 from diffuspec.pairs.factory.heads.eagle import EagleLearner
 from diffuspec.pairs.factory.heads.guesses import HydraLearner, MedusaLearner
@@ -109,13 +110,11 @@ class HeadTraining:
 
     def export(self) -> None:
         """Write config.json and the heads' weights."""
-        self.plan.out.mkdir(parents=True, exist_ok=True)
         config = json.dumps(self._learner.config(), indent=2)
-        (self.plan.out / "config.json").write_text(config + "\n", encoding="utf-8")
         weights = stored(dict(self.heads.named_parameters()), self.plan.storage)
-        part = self.plan.out / "model.part"
-        save_file(weights, part, {"format": "pt"})
-        part.replace(self.plan.out / "model.safetensors")
+        with replacing_files(self.plan.out) as part:
+            (part / "config.json").write_text(config + "\n", encoding="utf-8")
+            save_file(weights, part / "model.safetensors", {"format": "pt"})
 
     @torch.inference_mode()
     def measure(self) -> Acceptance:
@@ -174,6 +173,5 @@ class HeadTraining:
             "seconds": done.seconds,
             "right": found.right_by_position,
         }
-        with (self.plan.out / "training" / "curve.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(self.plan.out / "training" / "curve.jsonl", json.dumps(line))
         return f"{done.seconds:.0f} s, {found}"
