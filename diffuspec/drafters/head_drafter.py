@@ -58,13 +58,12 @@ class StateReader:
         target: Target,
         hidden_layers: tuple[int, ...],
         *,
-        keeps_all: bool = True,
         max_unknown: int = 0,
     ) -> None:
         """max_unknown: states that may be missing before a prefix's last token."""
         self.hidden_layers = hidden_layers
         self._max_unknown = max_unknown
-        self._features = FeatureStore(2 * target.info.max_sequences, keeps_all)
+        self._features = FeatureStore.beside(target.info)
         self._num_ids = target.info.vocab_size
         self._verifier = target.observed
         self._worker = Worker("drafter", is_inline=target.info.max_sequences == 1)
@@ -125,12 +124,9 @@ class HeadDrafter:
         target: Target,
         heads: DraftHeads,
         hidden_layers: tuple[int, ...] = (LAST_LAYER,),
-        *,
-        keeps_all: bool = True,
     ) -> None:
-        """keeps_all: False: keep only each prefix's last hidden state."""
         self._heads = heads
-        self._reader = StateReader(target, hidden_layers, keeps_all=keeps_all)
+        self._reader = StateReader(target, hidden_layers)
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Draft a batch; see `Drafter.draft`."""
@@ -175,7 +171,7 @@ class FedDrafter:
         self._model = model
         self._path_scorer = path_scorer
         self._num_ids = target.vocab_size
-        self._features = FeatureStore(2 * target.max_sequences)
+        self._features = FeatureStore.beside(target)
         self._worker = Worker("drafter", is_inline=target.max_sequences == 1)
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:

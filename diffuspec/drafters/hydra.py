@@ -25,7 +25,7 @@ def _load(config: HydraConfig, target: Target, path_scorer: PathScorer | None) -
     layers = layers_beside(target)
     model = HydraDraftModel(HydraHeads.load(config.path, layers), layers, target.info)
     trees = LevelTrees(model, StaticShape(TEMPLATE), target.info)
-    return HeadDrafter(target, trees, keeps_all=False)
+    return HeadDrafter(target, trees)
 
 
 KIND = DrafterKind(HydraConfig, _load, observes=True)

@@ -47,7 +47,7 @@ class MedusaTrees:
         self._eos_token_ids = frozenset(target.eos_token_ids)
 
     def draft(self, requests: Sequence[DraftRequest], features: Sequence[Features]) -> list[Draft]:
-        states = [one.states[-1] for one in features]
+        states = [one.last for one in features]
         by_request = self._model.candidates(requests, states, NUM_CANDIDATES)
         pairs = zip(requests, by_request, strict=True)
         return [self._grow(request, candidates) for request, candidates in pairs]
@@ -69,7 +69,7 @@ def _load(config: MedusaConfig, target: Target, path_scorer: PathScorer | None) 
 
     layers = layers_beside(target)
     model = MedusaDraftModel(MedusaHeads.load(config.path, layers), layers, target.info)
-    return HeadDrafter(target, MedusaTrees(model, target.info), keeps_all=False)
+    return HeadDrafter(target, MedusaTrees(model, target.info))
 
 
 KIND = DrafterKind(MedusaConfig, _load, observes=True)

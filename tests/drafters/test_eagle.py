@@ -50,7 +50,7 @@ def request(name: str = "a", max_nodes: int = 64, depth: int = 20, **sampling: A
 
 def draft(head: FixedHead, shape: TreeShape, *requests: DraftRequest) -> list[Draft]:
     asked = requests or (request(),)
-    features = [Features(0, torch.zeros(1, 4))] * len(asked)
+    features = [Features(0, (torch.zeros(1, 4),))] * len(asked)
     return LevelTrees(head, shape, INFO).draft(asked, features)
 
 

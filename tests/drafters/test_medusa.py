@@ -35,7 +35,8 @@ class FixedHeads:
 
 def draft(heads: FixedHeads, max_nodes: int = 64, depth: int = 20) -> Draft:
     request = draft_request([5, 6], depth, max_nodes, ignore_eos=True)
-    [made] = MedusaTrees(cast(Any, heads), INFO).draft([request], [Features(0, torch.zeros(1, 4))])
+    features = Features(0, (torch.zeros(1, 4),))
+    [made] = MedusaTrees(cast(Any, heads), INFO).draft([request], [features])
     return made
 
 

@@ -47,7 +47,7 @@ class _Session:
     @property
     def num_known(self) -> int:
         """Number of prefix tokens up to the last one whose state is known."""
-        return self.features.first + len(self.features.states)
+        return self.features.first + len(self.features)
 
     @property
     def token_ids(self) -> TokenIds:
@@ -56,7 +56,7 @@ class _Session:
 
     def takes(self, request: DraftRequest, features: Features) -> bool:
         """Return whether a request with the same id can be drafted in this session."""
-        end = features.first + len(features.states)
+        end = features.first + len(features)
         mine = self.requests[0].prefix[: self.num_known]
         same = (features.first, end) == (self.features.first, self.num_known)
         return same and np.array_equal(request.prefix[:end], mine)
@@ -133,7 +133,7 @@ class DFlashRunner(HeadRunner):
             return takes
         if len(sessions) == self._target.max_sequences:
             return False
-        end = features.first + len(features.states)
+        end = features.first + len(features)
         token_ids = request.prefix[features.first : end]
         salt = salt_of(request, features)
         table = self._cache.acquire(request.request_id, token_ids, len(token_ids), salt)
@@ -161,7 +161,8 @@ class DFlashRunner(HeadRunner):
             self._read_rows(parts)
 
     def _read_rows(self, parts: Sequence[tuple[_Session, slice]]) -> None:
-        states = torch.cat([session.features.states[rows] for session, rows in parts])
+        known = [session.features.rows(rows.start, rows.stop) for session, rows in parts]
+        states = torch.cat(known)
         positions = np.concatenate(
             [session.features.first + np.arange(rows.start, rows.stop) for session, rows in parts]
         )

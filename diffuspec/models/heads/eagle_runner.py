@@ -130,7 +130,7 @@ class EagleRunner(HeadRunner):
             end = start + len(token_ids)
             positions = session.features.first + np.arange(start, end)
             rows.segments.append(Segment(session.table, start, token_ids, positions, "causal", ()))
-            rows.states.append(session.features.states[start:end])
+            rows.states.append(session.features.rows(start, end))
         outputs = self._run(rows)
         for session, segment in zip(sessions, rows.segments, strict=True):
             mine, outputs = outputs[: segment.num_rows], outputs[segment.num_rows :]

@@ -92,7 +92,7 @@ class HydraDraftModel:
 
     def begin(self, requests: Sequence[DraftRequest], features: Sequence[Features]) -> None:
         pairs = zip(requests, features, strict=True)
-        self._states = {request.request_id: one.states[-1] for request, one in pairs}
+        self._states = {request.request_id: one.last for request, one in pairs}
 
     @torch.inference_mode()
     def candidates(self, level: Level, count: int) -> list[list[Candidates]]:

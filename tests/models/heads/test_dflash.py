@@ -109,7 +109,7 @@ def test_lattices_are_those_of_transformers_own_drafter(
             request(name, prefix, k, temperature=temperature, seed=3)
             for name, prefix, k in zip("ab", prefixes, (5, 3), strict=True)
         ]
-        features = [Features(first, rows) for first, rows in zip(firsts, known, strict=True)]
+        features = [Features(first, (rows,)) for first, rows in zip(firsts, known, strict=True)]
         found = drafter.lattices(requests, features)
         for row, one in enumerate(found):
             logits = reference(layers, model, prefixes[row], known[row], firsts[row])
@@ -136,7 +136,7 @@ def test_hypothetical_prefixes_begin_blocks_after_what_is_known(
     asked.append(("a", [*prefix[:8], 5]))  # another past of the same request
     known = [states[0, :12], states[0, :12], states[1, :8], states[0, :12], states[0, :8]]
     requests = [request(name, tokens) for name, tokens in asked]
-    found = drafter.lattices(requests, [Features(0, rows) for rows in known])
+    found = drafter.lattices(requests, [Features(0, (rows,)) for rows in known])
     assert [one.num_positions for one in found] == [5, 4, 5, 1, 5]
     assert drafter.max_unknown == 4
     for (_, tokens), rows, one in zip(asked, known, found, strict=True):
@@ -156,7 +156,7 @@ def test_layers_with_a_window_are_causal_within_a_block_unless_the_checkpoint_sa
         model = DFlashModel.load(tmp_path, layers)
         assert model.settings.causal_layers == (True, True, True)
         drafter = DFlashRunner(model, layers, target.info, ALL)
-        found += drafter.lattices([request("a", [4, 5, 6, 7, 8], k=2)], [Features(0, states)])
+        found += drafter.lattices([request("a", [4, 5, 6, 7, 8], k=2)], [Features(0, (states,))])
     assert np.allclose(found[0].logprobs, found[1].logprobs, atol=1e-4)
     assert found[1].num_positions == 2
 
@@ -169,7 +169,7 @@ def test_a_head_of_its_own_over_some_ids_is_used(
     weights |= {"lm_head.weight": head, "d2t": torch.tensor([5, 40, 100])}
     save_file({name: x.contiguous() for name, x in weights.items()}, tmp_path / "model.safetensors")
     drafter = DFlashRunner(DFlashModel.load(tmp_path, layers), layers, target.info, ALL)
-    states = Features(0, torch.randn(4, 2 * H, generator=torch.Generator().manual_seed(1)))
+    states = Features(0, (torch.randn(4, 2 * H, generator=torch.Generator().manual_seed(1)),))
     [found] = drafter.lattices([request("a", [4, 5, 6, 7, 8])], [states])
     assert {token for row in found.token_ids for token in row if token >= 0} == {5, 41, 102}
     assert found.num_candidates.tolist() == [3] * 5

@@ -115,7 +115,7 @@ def test_candidates_follow_the_formula_at_every_node(
     for _ in range(2):
         requests = [request(name, prefix) for name, prefix in prefixes.items()]
         known = {name: states[name][: len(prefixes[name]) - 1] for name in "ab"}
-        features = [Features(first[name], known[name][first[name] :]) for name in "ab"]
+        features = [Features(first[name], (known[name][first[name] :],)) for name in "ab"]
         model.begin(requests, features)
         level = [(one, [DraftNode()]) for one in requests]
         for _ in range(3):

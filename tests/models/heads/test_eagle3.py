@@ -107,7 +107,7 @@ def test_candidates_follow_the_papers_formula_at_every_node(
         embedding = layers.embed(torch.arange(V))
     prefix, features = list(range(40, 49)), torch.randn(8, 3 * H)
     request = draft_request(prefix)
-    model.begin([request], [Features(0, features)])
+    model.begin([request], [Features(0, (features,))])
     nodes = [DraftNode()]
     for _ in range(3):
         [by_node] = model.candidates([(request, nodes)], 5)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from diffuspec.core.interfaces import Observation
+from diffuspec.core.pages import PAGE_SIZE
 from diffuspec.core.types import EMPTY_TREE, DraftTree
 from diffuspec.models.heads.features import FeatureStore
 
@@ -40,7 +41,7 @@ def assert_known(store: FeatureStore, prefix: Sequence[int], first: int = 0) -> 
     found = store.find(np.array(prefix, np.int32))
     assert found is not None and found.first == first
     expected = [state_of(prefix[: end + 1]) for end in range(first, len(prefix) - 1)]
-    assert found.states.tolist() == expected
+    assert found.rows(0, len(found)).tolist() == expected
 
 
 def is_known(store: FeatureStore, prefix: Sequence[int]) -> bool:
@@ -80,22 +81,13 @@ def test_states_are_known_from_where_the_target_was_first_observed() -> None:
     assert_known(store, [4, 6, 7, 8, 9], first=2)
 
 
-def test_the_sequences_used_last_are_kept() -> None:
+def test_the_prefixes_used_last_are_kept() -> None:
     store = FeatureStore(2)
     for token_id in (1, 2):
         store.add(observation([token_id, 6]))
     assert is_known(store, [1, 6, 7])
     store.add(observation([3, 6]))
     assert [is_known(store, [token_id, 6, 7]) for token_id in (1, 2, 3)] == [True, False, True]
-
-
-def test_the_last_state_alone_is_kept_where_no_other_is_needed() -> None:
-    store = FeatureStore(2, keeps_all=False)
-    store.add(observation([5, 6, 7]))
-    assert_known(store, [5, 6, 7, 8], first=2)
-    store.add(observation([5, 6, 7, 8], 3, DraftTree((9,), (-1,)), (0,)))
-    assert_known(store, [5, 6, 7, 8, 9, 4], first=4)
-    assert not is_known(store, [5, 6, 7, 8])
 
 
 def test_an_observation_that_comes_twice_changes_nothing() -> None:
@@ -112,10 +104,10 @@ def test_all_but_a_few_states_are_enough_where_they_are() -> None:
     prefix = np.array([0, 1, 2, 3, 4, 5, 9, 9, 9], np.int32)
     assert store.find(prefix) is None and store.find(prefix, 1) is None
     found = store.find(prefix, 2)
-    assert found is not None and len(found.states) == 6
+    assert found is not None and len(found) == 6
     assert store.num_known(prefix) == 6
     other = store.find(np.array([0, 1, 2, 7, 8], np.int32), 2)
-    assert other is not None and len(other.states) == 3
+    assert other is not None and len(other) == 3
 
 
 def test_states_are_shared_only_among_requests_with_the_same_salt():
@@ -127,5 +119,56 @@ def test_states_are_shared_only_among_requests_with_the_same_salt():
     assert store.num_known(prefix, "x") == 3 and store.num_known(prefix) == 0
     store.add(observation([5, 6, 7]))
     assert_known(store, [5, 6, 7, 8])
-    found = store.find(prefix, salt="x")
-    assert found is not None and found.states.tolist() == store.find(prefix).states.tolist()
+    found, plain = store.find(prefix, salt="x"), store.find(prefix)
+    assert found is not None and plain is not None and torch.equal(found.last, plain.last)
+
+
+SHARED = [1 + n % 50 for n in range(2 * PAGE_SIZE)]
+
+
+def test_a_beginning_that_prefixes_share_is_kept_once():
+    store = FeatureStore(4)
+    for token_id in (7, 8):
+        store.add(observation([*SHARED, token_id, 9], 0))
+    for token_id in (7, 8):
+        assert_known(store, [*SHARED, token_id, 9, 3])
+    store.add(observation([*SHARED, 6, 9], 0))
+    assert [is_known(store, [*SHARED, token_id, 9, 3]) for token_id in (6, 7, 8)] == [
+        True,
+        False,
+        True,
+    ]
+
+
+def test_a_long_prefix_loses_its_end_first_and_has_it_again_once_it_is_read():
+    store, prefix = FeatureStore(3), [*SHARED, 7, 8, 9]
+    store.add(observation(prefix))
+    store.add(observation([2]))
+    assert not is_known(store, [*prefix, 1])
+    assert_known(store, [*SHARED, 1])
+    store.add(observation(prefix, len(SHARED)))
+    assert_known(store, [*prefix, 1])
+
+
+def test_states_of_cached_tokens_are_filled_in_once_they_are_read():
+    store, prefix = FeatureStore(9), [*SHARED, 7, 8, 9]
+    store.add(observation(prefix, PAGE_SIZE + 5))
+    assert_known(store, [*prefix, 1], first=PAGE_SIZE + 5)
+    store.add(observation(SHARED[:PAGE_SIZE]))
+    assert store.num_known(np.array(prefix, np.int32)) == PAGE_SIZE
+    assert_known(store, [*prefix, 1], first=PAGE_SIZE + 5)
+    store.add(observation(prefix, PAGE_SIZE - 2))
+    assert_known(store, [*prefix, 1])
+
+
+def test_prefixes_that_branch_anywhere_all_have_their_states():
+    random, store = np.random.default_rng(0), FeatureStore(10_000)
+    texts: list[list[int]] = [[1]]
+    for _ in range(40):
+        text = texts[int(random.integers(len(texts)))]
+        num_cached = int(random.integers(len(text)))
+        added = random.integers(1, 4, int(random.integers(1, 100))).tolist()
+        texts.append([*text[: num_cached + 1], *added])
+        store.add(observation(texts[-1], num_cached if len(texts) > 2 else 0))
+    for text in texts[1:]:
+        assert_known(store, [*text, 5])

@@ -45,7 +45,7 @@ def test_a_block_is_trained_as_it_is_drafted(target: Path) -> None:
         start = int(starts[row, block])
         prefix = token_ids[row, : start + 1].numpy().astype(np.int32)
         request = DraftRequest("a", prefix, SIZE, "path", 9, 0.5, SamplingParams())
-        [found] = drafter.lattices([request], [Features(0, features[row, :start])])
+        [found] = drafter.lattices([request], [Features(0, (features[row, :start],))])
         wanted = trained[row, block, 1:].clone()
         wanted[:, MASK] = -torch.inf
         ids = torch.from_numpy(found.token_ids).long()
