@@ -6,6 +6,7 @@ With pages of 4 KiB, address translation takes a fifth of the time.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import mmap
 import threading
@@ -17,6 +18,7 @@ from torch import Tensor
 _PAGE = 1 << 21
 _CHUNK = 16 * _PAGE  # shared by successive tensors; freed with the last of them
 _ALIGNMENT = 64
+_MADV_POPULATE_WRITE = 23
 
 _lock = threading.Lock()
 _free = torch.empty(0, dtype=torch.uint8)  # the unused rest of the latest chunk
@@ -30,11 +32,26 @@ def empty(size: Sequence[int], dtype: torch.dtype) -> Tensor:
 def zeros(size: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return zeros in memory of their own.
 
-    They are written immediately, since the system takes milliseconds to provide a huge page on
-    first use.
+    The system takes milliseconds to provide a huge page on first use: a thread has it provide them
+    all in advance.
     """
     num_bytes = math.prod(size) * dtype.itemsize
-    return _chunk(num_bytes)[:num_bytes].view(dtype).view(*size).zero_()
+    memory = _chunk(num_bytes)[:num_bytes]  # new memory is zero
+    if not _provide(memory[:_PAGE]):
+        memory.zero_()
+    elif num_bytes > _PAGE:
+        rest = memory[_PAGE:]
+        threading.Thread(target=_provide, args=(rest,), name="pages", daemon=True).start()
+    return memory.view(dtype).view(*size)
+
+
+def _provide(memory: Tensor) -> bool:
+    """Have the system provide memory without changing it. Return whether it could (Linux 5.14)."""
+    madvise = getattr(ctypes.CDLL(None), "madvise", None)
+    if madvise is None:
+        return False
+    address, size = ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(len(memory))
+    return bool(madvise(address, size, _MADV_POPULATE_WRITE) == 0)
 
 
 def _take(num_bytes: int) -> Tensor:

@@ -8,6 +8,7 @@ import mmap
 import pytest
 import torch
 
+from diffuspec.models.kernels import huge_pages
 from diffuspec.models.kernels.huge_pages import empty, zeros
 
 
@@ -42,4 +43,11 @@ def test_a_kernel_without_huge_pages_gives_usual_ones(monkeypatch: pytest.Monkey
             raise OSError(errno.EINVAL, "Invalid argument")
 
     monkeypatch.setattr(mmap, "mmap", Memory)
+    assert not zeros((3, 5), torch.float32).any()
+
+
+def test_zeros_are_zeros_on_kernels_that_provide_no_memory_in_advance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(huge_pages, "_MADV_POPULATE_WRITE", -1)
     assert not zeros((3, 5), torch.float32).any()
