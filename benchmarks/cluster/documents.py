@@ -64,16 +64,19 @@ WAYS: Sequence[Way] = (
     Way(
         "from ray import serve",
         needs_cluster=True,
-        wanted="max_model_len",
-        after="import asyncio, ray; ray.init('auto'); print(asyncio.run(connect()).info)",
+        wanted="ServiceStatus(",
+        after=(
+            "import asyncio, ray; ray.init('auto')\n"
+            "async def ask(): return await (await connect()).status()\n"
+            "print(asyncio.run(ask()))"
+        ),
     ),
 )
 # what ray_cluster.yaml and docs/usage.md tell a cluster's owner to do first; HAProxy's counts
 _ELSEWHERE: Mapping[str, Way] = {
-    "curl --silent '127.0.0.1:8404/stats;csv' | grep -c 'Ingress-.*,UP,'": Way(
-        "curl",
-        wanted="2",  # ingresses are reached off the head
-    ),
+    # ingresses are reached off the head, the second once it has been replaced, too
+    "until curl --silent '127.0.0.1:8404/stats;csv' | grep -c 'Ingress-.*,UP,' | grep 2; "
+    "do sleep 1; done": Way("until curl", wanted="2"),
     "python -m deploy.demo --address auto --repeats 1 --trace ~/t.json": Way(
         "python -m deploy.demo", wanted="same tokens: yes"
     ),

@@ -143,7 +143,8 @@ class Trial:
         head.cut()
         seconds = self._seconds_of_tokens(_HEADLESS_SECONDS)
         head.mend()
-        self._rejoin([name for name in self.machines if name != "head"])
+        up = [name for name, machine in self.machines.items() if machine.is_up]
+        self._rejoin([name for name in up if name != "head"])
         return f"tokens came for {seconds:.0f} s; then all nodes were started again"
 
     def forget(self) -> str:
