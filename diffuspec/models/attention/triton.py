@@ -20,7 +20,7 @@ from diffuspec.algorithm.transfers import to_device
 from diffuspec.core.pages import PAGE_SIZE, num_pages_of
 from diffuspec.models.attention.interface import Attention, Heads, Projections, Scoring
 from diffuspec.models.attention.segment import Segment
-from diffuspec.models.kernels.triton.availability import is_available
+from diffuspec.models.kernels.triton.availability import IS_OF_USE, is_available
 from diffuspec.models.kernels.triton.table import (
     ALL,
     MAX_STEP_ROWS,
@@ -33,8 +33,9 @@ from diffuspec.models.kernels.visible_columns import VisibleColumns
 from diffuspec.models.pages.store import CacheShape, Pages, PageStore
 from diffuspec.models.pages.table import PageTable
 
-with contextlib.suppress(ImportError):  # torch without Triton: see `can_attend`
-    from diffuspec.models.kernels.triton import attention as gpu_attention
+if IS_OF_USE:
+    with contextlib.suppress(ImportError):  # torch without Triton: see `can_attend`
+        from diffuspec.models.kernels.triton import attention as gpu_attention
 
 
 def can_attend(like: Tensor) -> bool:

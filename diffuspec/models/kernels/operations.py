@@ -15,7 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from diffuspec.algorithm.transfers import to_host
-from diffuspec.models.kernels.triton.availability import is_available as is_available_on_gpu
+from diffuspec.models.kernels.triton.availability import (
+    IS_OF_USE,
+    is_available as is_available_on_gpu,
+)
 from diffuspec.models.kernels.visible_columns import VisibleColumns
 
 try:
@@ -25,8 +28,9 @@ except ImportError:  # installed without a C++ compiler
 else:
     is_available = True
 
-with contextlib.suppress(ImportError):  # torch without Triton: see `can_run_on`
-    from diffuspec.models.kernels.triton import operations as gpu
+if IS_OF_USE:
+    with contextlib.suppress(ImportError):  # torch without Triton: see `can_run_on`
+        from diffuspec.models.kernels.triton import operations as gpu
 
 KEY_BLOCK = 16  # columns whose keys are transposed together: kLanes in cpu/vectors.h
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # numbering of cpu/numbers.h

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 
 import torch
 
 logger = logging.getLogger(__name__)
+
+# Whether Triton is imported, which takes a second: not where torch is built for CPUs alone, unless
+# kernels run in its interpreter.
+IS_OF_USE = bool(
+    torch.version.cuda or torch.version.hip or os.environ.get("TRITON_INTERPRET") == "1"
+)
 
 
 @functools.cache
