@@ -70,13 +70,13 @@ async def load(engine: Engine, jobs: Sequence[Job]) -> tuple[list[Answer], tuple
 
 
 def loads(
-    model: Path, text: Path, longest: int, answered: int, say: Callable[[str], None]
+    model: Path, text: Path, most: int, longest: int, answered: int, say: Callable[[str], None]
 ) -> Iterator[tuple[str, ...]]:
     """Yield a row for each number of requests and each size of the cache."""
     engine = make_engine(model, _TRIAL_BYTES, 1)
     page_bytes = _TRIAL_BYTES / asyncio.run(_num_pages(engine))
     token_ids = engine.tokenizer.encode(text.read_text(encoding="utf-8"))
-    for number in _NUMBERS:
+    for number in [number for number in _NUMBERS if number <= most]:
         jobs = make_jobs(token_ids, number, longest, answered)
         expected: list[Answer] = []
         for name, share in (("all", 1.0), ("half", 0.5)) if number > 1 else (("all", 1.0),):
@@ -99,6 +99,7 @@ async def _num_pages(engine: Engine) -> float:
 @app.command(cls=Command)
 def main(
     model: Path,
+    most: Annotated[int, typer.Option(help="Requests at once in the last rows.")] = 128,
     longest: Annotated[int, typer.Option(help="Tokens of the longest prompt.")] = 1000,
     answered: Annotated[int, typer.Option(help="Tokens of an answer.")] = 100,
     text: Annotated[Path, typer.Option(help="What prompts are cut from.")] = Path(
@@ -107,7 +108,7 @@ def main(
 ) -> None:
     """Answer 1 to 128 requests at once in a cache of what they need, and of half of it."""
     with progress("half of the cache", Console(stderr=True)) as say:
-        rows = tuple(loads(model, text, longest, answered, say))
+        rows = tuple(loads(model, text, most, longest, answered, say))
     print_tables(
         [TextTable("Load in a cache that holds all, or half", _HEADS, rows)], [], Console()
     )

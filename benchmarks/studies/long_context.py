@@ -104,7 +104,7 @@ def make_engine(model: Path, positions: int) -> Engine:
 def lengths(positions: int) -> Iterator[int]:
     """Yield a thousand, eight times as many, ..., and as many as leave room for an answer."""
     length = 1000
-    while length < positions - 2 * _NUM_ANSWERED:
+    while 2 * length < positions:
         yield length
         length *= 8
     yield positions - 2 * _NUM_ANSWERED
