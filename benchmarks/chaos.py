@@ -87,7 +87,9 @@ class Answers:
     wrong: list[str] = field(default_factory=list)
     # broken streams, by the kind of process killed last
     broken: Counter[str] = field(default_factory=Counter)
-    silences: list[float] = field(default_factory=list)  # of each, before its error: seconds
+    silences: list[float] = field(
+        default_factory=list
+    )  # seconds without a token before each one's error
 
 
 class Load:

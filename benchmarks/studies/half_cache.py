@@ -19,11 +19,13 @@ from rich.console import Console
 from benchmarks.progress import progress
 from benchmarks.studies.small_cache import (
     DRAFTED,
+    MAX_TREE_NODES,
     Answer,
     Job,
     answer,
     make_engine,
     make_jobs,
+    num_different,
     value,
 )
 from diffuspec.bench.report import print_tables
@@ -33,8 +35,7 @@ from diffuspec.core.pages import num_pages_of
 from diffuspec.engine.engine import Engine
 
 _NUMBERS = (1, 8, 32, 128)
-_TRIAL_BYTES = 600e6  # of a first cache, which tells the size of a page
-_MAX_TREE_NODES = 32
+_TRIAL_BYTES = 600e6  # size of a first cache, which tells that of a page
 _HEADS = (
     "requests",
     "cache",
@@ -52,7 +53,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def num_pages_needed(jobs: Sequence[Job]) -> int:
     """Return the pages of all requests with their answers and the widest drafts."""
     return sum(
-        num_pages_of(len(job.prompt) + job.sampling.max_tokens + _MAX_TREE_NODES) for job in jobs
+        num_pages_of(len(job.prompt) + job.sampling.max_tokens + MAX_TREE_NODES) for job in jobs
     )
 
 
@@ -62,8 +63,8 @@ async def load(engine: Engine, jobs: Sequence[Job]) -> tuple[list[Answer], tuple
         started = time.monotonic()
         answers = await asyncio.gather(*[answer(engine, job, DRAFTED) for job in jobs])
         seconds = time.monotonic() - started
-    firsts = sorted(one.first_token_seconds for one in answers)
-    num_tokens = sum(len(one.token_ids) for one in answers)
+    firsts = sorted(found.first_token_seconds for found in answers)
+    num_tokens = sum(len(found.token_ids) for found in answers)
     counts = [value(engine, f"{name}_total") for name in ("num_preemptions", "reread_tokens")]
     seen = f"{num_tokens / seconds:.1f}", f"{statistics.median(firsts):.1f}", f"{firsts[-1]:.1f}"
     return answers, (*seen, *(f"{count:,.0f}" for count in counts))
@@ -73,7 +74,7 @@ def loads(
     model: Path, text: Path, most: int, longest: int, answered: int, say: Callable[[str], None]
 ) -> Iterator[tuple[str, ...]]:
     """Yield a row for each number of requests and each size of the cache."""
-    engine = make_engine(model, _TRIAL_BYTES, 1)
+    engine = make_engine(model, 1, _TRIAL_BYTES)
     page_bytes = _TRIAL_BYTES / asyncio.run(_num_pages(engine))
     token_ids = engine.tokenizer.encode(text.read_text(encoding="utf-8"))
     for number in [number for number in _NUMBERS if number <= most]:
@@ -81,14 +82,10 @@ def loads(
         expected: list[Answer] = []
         for name, share in (("all", 1.0), ("half", 0.5)) if number > 1 else (("all", 1.0),):
             say(f"{number} requests, {name} of what they need")
-            engine = make_engine(model, page_bytes * (share * num_pages_needed(jobs) + 1), number)
+            engine = make_engine(model, number, page_bytes * (share * num_pages_needed(jobs) + 1))
             answers, seen = asyncio.run(load(engine, jobs))
             expected = expected or answers
-            different = sum(
-                (one.token_ids, one.logprobs) != (other.token_ids, other.logprobs)
-                for one, other in zip(answers, expected, strict=True)
-            )
-            yield str(number), name, *seen, str(different)
+            yield str(number), name, *seen, str(num_different(answers, expected))
 
 
 async def _num_pages(engine: Engine) -> float:

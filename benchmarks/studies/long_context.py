@@ -22,17 +22,16 @@ import typer
 from rich.console import Console
 
 from benchmarks.progress import progress
+from benchmarks.studies.small_cache import DRAFTED, PLAIN, make_engine
 from diffuspec.bench.report import print_tables
 from diffuspec.bench.text_table import TextTable
 from diffuspec.cli.command import Command
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.engine.engine import Engine
-from diffuspec.pairs import parse_config
 
-_PLAIN, _DRAFTED = SpeculationParams(policy="off"), SpeculationParams()
 _NUM_ANSWERED = 64
 _NUM_BESIDE = 400  # most tokens of the request that is answered beside a long prompt
-_NUM_LAYERS = 4  # of a drawn model
+_NUM_LAYERS = 4  # layers of a drawn model
 _HEADS = "tokens", "first token, s", "a token, ms", "drafted, ms", "beside it at most, s", "differ"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -58,11 +57,11 @@ def per_token(times: Sequence[float]) -> float:
 
 async def row(engine: Engine, prompt: Sequence[int]) -> tuple[str, ...]:
     """Answer a prompt alone, with drafts, and again, with its prompt read beside another answer."""
-    plain, times = await stream(engine, prompt, _NUM_ANSWERED, _PLAIN)
-    drafted, drafted_times = await stream(engine, prompt, _NUM_ANSWERED, _DRAFTED)
-    beside = asyncio.create_task(stream(engine, prompt[:50], _NUM_BESIDE, _PLAIN))
+    plain, times = await stream(engine, prompt, _NUM_ANSWERED, PLAIN)
+    drafted, drafted_times = await stream(engine, prompt, _NUM_ANSWERED, DRAFTED)
+    beside = asyncio.create_task(stream(engine, prompt[:50], _NUM_BESIDE, PLAIN))
     await asyncio.sleep(0.1)
-    again, _ = await stream(engine, list(prompt)[::-1], 1, _PLAIN)  # nothing of it is cached
+    again, _ = await stream(engine, list(prompt)[::-1], 1, PLAIN)  # nothing of it is cached
     beside_times = (await beside)[1]
     longest = max(late - early for early, late in itertools.pairwise(beside_times[1:]))
     return (
@@ -95,12 +94,6 @@ def draw(model: Path, positions: int, folder: Path) -> Path:
     return folder
 
 
-def make_engine(model: Path, positions: int) -> Engine:
-    target = {"path": model, "device": "cpu", "exact": True, "max_sequences": 2}
-    target |= {"max_model_len": positions, "max_tree_nodes": 32}
-    return Engine.from_config(parse_config({"target": target, "drafter": {"kind": "pld"}}))
-
-
 def lengths(positions: int) -> Iterator[int]:
     """Yield a thousand, eight times as many, ..., and as many as leave room for an answer."""
     length = 1000
@@ -123,7 +116,7 @@ def main(
     """Answer long prompts; exit with 1 if an answer with drafts differs."""
     with tempfile.TemporaryDirectory() as folder:
         used = draw(model, positions, Path(folder)) if positions else model
-        engine = make_engine(used, positions or 8192)
+        engine = make_engine(used, 2, positions=positions or 8192)
         token_ids = engine.tokenizer.encode(text.read_text(encoding="utf-8"))
         repeated = list(itertools.islice(itertools.cycle(token_ids), positions or 8192))
         with progress("long prompts", Console(stderr=True)) as say:

@@ -121,8 +121,8 @@ async def measure(prompts: Sequence[Prompt], max_tokens: int) -> TextTable:
     async with make_engine(OTHERS) as engine:
         for kind in track([DEFAULT, *OTHERS], "drafters", console=Console(stderr=True)):
             answers = await compare(engine, kind, prompts, max_tokens)
-            different = sum(one.token_ids != answers[0].token_ids for one in answers)
-            cells = [f"{one.acceptance:.2f}" for one in answers]
+            different = sum(found.token_ids != answers[0].token_ids for found in answers)
+            cells = [f"{found.acceptance:.2f}" for found in answers]
             rows.append((kind, *cells, f"{answers[1].num_cached_tokens:,}", str(different)))
     heads = "drafter", "prompts read", "found", "rows lost", "tokens found", "other answers"
     return TextTable("Tokens per step", heads, tuple(rows))
@@ -136,7 +136,9 @@ def main(
     """Print committed tokens per step for each kind of drafter."""
     torch.set_num_threads(1)
     questions = first_per_family(load_questions(tiny.QUESTIONS), limit)
-    prompts: list[Prompt] = [[{"role": "user", "content": one.turns[0]}] for one in questions]
+    prompts: list[Prompt] = [
+        [{"role": "user", "content": question.turns[0]}] for question in questions
+    ]
     note = f"{len(prompts)} questions; rows are lost every {STEPS_PER_LOSS} steps"
     print_tables([asyncio.run(measure(prompts, max_tokens))], [note], Console())
 

@@ -36,6 +36,7 @@ _KINDS = (
     replace(_GREEDY, temperature=0.9, top_p=0.95, seed=5),
     replace(_GREEDY, ignore_eos=False, structured_output=StructuredOutput(regex="[a-z ]{8,40}")),
 )
+MAX_TREE_NODES = 32
 PLAIN, DRAFTED = SpeculationParams(policy="off"), SpeculationParams()
 # Verifications after which the verifier loses its cache: enough to read again what it held.
 _STEPS_PER_LOSS = 500
@@ -71,6 +72,14 @@ async def answer(engine: Engine, job: Job, speculation: SpeculationParams) -> An
         tuple(entry for output in outputs for entry in output.logprobs or ()),
         0 if step is None else step.num_cached_tokens,
         first_token_at - started,
+    )
+
+
+def num_different(answers: Sequence[Answer], expected: Sequence[Answer]) -> int:
+    """Return how many answers have other tokens or log-probabilities than expected."""
+    return sum(
+        (found.token_ids, found.logprobs) != (right.token_ids, right.logprobs)
+        for found, right in zip(answers, expected, strict=True)
     )
 
 
@@ -124,10 +133,7 @@ class Study:
         answers = await asyncio.gather(*calls) if at_once else [await call for call in calls]
         seconds = time.monotonic() - started
         self._expected = self._expected or answers
-        different = sum(
-            (one.token_ids, one.logprobs) != (other.token_ids, other.logprobs)
-            for one, other in zip(answers, self._expected, strict=True)
-        )
+        different = num_different(answers, self._expected)
         self.num_different += different
         after = [value(engine, f"{name}_total") for name in ("num_preemptions", "reread_tokens")]
         counts = [f"{new - old:,.0f}" for new, old in zip(after, before, strict=True)]
@@ -177,9 +183,14 @@ async def share(
     return TextTable("A shared system prompt", heads, tuple(rows)), note
 
 
-def make_engine(model: Path, cache_memory: float, number: int) -> Engine:
+def make_engine(
+    model: Path, number: int, cache_memory: float | None = None, positions: int = 2048
+) -> Engine:
+    """Return an engine for a number of requests at once, with drafts from their own text."""
     target = {"path": model, "device": "cpu", "exact": True, "max_sequences": number}
-    target |= {"cache_memory": cache_memory, "max_model_len": 2048, "max_tree_nodes": 32}
+    target |= {"max_model_len": positions, "max_tree_nodes": MAX_TREE_NODES}
+    if cache_memory is not None:
+        target["cache_memory"] = cache_memory
     return Engine.from_config(parse_config({"target": target, "drafter": {"kind": "pld"}}))
 
 
@@ -196,7 +207,7 @@ def main(
     shared: Annotated[int, typer.Option(help="Tokens of a shared system prompt.")] = 0,
 ) -> None:
     """Answer requests in a cache that holds few of them; exit with 1 if an answer differs."""
-    engine = make_engine(model, cache_memory, requests)
+    engine = make_engine(model, requests, cache_memory)
     token_ids = engine.tokenizer.encode(text.read_text(encoding="utf-8"))
     if shared:
         table, note = asyncio.run(share(engine, token_ids, requests, shared))

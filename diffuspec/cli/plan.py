@@ -30,7 +30,7 @@ EXAMPLES = """[bold]Examples[/bold]
 """
 
 _GARBAGE_OBJECTS = 100_000  # objects that a simulation makes between two garbage collections
-_MOST_ENGINES = 16  # of a draft server, by default
+_MOST_ENGINES = 16  # engines that share a draft server by default
 _MODELS, _LOAD, _HARDWARE = "Models", "Load", "Hardware"
 
 

@@ -47,7 +47,7 @@ class MedusaTrees:
         self._eos_token_ids = frozenset(target.eos_token_ids)
 
     def draft(self, requests: Sequence[DraftRequest], features: Sequence[Features]) -> list[Draft]:
-        states = [one.last for one in features]
+        states = [known.last for known in features]
         by_request = self._model.candidates(requests, states, NUM_CANDIDATES)
         pairs = zip(requests, by_request, strict=True)
         return [self._grow(request, candidates) for request, candidates in pairs]

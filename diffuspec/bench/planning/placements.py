@@ -42,7 +42,7 @@ class Hardware:
     costs: Path | None = None  # a file of costs, in place of the shipped one
     num_target_gpus: int = 1
     num_drafter_gpus: int = 1
-    num_engines: int = 0  # of another make, for draft servers; 0: none is planned
+    num_engines: int = 0  # engines of another make, for draft servers; 0: none is planned
     network_seconds: float = 1e-4  # one way between target and drafter
 
     def read(self) -> DeviceCosts:
@@ -148,7 +148,7 @@ def _served(
     engines, servers = hardware.num_engines, hardware.num_drafter_gpus
     machine = CostedMachine(*calls, 0.0, hardware.network_seconds, overlap=True)
     num_gpus = hardware.num_target_gpus + servers / engines
-    most = math.ceil(engines / servers)  # of one server
+    most = math.ceil(engines / servers)  # engines of one server
     return Placement(SERVED, machine, num_gpus, max_sequences, num_engines=most)
 
 

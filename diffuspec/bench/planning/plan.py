@@ -89,10 +89,10 @@ class Placement:
 
     name: str
     machine: CostedMachine
-    num_gpus: float  # of a pipeline: a draft server's engines share its GPU
+    num_gpus: float  # GPUs of a pipeline; a draft server's engines share its GPU
     max_sequences: int
     has_drafts: bool = True
-    num_engines: int = 0  # of another make that share a draft server; 0: an engine of ours
+    num_engines: int = 0  # engines of another make that share a draft server; 0: one of ours
 
     def open(self, answers: Sequence[Answer], num_shared_tokens: int) -> Simulation | ServedEngines:
         """Return the system that is simulated. Its figures are those of one engine."""

@@ -36,10 +36,10 @@ from diffuspec.v1.draft_service_pb2 import (
     RowDraft,
 )
 
-MAX_DRAFT_TOKENS = 12  # of an engine's request, as in docs/engines.md
+MAX_DRAFT_TOKENS = 12  # longest draft of an engine's request, as in docs/engines.md
 _MAX_MODEL_LEN = 2**17
 _PROMPT_TOKENS = 2048  # most prompt tokens that a step reads: vLLM's default
-_DEADLINE_SECONDS = 0.25  # of an answer: the clients' default
+_DEADLINE_SECONDS = 0.25  # for an answer of the server: the clients' default
 _MAX_SILENT_STEPS = 64  # the clients' number
 _MAX_DRAFT_SECONDS, _PROFILE_SECONDS = 10.0, 2.0  # the server's defaults
 
@@ -66,11 +66,15 @@ class ServedEngines:
         self._dispatcher = Dispatcher(drafter, info, _MAX_DRAFT_SECONDS, self._metrics)
         self._tasks: list[asyncio.Task[None]] = []
         self.clients = [
-            ServedEngine(machine, answers, self._session(number, info, max_sequences))
+            ServedEngine(
+                machine,
+                answers,
+                self._session(number, info, max_sequences),
+                max_sequences,
+                num_shared_tokens,
+            )
             for number in range(num_engines)
         ]
-        for engine in self.clients:
-            engine.max_sequences, engine.num_shared_tokens = max_sequences, num_shared_tokens
         self.targets = [engine.worker for engine in self.clients]
         self.drafters = [drafter.worker]
 
@@ -160,12 +164,18 @@ class _Served:
 class ServedEngine:
     """One engine: a `LoadClient`. `run` decodes what is asked of it."""
 
-    max_sequences, num_shared_tokens = INFO.max_sequences, 0
-
-    def __init__(self, machine: Machine, answers: Sequence[Answer], session: Session) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        answers: Sequence[Answer],
+        session: Session,
+        max_sequences: int,
+        num_shared_tokens: int,
+    ) -> None:
         self.worker = Worker(Processor(0.0))
-        self.steps: list[StepStats] = []  # of all requests so far
+        self.steps: list[StepStats] = []  # steps of all requests so far
         self._machine, self._answers, self._session = machine, answers, session
+        self._max_sequences, self._num_shared_tokens = max_sequences, num_shared_tokens
         self._waiting: deque[_Served] = deque()
         self._running: list[_Served] = []
         self._arrival = asyncio.Event()
@@ -182,7 +192,7 @@ class ServedEngine:
         number = prompt[0]
         assert isinstance(number, int), "prompts are of simulated traffic"
         answer = self._answers[number]
-        served = _Served(answer, max(len(answer.prompt) - self.num_shared_tokens, 1))
+        served = _Served(answer, max(len(answer.prompt) - self._num_shared_tokens, 1))
         self._waiting.append(served)
         self._arrival.set()
         num_left = answer.num_tokens
@@ -194,7 +204,7 @@ class ServedEngine:
     async def run(self) -> None:
         """Decode until cancelled."""
         while True:
-            while self._waiting and len(self._running) < self.max_sequences:
+            while self._waiting and len(self._running) < self._max_sequences:
                 self._running.append(self._waiting.popleft())
             if self._running:
                 await self._step()

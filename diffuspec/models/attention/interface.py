@@ -64,7 +64,7 @@ class Heads(NamedTuple):
     rows: Tensor  # [T, (heads + 2 * kv_heads) * dim]: queries, then keys, then values
     cos: Tensor  # [T, dim]
     sin: Tensor  # [T, dim]
-    num_heads: tuple[int, int, int]  # of queries, keys and values
+    num_heads: tuple[int, int, int]  # numbers of query, key and value heads
     norms: HeadNorms | None
 
     @property

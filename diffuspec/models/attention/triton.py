@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -38,12 +39,14 @@ if IS_OF_USE:
         from diffuspec.models.kernels.triton import attention as gpu_attention
 
 
+R = TypeVar("R", Projections, Heads)
+
+_NUM_TRIED = 400  # rows of a trial: several tiles and two splits
+
+
 def can_attend(like: Tensor) -> bool:
     """Return whether there are kernels for tensors like this one."""
     return like.is_cuda and is_available()
-
-
-_NUM_TRIED = 400  # rows of a trial: several tiles and two splits
 
 
 class TritonAttention(Attention):
@@ -69,18 +72,21 @@ class TritonAttention(Attention):
 
     def attend(self, layer: int, rows: Projections, scoring: Scoring) -> Tensor:
         group = len(rows.query) // len(rows.key)
-        parts = rows.split([wave.num_rows for wave in self._waves])
-        outputs = [
-            wave.attention(group).attend(layer, part, scoring)
-            for wave, part in zip(self._waves, parts, strict=True)
-        ]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return self._by_wave(rows, group, lambda wave, part: wave.attend(layer, part, scoring))
 
     def attend_heads(self, layer: int, heads: Heads, scoring: Scoring) -> Tensor:
         group = heads.num_heads[0] // heads.num_heads[1]
-        parts = heads.split([wave.num_rows for wave in self._waves])
+        return self._by_wave(
+            heads, group, lambda wave, part: wave.attend_heads(layer, part, scoring)
+        )
+
+    def _by_wave(
+        self, rows: R, group: int, attend: Callable[[TableAttention, R], Tensor]
+    ) -> Tensor:
+        """Attend from the rows of each wave after those of the one before."""
+        parts = rows.split([wave.num_rows for wave in self._waves])
         outputs = [
-            wave.attention(group).attend_heads(layer, part, scoring)
+            attend(wave.attention(group), part)
             for wave, part in zip(self._waves, parts, strict=True)
         ]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

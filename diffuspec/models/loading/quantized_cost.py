@@ -19,7 +19,7 @@ from diffuspec.models.layers.linear import KernelLinear
 
 logger = logging.getLogger(__name__)
 
-_NUM_ROWS = (1, 16)  # of a plain step and of a draft
+_NUM_ROWS = (1, 16)  # rows of a plain step and of a draft's verification
 _NUM_TIMES = 7
 _FLUSHED_BYTES = 512 << 20  # written before each product: no GPU's cache holds as much
 

@@ -50,7 +50,7 @@ def test_candidates_follow_the_formula_at_every_node(
         return logits[:NUM_KNOWN].log_softmax(-1)
 
     requests, states = [request("a", 5), request("b", 6)], torch.randn(2, 3, H)
-    model.begin(requests, [Features(0, (one,)) for one in states])
+    model.begin(requests, [Features(0, (state,)) for state in states])
     roots = [DraftNode(), DraftNode()]
     level = [(one, [root]) for one, root in zip(requests, roots, strict=True)]
     for depth in range(2):

@@ -70,7 +70,7 @@ def join_splits(
     assert added is None or added.stride() == outputs.stride()
     kernels.add_splits[(num_rows, triton.cdiv(num_outputs, _JOINED))](
         sums,
-        *(sums if one is None else one for one in (scales, row_scales, bias, added)),
+        *(sums if given is None else given for given in (scales, row_scales, bias, added)),
         outputs,
         num_outputs,
         sums.stride(0),
