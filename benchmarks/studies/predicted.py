@@ -2,8 +2,9 @@
 
 An engine with both roles in this process, and one whose drafter has a process of its own, answer a
 pair's questions with drafts and without. For each of them the costs of calls are measured first,
-then the figures are predicted, then they are measured. The folder of results keeps answers, costs
-and rows, so that the study can be run in parts.
+then the figures are predicted, then they are measured. The folder of results keeps answers and
+rows, so that the study can be run in parts. Each part measures the costs anew: a shared machine is
+faster at one time than at another.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from diffuspec.bench.planning.acceptance import (
     typed_regime,
     write_recording,
 )
-from diffuspec.bench.planning.costs import CostedMachine, DeviceCosts, read_costs, write_costs
+from diffuspec.bench.planning.costs import CostedMachine, DeviceCosts, write_costs
 from diffuspec.bench.planning.plan import Arrival, Load, Placement, Traffic, simulate
 from diffuspec.bench.questions import first_per_family, load_questions
 from diffuspec.bench.record import RecordedText, read_texts, record_texts
@@ -183,12 +184,10 @@ class _Loads:
 async def _compare(
     engine: Engine, roles: str, pair: str, study: _Study, loads: _Loads, out: Path
 ) -> list[Compared]:
-    """Measure the costs of an engine, unless that was done; predict its figures; measure them."""
-    path = out / f"costs-{roles}.json"
-    if not path.exists():
-        source = f"benchmarks.studies.predicted, {cpu_model()}"
-        write_costs(path, await measure_costs(engine, pair, source, "cpu"))
-    placements = _placements(read_costs(path), pair, roles)
+    """Measure the costs of an engine, predict its figures, and measure them."""
+    costs = await measure_costs(engine, pair, f"benchmarks.studies.predicted, {cpu_model()}", "cpu")
+    write_costs(out / f"costs-{roles}.json", costs)
+    placements = _placements(costs, pair, roles)
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as executor:
         most = await _predicted(executor, placements[0], study, Load(_MOST))
         per_second = most.tokens_per_second / study.mean_tokens
@@ -296,8 +295,8 @@ def main(
 ) -> None:
     """Compare a plan's figures with those of this machine; print all rows of the folder.
 
-    It can be run in parts, by --roles, --at-a-time and --rates: answers and costs that the folder
-    has are used again.
+    It can be run in parts, by --roles, --at-a-time and --rates: answers that the folder has are
+    used again.
     """
     make_folder(out)
     ways = roles.split(",")
