@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 import numpy as np
@@ -27,7 +26,8 @@ from diffuspec.core.types import Prompt
 
 # the drafter: none, on the target's GPU, on its own, or in a server for engines of other makes
 OFF, SHARED, APART, SERVED = "off", "shared", "apart", "served"
-BUSY = 0.85  # utilisation above which times to the first token depend on chance
+BUSY = 0.85  # share of the capacity above which times to the first token depend on chance
+_BAND = 0.05  # more and fewer requests per second there, to see how much
 PAYS = 1.02  # least ratio of tokens/s that counts as a gain
 
 # Requests of a point: without drafts nothing depends on chance but lengths; at a rate, times to the
@@ -110,6 +110,13 @@ class Load:
 
     at_a_time: int | None = None
     rate: float | None = None
+    pace: float = 1.0  # of a trace: its requests come so many times as fast
+
+    def scaled(self, factor: float) -> Load:
+        """Return the load with a factor as many requests per second."""
+        if self.rate is None:
+            return replace(self, pace=self.pace * factor)
+        return replace(self, rate=self.rate * factor)
 
     def __str__(self) -> str:
         if self.rate is not None:
@@ -171,14 +178,16 @@ async def _ask(
 ) -> LoadRun | RateRun:
     if load.at_a_time is not None:
         return await ask_all(client, prompts, load.at_a_time, 0)
-    times = [arrival.at for arrival in traffic.trace] if load.rate is None else None
+    times = None
+    if load.rate is None:
+        times = [arrival.at / load.pace for arrival in traffic.trace]
     return await ask_at_rate(client, prompts, load.rate or 0.0, 0, times)
 
 
 def _num_requests(placement: Placement, traffic: Traffic, load: Load) -> int:
     if traffic.num_requests is not None:
         return traffic.num_requests
-    if load == Load():
+    if load.at_a_time is None and load.rate is None:
         return len(traffic.trace)
     usual = _NUM_REQUESTS if placement.has_drafts else _NUM_PLAIN
     usual = usual if load.rate is None else _NUM_AT_RATE
@@ -257,6 +266,9 @@ class Plan:
     rate: float | None  # requests per second of all pipelines
     answer_tokens: float
     prompt_tokens: float
+    # shortest and longest median time to the first token at 5 % fewer and more requests per second,
+    # by placement, of those near their capacity
+    bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def of(self, placement: str) -> list[Point]:
         """Return the points of a placement at numbers of requests at a time."""
@@ -315,4 +327,26 @@ def make_plan(
             (placement, Load(rate=rate / plan.num_pipelines(placement.name)))
             for placement in placements
         ]
-    return replace(plan, points=tuple(chain(points, run(opened))))
+    found = tuple(run(opened))
+    return replace(plan, points=(*plan.points, *found), bands=_bands(plan, found, run))
+
+
+def _bands(
+    plan: Plan,
+    opened: Sequence[Point],
+    run: Callable[[Sequence[tuple[Placement, Load]]], Iterator[Point]],
+) -> dict[str, tuple[float, float]]:
+    """Return the bands of the points near their placement's capacity."""
+    placements = {placement.name: placement for placement in plan.placements}
+    near = [
+        point for point in opened if point.tokens_per_second > BUSY * plan.capacity(point.placement)
+    ]
+    cases = [
+        (placements[point.placement], point.load.scaled(factor))
+        for point in near
+        for factor in (1 - _BAND, 1 + _BAND)
+    ]
+    times: dict[str, list[float]] = {point.placement: [point.first_token_p50] for point in near}
+    for point in run(cases):
+        times[point.placement].append(point.first_token_p50)
+    return {name: (min(own), max(own)) for name, own in times.items()}

@@ -159,12 +159,12 @@ class PlanReport:
         for point in self.plan.points:
             if point.num_refused:
                 yield f"{_label(point)}: {point.num_refused} requests refused, the queue is full."
-            tokens = (point.load.rate or 0.0) * self.plan.answer_tokens
-            if tokens > BUSY * self.plan.capacity(point.placement):
-                yield (
-                    f"{_label(point)}: above {BUSY:.0%} of what it can do, where times to the "
-                    "first token depend on chance: compare the rates 5 % below and above."
-                )
+        for name, (low, high) in self.plan.bands.items():
+            yield (
+                f"{name}: above {BUSY:.0%} of what it can do, where times to the first token "
+                f"depend on chance: with 5 % fewer and more requests, {1e3 * low:.0f} to "
+                f"{1e3 * high:.0f} ms in the median."
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: every point, and what follows."""
@@ -184,7 +184,12 @@ class PlanReport:
             }
             for placement in plan.placements
         ]
-        return {"advice": self.advice(), "placements": placements, "points": points}
+        return {
+            "advice": self.advice(),
+            "placements": placements,
+            "points": points,
+            "first_token_bands": dict(plan.bands),
+        }
 
 
 def _label(point: Point) -> str:

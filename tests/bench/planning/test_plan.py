@@ -157,6 +157,20 @@ def test_a_plan_is_told_in_80_columns_and_one_sentence():
     assert not list(report.warnings())
 
 
+@pytest.mark.parametrize(("interval", "is_near"), [(10.0, False), (0.2, True)])
+def test_a_trace_near_the_capacity_gets_a_band(interval: float, is_near: bool):
+    trace = tuple(Arrival(interval * number, 30, 10) for number in range(20))
+    found = make_plan((off(),), replace(traffic(1.0), trace=trace), (1,), None, Here())
+    assert bool(found.bands) == is_near
+    said = list(PlanReport(found).warnings())
+    assert len(said) == is_near
+    if is_near:
+        [own] = [point.first_token_p50 for point in found.points if point.load == Load()]
+        low, high = found.bands[OFF]
+        assert low <= own <= high and low < high
+        assert "with 5 % fewer and more requests" in said[0]
+
+
 def test_more_requests_need_more_pipelines():
     busy = replace(plan_of(), rate=50.0)
     assert busy.num_pipelines(OFF) > busy.num_pipelines(SHARED) > 1
