@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.studies.json_worker import JsonWorker, started
+from benchmarks.studies.vllm_prefix_hits import Chats, prefix_hits
 from diffuspec.bench.questions import first_per_family, load_questions, rotated
 from diffuspec.bench.report import print_tables
 from diffuspec.bench.text_table import TextTable
@@ -101,18 +102,20 @@ def vllm(
     deadline_seconds: float = 0.25,
     is_compiled: bool = True,
     is_v2: bool = False,
+    settings: Mapping[str, object] | None = None,
 ) -> AbstractContextManager[JsonWorker]:
     """Start vLLM with the drafts of one system. Raises ConfigError.
 
     is_compiled: whether vLLM compiles the model, which takes a minute on one core. is_v2: whether
-    its model runner V2 is used, whose kernels are interpreted; plain and diffuspec only.
+    its model runner V2 is used, whose kernels are interpreted; plain and diffuspec only. settings:
+    further arguments of vLLM's `LLM`; by default its prefix cache is off.
     """
     if not python.exists():
         raise ConfigError(f"{python} is not there: run `make vllm` first")
     processors = sorted(os.sched_getaffinity(0))
     command = ["taskset", "-c", str(processors[0]), str(python), str(WORKER), str(model), dtype]
     speculative = SPECULATIVE_V2 if is_v2 else SPECULATIVE
-    command += [str(max_sequences), json.dumps(speculative[system])]
+    command += [str(max_sequences), json.dumps(speculative[system]), json.dumps(settings or {})]
     command += ["--v2", "--eager"] if is_v2 else [] if is_compiled else ["--eager"]
     environment = {
         "DIFFUSPEC_DRAFT_SERVER": server,
@@ -239,12 +242,22 @@ def run(
     rounds: Annotated[int, typer.Option(min=1)] = 1,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
     logs: Annotated[Path | None, typer.Option(help="Folder for logs of all processes.")] = None,
+    behind_cache: Annotated[
+        bool,
+        typer.Option(
+            "--prefix-hits",
+            help="Drafts behind rows found in the cache, loaded by a connector, or preempted.",
+        ),
+    ] = False,
 ) -> None:
     """Compare vLLM's decoding of SmolLM2 with our drafts, with its own, and with none."""
     chosen, sizes = {"plain", *systems.split(",")}, parse_numbers("--loads", loads, int)
     if not chosen <= SPECULATIVE.keys():
         raise ConfigError(f"--systems must be among {', '.join(SPECULATIVE)}, got {systems}")
     names = [one for one in SPECULATIVE if one in chosen]
+    if behind_cache:
+        _study_prefix_hits(names, questions, limit, dtype, max_tokens, logs)
+        return
     prompts = read_prompts(smollm2.TARGET, questions, limit)
     with socket_and_logs(logs) as (address, written), ExitStack() as stack:
         if "diffuspec" in names:
@@ -255,6 +268,33 @@ def run(
                     worker.ask(prompts=prompts[:2], max_tokens=32, num_at_once=load)
                 found = measure(workers, prompts, load, max_tokens, rounds)
             print_tables([table_of(load, found)], [], Console())
+
+
+def _study_prefix_hits(
+    names: Sequence[str],
+    questions: Path,
+    limit: int,
+    dtype: str,
+    max_tokens: int,
+    logs: Path | None,
+) -> None:
+    """Compare drafts behind computed and restored rows; uncompiled, for vLLM starts many times."""
+    model = smollm2.TARGET.absolute()
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    asked = first_per_family(load_questions(questions), limit)
+    chats = Chats(load_tokenizer(model), text, asked)
+    with socket_and_logs(logs) as (address, written), ExitStack() as stack:
+        if "diffuspec" in names:
+            stack.enter_context(draft_server(address, written / "draft_server.log"))
+
+        def start(
+            system: str, max_sequences: int, settings: Mapping[str, object]
+        ) -> AbstractContextManager[JsonWorker]:
+            given = (model, dtype, max_sequences, system, address, written / f"{system}.log")
+            return vllm(*given, is_compiled=False, settings=settings)
+
+        for table in prefix_hits(start, names, chats, max_tokens, written / "rows"):
+            print_tables([table], [], Console())
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
 """Runs vLLM in its own environment, driven by lines of JSON; see `benchmarks.studies.vllm`.
 
-    python vllm_worker.py MODEL DTYPE MAX_SEQUENCES SPECULATIVE_CONFIG [--eager] [--v2]
+    python vllm_worker.py MODEL DTYPE MAX_SEQUENCES SPECULATIVE_CONFIG SETTINGS [--eager] [--v2]
+
+SETTINGS: further arguments of vLLM's LLM, a JSON object.
 
 With --eager vLLM compiles nothing and starts a minute sooner. With --v2 it uses its model runner V2
 with async scheduling, whose kernels Triton interprets: slow, but needs no GPU.
 
-Each line of stdin is {"prompts": [token ids], "max_tokens": N, "num_at_once": N, "seeds": [...]};
-each is answered by a line of stdout with the tokens, the seconds, and vLLM's counts of drafts.
+Each line of stdin is {"prompts": [token ids], "max_tokens": N, "num_at_once": N, "seeds": [...],
+"forgets": whether the prefix cache is emptied before}; each is answered by a line of stdout with
+the tokens, the seconds, those after the first tokens, the prompts' tokens found in a cache, the
+preemptions, and vLLM's counts of drafts.
 """
 
 from __future__ import annotations
@@ -37,6 +41,8 @@ def answer(llm: Any, asked: dict[str, Any]) -> dict[str, Any]:
         for seed in seeds
     ]
     before, started, outputs = counts(llm), time.monotonic(), []
+    if asked.get("forgets"):
+        llm.reset_prefix_cache()
     size = asked["num_at_once"]
     if size == 1:
         for prompt, one in zip(prompts, params, strict=True):
@@ -48,6 +54,11 @@ def answer(llm: Any, asked: dict[str, Any]) -> dict[str, Any]:
     return {
         "tokens": [[*one.outputs[0].token_ids] for one in outputs],
         "seconds": seconds,
+        "decode_seconds": sum(
+            one.metrics.last_token_ts - one.metrics.first_token_ts for one in outputs
+        ),
+        "num_cached_tokens": sum(one.num_cached_tokens or 0 for one in outputs),
+        "num_preemptions": sum(one.metrics.num_preemptions for one in outputs),
         "counts": {name: after[name] - before.get(name, 0) for name in after},
     }
 
@@ -81,7 +92,7 @@ def use_model_runner_v2() -> None:
 
 
 def main() -> None:
-    model, dtype, max_sequences, speculative, *flags = sys.argv[1:]
+    model, dtype, max_sequences, speculative, settings, *flags = sys.argv[1:]
     replies = os.fdopen(os.dup(1), "w")  # vLLM prints to stdout, which goes to stderr from here on
     os.dup2(2, 1)
     if "--v2" in flags:
@@ -95,10 +106,10 @@ def main() -> None:
         max_num_seqs=int(max_sequences),
         speculative_config=json.loads(speculative),
         additional_config={"diffuspec": {}},  # as the environment says
-        enable_prefix_caching=False,
         disable_log_stats=False,
         enforce_eager="--eager" in flags,
         seed=0,
+        **{"enable_prefix_caching": False, **json.loads(settings)},
     )
     print(json.dumps({"is_ready": True}), file=replies, flush=True)
     for line in sys.stdin:
