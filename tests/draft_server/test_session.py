@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -287,6 +290,38 @@ def test_the_longest_draft_of_an_engine_is_no_longer_than_a_drafter_makes():
     decode(drafter, 4, hello=hello, num_draft_tokens=MAX_DRAFT_TOKENS)
     lengths = {request.num_draft_tokens for batch in drafter.batches for request in batch}
     assert max(lengths) == MAX_DRAFT_TOKENS
+
+
+def right_for_even_prompts(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
+    is_easy = request.prefix[2] % 2 == 0
+    return (right_and_sure if is_easy else never_right)(rng, request, truth)
+
+
+def tokens_per_second(num_draft_tokens: int | None = None) -> tuple[float, FakeEngine]:
+    """Decode eight requests, half of them easy, in a batch, and return the speed of the last."""
+    drafter, num_steps = TimedDrafter(right_for_even_prompts, 0.001), 60
+
+    async def work(_: DraftService, session: Session) -> tuple[float, FakeEngine]:
+        engine = FakeEngine(session, MANY, row_seconds=0.0005)
+        await engine.run(num_steps // 2)
+        done, began = sum(len(engine.output(name)) for name in MANY), time.monotonic()
+        await engine.run(num_steps // 2)
+        more = sum(len(engine.output(name)) for name in MANY) - done
+        return more / (time.monotonic() - began), engine
+
+    config = {} if num_draft_tokens is None else {"num_draft_tokens": num_draft_tokens}
+    found: tuple[float, FakeEngine] = run(drafter, work, **config)
+    return found
+
+
+def test_drafts_of_one_batch_are_as_long_as_their_own_requests_deserve():
+    speed, engine = tokens_per_second()
+    lengths: dict[bool, list[int]] = {True: [], False: []}
+    for answer in engine.answers[30:]:
+        for name, row in zip(MANY, answer.rows, strict=True):
+            lengths[MANY[name][2] % 2 == 0].append(len(row.token_ids))
+    assert fmean(lengths[True]) > 4 > 4 * fmean(lengths[False])
+    assert speed > 1.1 * max(tokens_per_second(length)[0] for length in (1, 2, 4, 8))
 
 
 def test_an_engine_that_takes_trees_gets_parents():
