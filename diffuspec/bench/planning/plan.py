@@ -286,13 +286,22 @@ class Plan:
         return max(math.ceil(wanted / (BUSY * self.capacity(placement))), 1)
 
     def pays_up_to(self, placement: str) -> int:
-        """Return the most requests at a time up to which drafts pay; 0: they do not at one."""
-        pays = 0
-        for own, off in zip(self.of(placement), self.of(OFF), strict=True):
-            if own.tokens_per_second < PAYS * off.tokens_per_second:
-                break
-            pays = own.load.at_a_time or 0
-        return pays
+        """Return the most requests at a time up to which drafts pay; 0: they do not at the first.
+
+        Between two simulated numbers, the gain is taken to change evenly with their logarithm.
+        """
+        gains = [
+            (own.load.at_a_time or 0, own.tokens_per_second / off.tokens_per_second)
+            for own, off in zip(self.of(placement), self.of(OFF), strict=True)
+        ]
+        num_paying = next((n for n, (_, gain) in enumerate(gains) if gain < PAYS), len(gains))
+        if num_paying == 0:
+            return 0
+        most, gain = gains[num_paying - 1]
+        if num_paying == len(gains):
+            return most
+        too_many, less = gains[num_paying]
+        return int(most * (too_many / most) ** ((gain - PAYS) / (gain - less)))
 
 
 def make_plan(

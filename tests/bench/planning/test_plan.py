@@ -171,6 +171,19 @@ def test_a_trace_near_the_capacity_gets_a_band(interval: float, is_near: bool):
         assert "with 5 % fewer and more requests" in said[0]
 
 
+@pytest.mark.parametrize(
+    ("gains", "most"),
+    [((1.0, 1.0, 1.0), 0), ((2.0, 1.5, 1.2), 64), ((2.0, 1.03, 1.01), 22), ((2.0, 1.0, 2.0), 7)],
+)
+def test_drafts_stop_paying_between_two_simulated_loads(gains: tuple[float, ...], most: int):
+    points = [
+        replace(point(0, 1.0, 1), placement=name, load=Load(load), tokens_per_second=rate)
+        for load, gain in zip((2, 8, 64), gains, strict=True)
+        for name, rate in ((OFF, 100.0), (SHARED, 100.0 * gain))
+    ]
+    assert replace(plan_of(), points=tuple(points)).pays_up_to(SHARED) == most
+
+
 def test_more_requests_need_more_pipelines():
     busy = replace(plan_of(), rate=50.0)
     assert busy.num_pipelines(OFF) > busy.num_pipelines(SHARED) > 1
