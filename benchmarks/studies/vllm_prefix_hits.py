@@ -22,7 +22,8 @@ from diffuspec.core.errors import ConfigError
 SHARED_TOKENS = 1500  # about so many, of the system message of all conversations
 FURTHER = ("Explain this in more detail.", "Now say it in one sentence.")  # of each conversation
 MAX_QUESTION_TOKENS = 80
-_FEW_BLOCKS = 24  # of a small cache: room for about half of the questions with their answers
+# Of a small cache, with room for about half of the questions with their answers.
+_SMALL = {"block_size": 32, "num_gpu_blocks_override": 12, "max_model_len": 320}
 
 
 class Start(Protocol):
@@ -152,7 +153,7 @@ def _loaded(
 
 
 def _preempted(start: Start, system: str, chats: Chats, max_tokens: int) -> Iterator[_Row]:
-    for state, settings in (("large", {}), ("small", {"num_gpu_blocks_override": _FEW_BLOCKS})):
+    for state, settings in (("large", {}), ("small", _SMALL)):
         row = _Row(system, state)
         with start(system, len(chats), settings) as worker:
             row.ask(worker, chats.alone, max_tokens=2 * max_tokens, num_at_once=len(chats))

@@ -102,14 +102,17 @@ def main() -> None:
     llm = LLM(
         model,
         dtype=dtype,
-        max_model_len=MAX_MODEL_LEN,
         max_num_seqs=int(max_sequences),
         speculative_config=json.loads(speculative),
         additional_config={"diffuspec": {}},  # as the environment says
         disable_log_stats=False,
         enforce_eager="--eager" in flags,
         seed=0,
-        **{"enable_prefix_caching": False, **json.loads(settings)},
+        **{
+            "enable_prefix_caching": False,
+            "max_model_len": MAX_MODEL_LEN,
+            **json.loads(settings),
+        },
     )
     print(json.dumps({"is_ready": True}), file=replies, flush=True)
     for line in sys.stdin:

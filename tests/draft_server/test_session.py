@@ -309,8 +309,8 @@ def tokens_per_second(num_draft_tokens: int | None = None) -> tuple[float, FakeE
         more = sum(len(engine.output(name)) for name in MANY) - done
         return more / (time.monotonic() - began), engine
 
-    config = {} if num_draft_tokens is None else {"num_draft_tokens": num_draft_tokens}
-    found: tuple[float, FakeEngine] = run(drafter, work, **config)
+    fixed = {} if num_draft_tokens is None else {"num_draft_tokens": num_draft_tokens}
+    found: tuple[float, FakeEngine] = run(drafter, work, None, **fixed)
     return found
 
 
