@@ -66,7 +66,8 @@ class Typed:
 
     @property
     def needs_checkout(self) -> bool:
-        return _IN_CHECKOUT.search(self.text) is not None
+        needs_roles = "needs the roles above" in self.block.note  # started by modules of a checkout
+        return needs_roles or _IN_CHECKOUT.search(self.text) is not None
 
     @property
     def is_known(self) -> bool:

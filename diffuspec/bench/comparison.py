@@ -81,7 +81,7 @@ def run_comparison(
     )
     write_answers(options.out / "answers", _title(options), questions, records, decode)
     _report(options, results, records, console)
-    return int(any(mismatch.is_failure for mismatch in results.mismatches))
+    return int(any(mismatch.fails(machine.dtype) for mismatch in results.mismatches))
 
 
 def open_journal(

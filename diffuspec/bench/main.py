@@ -123,7 +123,7 @@ def _run_ablations(
         "mismatches": [asdict(mismatch) for mismatch in mismatches],
     }
     write_report(options.out, "ablations", data, tables, lines, console)
-    return int(any(mismatch.is_failure for mismatch in mismatches))
+    return int(any(mismatch.fails(machine.dtype) for mismatch in mismatches))
 
 
 def _run_pre_drafts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import logging
 from pathlib import Path
@@ -91,6 +92,10 @@ def run(
     with tracing(trace) as tracer, options.open_engine(settings, given.threads, tracer) as engine:
         if explain_schedule:
             engine.on_plan = functools.partial(typer.echo, err=True)
+        most = how.max_tokens
+        if "max_tokens" not in sampling:
+            room = engine.info.max_model_len - len(engine.encode(request))
+            how = dataclasses.replace(how, max_tokens=max(min(most, room), 1))
         if json:
             completion = asyncio.run(engine.complete(request, how))
             typer.echo(display.as_json(completion))
@@ -99,7 +104,7 @@ def run(
             shown = asyncio.run(work)
             if not quiet:
                 decides = settings.drafter is not None and settings.speculation.policy != "off"
-                notes = display.notes_on(shown, how.max_tokens, has_drafts=decides)
+                notes = display.notes_on(shown, most, has_drafts=decides)
                 display.show_statistics(shown.stats, None if how.is_greedy else how.seed, notes)
 
 

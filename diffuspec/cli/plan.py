@@ -14,7 +14,7 @@ from diffuspec.cli import options
 from diffuspec.cli.command import parse_numbers
 from diffuspec.cli.parameters import takes_fields
 from diffuspec.core.errors import ConfigError
-from diffuspec.pairs import PAIRS
+from diffuspec.pairs import PAIRS, find_pair
 
 if TYPE_CHECKING:
     from diffuspec.bench.planning.placements import Hardware, Models
@@ -149,6 +149,8 @@ def run(context: typer.Context, chosen: Chosen) -> None:
             f"draft server; got {chosen.engines}"
         )
     pair = chosen.pair
+    if pair is not None:
+        find_pair(pair, "--pair").load_config()  # what deploys it has to be there
     hardware = Hardware(
         device="cpu" if pair else chosen.gpu.lower(),
         costs=chosen.costs,

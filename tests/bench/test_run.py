@@ -100,7 +100,7 @@ def test_tokens_that_differ_are_found(theirs: tuple[int, ...], position: int) ->
     records = [make_record("plain", (1, 2, 3)), make_record("paper", theirs, turn=0)]
     (mismatch,) = find_mismatches(records)
     assert (mismatch.system, mismatch.question_id, mismatch.position) == ("paper", 1, position)
-    assert mismatch.is_failure
+    assert mismatch.fails("float32") and mismatch.fails("bfloat16")
 
 
 def test_answers_are_compared_question_by_question_turn_by_turn_repeat_by_repeat() -> None:
@@ -114,10 +114,15 @@ def test_answers_are_compared_question_by_question_turn_by_turn_repeat_by_repeat
     assert find_mismatches(records) == []
 
 
-def test_only_what_must_be_the_same_is_a_failure() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "fails"), [("float32", [True, False]), ("bfloat16", [False] * 2)]
+)
+def test_transformers_must_be_the_same_where_its_products_are(
+    dtype: str, fails: list[bool]
+) -> None:
     records = [make_record("plain", (1,)), make_record("transformers_greedy", (2,))]
     records.append(make_record("transformers_prompt_lookup", (2,)))
-    assert [mismatch.is_failure for mismatch in find_mismatches(records)] == [True, False]
+    assert [mismatch.fails(dtype) for mismatch in find_mismatches(records)] == fails
 
 
 @pytest.mark.parametrize(("seconds", "median"), [((3, 1, 2), 2), ((4, 3, 1, 2), 2), ((5,), 5)])

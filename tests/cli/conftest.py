@@ -25,6 +25,7 @@ from diffuspec.core.types import (
 from diffuspec.engine.completion import Completion
 from diffuspec.pairs import PAIRS, parse_config
 from diffuspec.telemetry.trace import Tracer
+from tests.support.fakes import FAKE_TARGET
 
 STEP = StepStats(
     num_draft_tokens=3,
@@ -45,6 +46,7 @@ class FakeEngine:
 
     last: FakeEngine  # the one that was opened last
     error: BaseException | None = None
+    num_prompt_tokens = 5
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -52,6 +54,7 @@ class FakeEngine:
         self.sampling = SamplingParams()
         self.is_closed = False
         self.on_plan: Callable[[str], None] = lambda _: None
+        self.info = FAKE_TARGET
 
     @classmethod
     def from_config(cls, config: EngineConfig, tracer: Tracer | None = None) -> FakeEngine:
@@ -68,7 +71,7 @@ class FakeEngine:
 
     def encode(self, prompt: Prompt) -> TokenIds:
         self.prompt = prompt
-        return np.arange(5, dtype=np.int32)
+        return np.arange(self.num_prompt_tokens, dtype=np.int32)
 
     async def stream(
         self, prompt: Prompt, sampling: SamplingParams

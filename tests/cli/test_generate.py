@@ -18,6 +18,7 @@ from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput
 from diffuspec.pairs import parse_config
 from tests.cli.conftest import STEP, TEXT, FakeEngine, error_line
+from tests.support.fakes import FAKE_TARGET
 
 QUESTION = [{"role": "user", "content": "Hi there"}]
 
@@ -134,6 +135,18 @@ def test_sampling_options_arrive(diffuspec, engine):
         ignore_eos=True,
         skip_special_tokens=False,
     )
+
+
+@pytest.mark.parametrize(
+    ("room", "options", "expected"),
+    [(200, (), 200), (300, (), 256), (200, ("--max-tokens", 250), 250)],
+)
+def test_an_answer_without_a_limit_ends_with_the_context(
+    diffuspec, engine, monkeypatch, room, options, expected
+):
+    monkeypatch.setattr(engine, "num_prompt_tokens", FAKE_TARGET.max_model_len - room)
+    diffuspec("generate", "Hello", *options)
+    assert engine.last.sampling.max_tokens == expected
 
 
 def test_a_seed_that_was_not_given_is_drawn_and_told(diffuspec, engine):
