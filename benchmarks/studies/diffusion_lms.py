@@ -189,7 +189,7 @@ def main(
     config = make_config(pair, target, ngram)
     found = compare(config, sections, asked, max_tokens, whole_drafts=whole_drafts)
     print_tables(found.tables(), describe_mismatches(found.mismatches), Console())
-    raise typer.Exit(int(any(one.fails(str(config.target.dtype)) for one in found.mismatches)))
+    raise typer.Exit(int(any(mismatch.fails(config.target.dtype) for mismatch in found.mismatches)))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ class Chats:
 
     def _ids(self, chat: list[dict[str, str]]) -> list[int]:
         how = {"add_generation_prompt": True, "return_dict": False}
-        return [int(one) for one in self._tokenizer.apply_chat_template(chat, **how)]
+        return [int(token) for token in self._tokenizer.apply_chat_template(chat, **how)]
 
 
 def prefix_hits(

@@ -55,10 +55,10 @@ def answer(llm: Any, asked: dict[str, Any]) -> dict[str, Any]:
         "tokens": [[*one.outputs[0].token_ids] for one in outputs],
         "seconds": seconds,
         "decode_seconds": sum(
-            one.metrics.last_token_ts - one.metrics.first_token_ts for one in outputs
+            output.metrics.last_token_ts - output.metrics.first_token_ts for output in outputs
         ),
-        "num_cached_tokens": sum(one.num_cached_tokens or 0 for one in outputs),
-        "num_preemptions": sum(one.metrics.num_preemptions for one in outputs),
+        "num_cached_tokens": sum(output.num_cached_tokens or 0 for output in outputs),
+        "num_preemptions": sum(output.metrics.num_preemptions for output in outputs),
         "counts": {name: after[name] - before.get(name, 0) for name in after},
     }
 

@@ -266,8 +266,8 @@ class Plan:
     rate: float | None  # requests per second of all pipelines
     answer_tokens: float
     prompt_tokens: float
-    # shortest and longest median time to the first token at 5 % fewer and more requests per second,
-    # by placement, of those near their capacity
+    # by placement near its capacity: the shortest and longest median time to the first token, in
+    # seconds, at 5 % fewer and more requests per second
     bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def of(self, placement: str) -> list[Point]:
