@@ -29,6 +29,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts 
 class Engine(contextlib.nullcontext):
     from_config = classmethod(lambda cls, config, tracer: cls())
     __enter__ = lambda self: self
+    info = types.SimpleNamespace(max_model_len=512)
     encode = lambda self, prompt: np.arange(3)
 
     async def stream(self, prompt, sampling):
