@@ -214,6 +214,15 @@ def socket_and_logs(logs: Path | None) -> Iterator[tuple[str, Path]]:
 
 
 @contextmanager
+def _drafts_and_logs(names: Sequence[str], logs: Path | None) -> Iterator[tuple[str, Path]]:
+    """Like `socket_and_logs`, with a draft server on the socket if a system needs one."""
+    with socket_and_logs(logs) as (address, written), ExitStack() as stack:
+        if "diffuspec" in names:
+            stack.enter_context(draft_server(address, written / "draft_server.log"))
+        yield address, written
+
+
+@contextmanager
 def _engines(
     names: Sequence[str], dtype: str, load: int, server: str, logs: Path
 ) -> Iterator[dict[str, JsonWorker]]:
@@ -259,9 +268,7 @@ def run(
         _study_prefix_hits(names, questions, limit, dtype, max_tokens, logs)
         return
     prompts = read_prompts(smollm2.TARGET, questions, limit)
-    with socket_and_logs(logs) as (address, written), ExitStack() as stack:
-        if "diffuspec" in names:
-            stack.enter_context(draft_server(address, written / "draft_server.log"))
+    with _drafts_and_logs(names, logs) as (address, written):
         for load in sizes:
             with _engines(names, dtype, load, address, written) as workers:
                 for worker in workers.values():
@@ -283,9 +290,7 @@ def _study_prefix_hits(
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     asked = first_per_family(load_questions(questions), limit)
     chats = Chats(load_tokenizer(model), text, asked)
-    with socket_and_logs(logs) as (address, written), ExitStack() as stack:
-        if "diffuspec" in names:
-            stack.enter_context(draft_server(address, written / "draft_server.log"))
+    with _drafts_and_logs(names, logs) as (address, written):
 
         def start(
             system: str, max_sequences: int, settings: Mapping[str, object]

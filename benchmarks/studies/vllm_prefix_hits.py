@@ -19,15 +19,15 @@ from diffuspec.bench.questions import Question
 from diffuspec.bench.text_table import TextTable
 from diffuspec.core.errors import ConfigError
 
-SHARED_TOKENS = 1500  # about so many, of the system message of all conversations
-FURTHER = ("Explain this in more detail.", "Now say it in one sentence.")  # of each conversation
+SHARED_TOKENS = 1500  # approximate length of the system message that all conversations share
+FURTHER = ("Explain this in more detail.", "Now say it in one sentence.")  # later questions
 MAX_QUESTION_TOKENS = 80
 # Of a small cache, with room for about half of the questions with their answers.
 _SMALL = {"block_size": 32, "num_gpu_blocks_override": 12, "max_model_len": 320}
 
 
 class Start(Protocol):
-    """Starts vLLM with the drafts of a system, for so many sequences, with further settings."""
+    """Starts vLLM with a system's drafts; `settings` are further arguments of its `LLM`."""
 
     def __call__(
         self, system: str, max_sequences: int, settings: Mapping[str, object]
@@ -108,16 +108,16 @@ def prefix_hits(
 ) -> Iterator[TextTable]:
     """Yield a table for each way in which rows come back. The first system is `plain`."""
     prompts = _conversations(start, chats, max_tokens)
-    number = f"{len(prompts)} prompts of {len(chats)} conversations over a shared one"
+    asked = f"{len(prompts)} prompts of {len(chats)} conversations over a shared one"
     rows = [row for system in systems for row in _found(start, system, prompts, max_tokens)]
-    yield _table(f"{number}, their rows computed, then found", rows)
+    yield _table(f"{asked}, their rows computed, then found", rows)
     try:
         rows = [
             row
             for system in systems
             for row in _loaded(start, system, prompts, max_tokens, folder / system)
         ]
-        yield _table(f"{number}, their rows stored in files, then loaded", rows)
+        yield _table(f"{asked}, their rows stored in files, then loaded", rows)
     except ConfigError as error:
         yield TextTable("Rows loaded from files", ("vLLM's error",), ((str(error),),))
     rows = [row for system in systems for row in _preempted(start, system, chats, max_tokens)]

@@ -35,7 +35,7 @@ from diffuspec.core.types import DraftRequest, TokenIds, VerifyRequest
 from diffuspec.engine.engine import Engine
 
 _SHORT, _LONG = 64, 448  # tokens of prefixes
-_ROWS = (1, 2, 4, 8, 16, 32, 64)  # of one request
+_ROWS = (1, 2, 4, 8, 16, 32, 64)  # one request verifies so many
 _POSITIONS = (1, 4, 8, 16, 32)
 _MANY = 8  # requests
 _ROUNDS = 10
@@ -45,7 +45,7 @@ _DRAFTED = SpeculationParams(policy="fixed", num_draft_tokens=8, num_outcomes=0,
 
 class _Size(NamedTuple):
     num_requests: int
-    num_rows: int  # of each request
+    num_rows: int  # each request has so many
     num_prefix_tokens: int = _SHORT
     is_read: bool = True  # whether the prefix is cached
 
@@ -194,7 +194,7 @@ class _Calls:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._number = 0  # of the next prefix that nobody has read
+        self._number = 0  # the next unread prefix has this number
 
     async def verifications(self) -> dict[_Size, float]:
         """Return the median seconds of verifications."""

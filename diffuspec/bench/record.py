@@ -39,7 +39,7 @@ from diffuspec.engine.engine import Engine
 from diffuspec.pairs import Pair, fill_in_draft_server, find_pair
 from diffuspec.text.prompt import encode_prompt
 
-NUM_DRAFT_TOKENS, MAX_NODES = 20, 32  # of the widest draft
+NUM_DRAFT_TOKENS, MAX_NODES = 20, 32  # the widest draft has these
 
 _AT_ONCE = 8  # answers replayed side by side
 _MOST_BYTES = 2**28

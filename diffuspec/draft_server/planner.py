@@ -68,7 +68,7 @@ class Planner:
         mine = DraftCosts(Interference.assumed(0.0))
         self._learnt = CostModel({drafter: mine}, _SAME_SPEED_STEPS)
         self._guard = SpeculationGuard((drafter,), _FIRST_AFTER)
-        self._overhead_seconds = 0.0  # of a drafted step: neither drafting nor verification
+        self._overhead_seconds = 0.0  # a drafted step spends them besides its calls
         self._rate = 0.0  # tokens per second of the best choice
         self.explored: str | None = None  # the request whose draft is not expected to pay
 

@@ -22,7 +22,7 @@ class _Outcome(NamedTuple):
     probability: float
     request: EngineRequest
     tokens: tuple[int, ...]  # tokens that it commits
-    length: int  # of a draft after them
+    length: int  # length of the draft after them
 
 
 class PreDrafts:

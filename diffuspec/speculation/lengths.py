@@ -20,7 +20,7 @@ from diffuspec.speculation.guard import SpeculationGuard
 _NEARLY = 0.98
 # length of a draft that explores: its first tokens reveal most and cost least
 EXPLORATION_TOKENS = 8
-_LEAST_LOSS = 0.25  # of a draft that explores, as a share of the wait for it
+_LEAST_LOSS = 0.25  # a draft that explores loses this share of its wait
 
 
 class Draftable(Protocol):
@@ -49,7 +49,7 @@ class Load:
     num_drafters: int = 1  # drafters with this name
     num_unread: Mapping[str, int] | None = None  # prompt tokens to read for requests, by id
     exposed_share: float = 1.0  # share of a draft call for which its requests wait
-    overhead_seconds: float = 0.0  # of a drafted step: neither drafting nor verification
+    overhead_seconds: float = 0.0  # a drafted step spends them on other work than its calls
 
     @property
     def own(self) -> DraftCosts:

@@ -53,7 +53,7 @@ class RequestView(NamedTuple):
     home: int | None  # number of the drafter that drafts for it, while that is available
     held_by: Sequence[int]  # numbers of the drafters that may hold its prefix
     num_tokens: int  # tokens of its prefix
-    num_unread: int  # of these, tokens that the target reads in the next step: 1 while decoding
+    num_unread: int  # prefix tokens that the target reads next: 1 while decoding
     room: int  # drafted tokens that may still be committed
     fixed_length: int | None  # length of its drafts; 0: none; None: by cost
     is_priced: bool  # whether outcomes are pre-drafted by cost; False: all that are listed here
@@ -61,9 +61,9 @@ class RequestView(NamedTuple):
     prospects: Prospects
     max_nodes: int = 0  # nodes of its widest draft tree
     is_settled: bool = False  # its draft has arrived, or this step goes without one
-    ticket: DraftTicket | None = None  # of its draft
+    ticket: DraftTicket | None = None  # its draft has this one
     reach: Sequence[float] = ()  # reach of the draft's nodes
-    outcomes: Sequence[PossibleOutcome] = ()  # of its verification, without a pre-draft yet
+    outcomes: Sequence[PossibleOutcome] = ()  # verification may end so; not pre-drafted
 
     @property
     def num_pages(self) -> int:
@@ -97,7 +97,7 @@ class DrafterView(NamedTuple):
     """One drafter of a pool."""
 
     number: int
-    name: str  # by which requests choose it
+    name: str  # requests choose it by this
     is_available: bool  # whether requests may be placed with it
     is_gone: bool  # whether it leaves once its call has ended
     is_check_due: bool  # whether its pause after a failure is over

@@ -110,7 +110,7 @@ class Load:
 
     at_a_time: int | None = None
     rate: float | None = None
-    pace: float = 1.0  # of a trace: its requests come so many times as fast
+    pace: float = 1.0  # factor by which a trace's requests come faster
 
     def scaled(self, factor: float) -> Load:
         """Return the load with a factor as many requests per second."""
